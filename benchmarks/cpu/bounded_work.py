@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from provenance import provenance, write
 
 _TYPE = {"content-type": "application/json"}
 
@@ -180,10 +182,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("arguments", nargs="*", help="for draftwise serve, after --")
     given = parser.parse_args()
+    load = os.getloadavg()[0]  # of other processes; it grows by what runs here
     with served(given.model, given.arguments) as url:
         rows = asyncio.run(measure(url, given.only))
-    if given.out:
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    about = {"model": Path(given.model).name, "load": [load, os.getloadavg()[0]], "rows": rows}
+    write(provenance("torch", "httpx") | about, given.out)
     worst = max(itertools.islice(rows.items(), 1, None), key=lambda row: row[1]["health_p99_ms"])
     print("worst P99 of /health:", worst)
 

@@ -196,7 +196,7 @@ def run_guidellm(url: str, model: str, tokenizer: str) -> None:
 def run_schemathesis(url: str, _: str, __: str) -> None:
     """schemathesis: requests drawn from the OpenAPI document, valid and not, and their answers held against it."""
     command = [Path(sys.executable).parent / "schemathesis", "run", f"{url}/openapi.json", "--url", url]
-    command += ["--max-examples", "25", "--seed", "1", "--request-timeout", "60", "--suppress-health-check", "all"]
+    command += ["--max-examples", "25", "--seed", "1", "--request-timeout", "600", "--suppress-health-check", "all"]
     command += ["--phases", "examples,coverage,fuzzing", "--header", f"Authorization: Bearer {_KEY}"]
     # Which fields exclude each other, the document cannot say.
     subprocess.run([*command, "--exclude-checks", "positive_data_acceptance"], check=True)

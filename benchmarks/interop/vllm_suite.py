@@ -2,11 +2,11 @@
 
     python benchmarks/interop/vllm_suite.py SOURCES MODEL... --python PYTHON --out results/vllm_suite.json
 
-SOURCES is a checkout of vLLM or its unpacked source distribution, MODEL a checkpoint folder that takes the place of
-every model the tests name: some of them suit one model only, so a test passes where it does with one. PYTHON is an
-interpreter with the same release of vLLM, pytest and pytest-asyncio. Nothing is fetched. Only tests that ask a running
-server are run; `vllm_suite.json` lists their modules, and what is not claimed there, with the reason. The exit code is
-1 when a claimed test fails.
+SOURCES is a checkout of vLLM or its unpacked source distribution. MODEL is a checkpoint folder that takes the place of
+every model the tests name; as some tests suit one model only, each further MODEL gets what has not passed yet. PYTHON
+is an interpreter with the same release of vLLM, pytest and pytest-asyncio. Nothing is fetched. Only tests that ask a
+running server are run; `vllm_suite.json` lists their modules, and what is not claimed there, with the reason. The exit
+code is 1 when a claimed test fails.
 
 This file is a plugin of that pytest too: it puts a server of draftwise in the place of vLLM's.
 """
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 def _is_claimed(item: Any) -> bool:
     name = item.nodeid.split("entrypoints/", 1)[1]
-    if os.environ.get("SUITE_ONLY", "") not in name:
+    if os.environ["SUITE_ONLY"] not in name or name in json.loads(os.environ["SUITE_PASSED"]):
         return False
     return bool(_SERVER_FIXTURES & set(item.fixturenames)) and not _reason_against(name)
 
@@ -149,7 +149,8 @@ def main() -> None:
     outcomes: dict[str, dict[str, str]] = {}
     told: dict[str, list[str]] = {}
     for model in given.models:
-        for line in run(sources, model.resolve(), given.python, given.only):
+        passed = [test for test, models in outcomes.items() if "passed" in models.values()]
+        for line in run(sources, model.resolve(), given.python, given.only, passed):
             outcomes.setdefault(line["test"], {})[model.name] = line["outcome"]
             told.setdefault(line["test"], []).extend(line["told"])
     failed = {test: told[test] for test, models in outcomes.items() if not {"passed", "skipped"} & {*models.values()}}
@@ -163,8 +164,8 @@ def main() -> None:
     sys.exit(bool(failed or not outcomes))
 
 
-def run(sources: Path, model: Path, python: str, only: str) -> list[dict[str, Any]]:
-    """Run the suite with a model; return a row for each test."""
+def run(sources: Path, model: Path, python: str, only: str, passed: list[str]) -> list[dict[str, Any]]:
+    """Run the suite with a model, but for what has passed; return a row for each test."""
     modules = [str(sources / "tests/entrypoints" / name) for name in _CLAIMS["modules"]]
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.jsonl"
@@ -172,6 +173,7 @@ def run(sources: Path, model: Path, python: str, only: str) -> list[dict[str, An
         environment = os.environ | {
             "SUITE_SOURCES": str(sources), "SUITE_MODEL": str(model), "SUITE_REPORT": str(report), "SUITE_ONLY": only,
             "DRAFTWISE_PYTHON": sys.executable, "DRAFTWISE_PATH": os.environ.get("PYTHONPATH", ""),
+            "SUITE_PASSED": json.dumps(passed),
             "PYTHONPATH": str(_HERE), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
         options = ["-q", "-p", "vllm_suite", "--noconftest", "--import-mode=importlib", "-p", "no:cacheprovider"]

@@ -9,22 +9,28 @@ from functools import partial
 from os.path import relpath
 from pathlib import Path
 
-from docs.site import findings, methods, releases
+from docs.site import findings, methods, observability, reference, releases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (findings.pages, releases.pages)
+PAGES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (findings.pages, releases.pages, reference.pages)
 """Functions that yield the path and the text of each generated page."""
 PARTS: Mapping[str, Callable[..., str]] = {
     "findings-acting": findings.list_acting,
     "findings-all": findings.list_all,
     "releases-all": releases.list_releases,
+    "verbs": reference.list_verbs,
+    "promql": observability.list_rules,
+    "alerts": observability.list_alerts,
+    "panels": observability.list_panels,
+    "metrics": reference.list_metrics,
+    "metrics-old": reference.list_old_metrics,
     **methods.PARTS,
 }
 """Functions that write what stands for `<!-- generated: NAME ARGUMENTS -->` in a handwritten page."""
 
 _MARK = re.compile(r"^<!-- generated: (?P<name>[\w-]+) ?(?P<arguments>.*?) -->$", re.MULTILINE)
-_CHOICE = re.compile(r"^<!-- (?:runs|not run: .*) -->\n", re.MULTILINE)
+_CHOICE = re.compile(r"^<!-- (?:runs|runs against a server|not run: .*) -->\n", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+ )(.*)$", re.MULTILINE)

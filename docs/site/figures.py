@@ -74,7 +74,6 @@ def _text(*, drafts: bool) -> Iterator[str]:
         fill = f"fill='{_ACCENT}' fill-opacity='0.25'" if at != _K - 2 else ""
         x = 338 + at * 30
         yield _token(x, fill) + f'<path transform="translate({x} 24)" d="{sign}" stroke-width="1.6"/>'
-    yield _arrow(264, 36, 330, 36)
 
 
 def _target(*, drafts: bool, taps: int) -> Iterator[str]:
@@ -82,12 +81,12 @@ def _target(*, drafts: bool, taps: int) -> Iterator[str]:
     yield _box(8, 158, 132, 40, "target: last pass")
     for at in range(taps):
         yield f'<circle cx="{62 + at * 24}" cy="158" r="3" fill="currentColor"/>'
-        yield _arrow(62 + at * 24, 156, 158 + at * 10, 122)
+        yield _arrow(62 + at * 24, 156, 146, 92 + at * 9)
     if taps:
         yield _label(8, 142, "hidden states")
     if drafts:
         yield _box(318, 158, 154, 40, f"target: verify {_K} + 1")
-        yield _arrow(206, 54, 330, 154)
+        yield _arrow(264, 52, 340, 154)
         yield _arrow(440, 154, 440, 54)
 
 
@@ -115,7 +114,8 @@ def _drafter(method: Method, network: str) -> Iterator[str]:
         yield _box(152, 84, 104, 34, "")
         for at in range(_K):
             yield _arrow(163 + at * 27, 80, 163 + at * 27, 54)
-    yield _label(152, 134, ", ".join(filter(None, (label, _NETWORKS[network]))))
+    for at, line in enumerate(filter(None, (label, _NETWORKS[network]))):
+        yield _label(152, 134 + at * 15, line)
 
 
 def _token(x: int, paint: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from docs.site.markdown import code_list, fence, links, plain, table
@@ -11,9 +12,12 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import UNSETTLING, VOIDING
 from draftwise.knowledge.advice import AdviceRule, all_advice
 from draftwise.knowledge.defects import Defect, all_defects
+from draftwise.knowledge.examples import find_example
 from draftwise.knowledge.findings import FindingFact, all_findings, get_finding, read_finding_rooms
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import releases
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_words
 
 FIRST_ROOM = "Measurement validity"
 STAGES = {
@@ -125,9 +129,21 @@ def _rule(rule: VllmRule) -> str:
             "What draftwise says": fence(rule.message, "text") if rule.message else "",
             "What to do": plain(rule.fix),
             "What runs instead": plain(rule.becomes),
+            "Example": _example(rule.code),
             "Source": plain(rule.source),
         },
     )
+
+
+def _example(code: str) -> str:
+    """Return a command that shows the finding, and what it says."""
+    example = find_example(code)
+    if example is None:
+        return ""
+    report = judge(read_words(shlex.split(example.command), engine_version=example.vllm))
+    said = next(str(finding) for finding in report.findings if finding.code == code)
+    command = f"draftwise check --vllm {example.vllm} {example.command}"
+    return f"{fence(command, 'sh')}\n\n{fence(said, 'text')}"
 
 
 def _spans(spans: Iterable[tuple[str, str | None]]) -> str:

@@ -57,7 +57,7 @@ def show_size(console: Console) -> None:
 def show_watch(console: Console) -> None:
     snapshot = Snapshot(at_s=0.0, windows=(HEALTHY, PLAIN_WINDOW), recent=(HEALTHY, PLAIN_WINDOW))
     seen = SimpleNamespace(
-        snapshot=snapshot, yardstick=Yardstick(baseline=make_baseline()), is_only=True, unanswered=()
+        snapshot=snapshot, yardstick=Yardstick(baseline=make_baseline()), is_only=True, unanswered=(), services=()
     )
     TextShow(console).show(cast("WatchResult", seen))
 

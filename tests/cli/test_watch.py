@@ -3,10 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,9 @@ from jsonschema import Draft7Validator
 from tests.cli.test_schema import close, schema_of
 from tests.support.made_windows import HEALTHY, make_window
 from tests.support.made_windows import make_baseline as measured
-from tests.support.production import PLAIN, SPEC, Server
+from tests.support.production import PLAIN, SPEC
 from tests.support.watched import make_baseline
-from tests.support.web import serving_answers
+from tests.support.watched import serving_counters as serving
 
 from draftwise.cli import main
 from draftwise.cli._watching import draw_course
@@ -32,24 +29,6 @@ LOG = Path(__file__).parents[1] / "support" / "vllm_logs" / "h200_0.26.0_eagle3.
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["watch", *map(str, arguments)])
-
-
-@contextmanager
-def serving(*servers: Server) -> Iterator[list[str]]:
-    """Yield the URLs of servers whose counters grow by 1000 s from look to look."""
-
-    def answer(server: Server) -> Callable[[str, dict[str, str]], tuple[int, str]]:
-        looks = count(1)
-
-        def say(path: str, headers: dict[str, str]) -> tuple[int, str]:
-            grown_s = 1000.0 * next(looks)
-            samples = {name: rate * grown_s for name, rate in server.count().items()} | server.read_gauges()
-            return 200, "".join(f"vllm:{name} {value}\n" for name, value in samples.items())
-
-        return say
-
-    with ExitStack() as stack:
-        yield [stack.enter_context(serving_answers(answer(server))) for server in servers]
 
 
 @pytest.fixture

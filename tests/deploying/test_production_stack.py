@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 from tests.deploying.test_render import SETUP
+from tests.support.adopted import ORDER
 
 from draftwise.core import Setup
 from draftwise.deploying import deploy, make_order
@@ -39,3 +40,18 @@ def test_the_image_is_pinned_and_a_start_has_its_time() -> None:
     engine = engine["servingEngineSpec"]
     assert engine["modelSpec"][0]["tag"] == "v0.26.0"
     assert engine["startupProbe"]["periodSeconds"] * engine["startupProbe"]["failureThreshold"] == 650
+
+
+def test_what_the_operator_selects_by_stays_when_the_service_goes_back() -> None:
+    """Its Deployment selects by all labels of the object, and a selector never changes; revisions are annotations."""
+    files = deploy(ORDER, "vllmruntime").files
+    spec, back = (yaml.safe_load(files[name]) for name in ("spec.yaml", "rollback.yaml"))
+    assert spec["metadata"]["labels"] == back["metadata"]["labels"]
+    marks = [each["spec"]["deploymentConfig"]["podAnnotations"] for each in (spec, back)]
+    assert marks[0]["draftwise.dev/revision"] != marks[1]["draftwise.dev/revision"]
+    assert [each["draftwise.dev/pool"] for each in marks] == ["spec", "plain"]
+    (endpoint,) = yaml.safe_load(files["observe/podmonitor.yaml"])["spec"]["podMetricsEndpoints"]
+    read = {each["targetLabel"]: each for each in endpoint["relabelings"] if "targetLabel" in each}
+    for label in ("pool", "revision"):
+        assert f"__meta_kubernetes_pod_annotation_draftwise_dev_{label}" in read[label]["sourceLabels"]
+        assert read[label]["separator"] == ""

@@ -54,6 +54,6 @@ def test_another_machines_folder_is_refused_before_anything_is_loaded(filled, ti
     assert isinstance(caught.value, InvalidSetup)
     assert {phase.name for phase in phases} == {"import torch"}
     result = CliRunner().invoke(main, ["serve", str(tiny_target), "--port", "0", "--kernel-cache", str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "torch 1.0 there" in result.stderr
     assert "Traceback" not in result.stderr

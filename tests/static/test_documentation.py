@@ -17,6 +17,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from tests.support.production import PLAIN, SPEC
+from tests.support.watched import serving_counters
 
 from draftwise.cli import main
 
@@ -30,6 +32,8 @@ PLACES = {
     "MODEL_DIR": ROOT / "bundle" / "target",
 }
 """What stands for the reader's own files."""
+WITH_SERVERS = "runs against a server"
+"""Of a block in which a speculating server and a plain one stand for those at 127.0.0.1:8000 and :8001."""
 FENCED = re.compile(r"^(?:<!-- (?P<choice>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -44,7 +48,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.choice == "runs"
+        return self.choice in ("runs", WITH_SERVERS)
 
 
 def find_blocks(page: str, text: str) -> Iterator[Block]:
@@ -67,7 +71,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
     session = any(line.startswith("$ ") for line in lines)
     while lines:
         command = lines.pop(0).removeprefix("$ ")
-        while not is_whole(command):
+        while lines and not is_whole(command):
             command += "\n" + lines.pop(0)
         shown = []
         while session and lines and not lines[0].startswith("$ "):
@@ -113,16 +117,18 @@ def places(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"),
+    ("block", "command", "shown"),
     [
-        pytest.param(*pair, id=f"{block.place} {pair[0].splitlines()[0]}")
+        pytest.param(block, *pair, id=f"{block.place} {pair[0].splitlines()[0]}")
         for block in BLOCKS
         if block.runs and block.language != "python"
         for pair in commands(block.text)
     ],
 )
-def test_commands_do_what_is_shown(command: str, shown: str, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shell would start them; that the installed command starts is tested beside (`test_installed.py`)."""
+def test_commands_do_what_is_shown(
+    block: Block, command: str, shown: str, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell would start them; that the installed command starts is tested elsewhere (`test_installed.py`)."""
     monkeypatch.chdir(places)
     lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -130,7 +136,10 @@ def test_commands_do_what_is_shown(command: str, shown: str, places: Path, monke
     assert program == "draftwise"
     words, redirected = (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, None)
     assert not {">", "<", "|", "&", ";"} & set(words), "what else a shell does is not done here"
-    done = CliRunner().invoke(main, words, env={"COLUMNS": "120"})
+    with serving_counters(*((SPEC, PLAIN) if block.choice == WITH_SERVERS else ())) as urls:
+        hosts = dict(zip(("http://127.0.0.1:8000", "http://127.0.0.1:8001"), urls, strict=False))
+        words = [hosts.get(word, word) for word in words] + (["--interval", "0.2"] if urls else [])
+        done = CliRunner().invoke(main, words, env={"COLUMNS": "120"})
     assert done.exit_code == 0, done.stderr
     assert done.stdout.strip()
     assert_shown(shown, "" if redirected else done.stdout)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from zlib import crc32
 
@@ -23,8 +25,9 @@ from draftwise.core import (
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.watcher import Look, read_page
 from tests.support.production import BREAK_EVEN, CROSSOVER, Server
+from tests.support.web import serving_answers
 
-__all__ = ["EPOCH_S", "SimulatedPage", "make_baseline"]
+__all__ = ["EPOCH_S", "SimulatedPage", "make_baseline", "serving_counters"]
 
 EPOCH_S = 1_700_000_000.0
 """When the loop's clock stands at 0."""
@@ -121,3 +124,21 @@ def make_baseline(**changes: Any) -> Baseline:
         rollback=rules,
     )
     return replace(made, **changes)
+
+
+@contextmanager
+def serving_counters(*servers: Server) -> Iterator[list[str]]:
+    """Yield the URLs of servers whose counters grow by 1000 s from look to look."""
+
+    def answer(server: Server) -> Callable[[str, dict[str, str]], tuple[int, str]]:
+        looks = count(1)
+
+        def say(path: str, headers: dict[str, str]) -> tuple[int, str]:
+            grown_s = 1000.0 * next(looks)
+            samples = {**{name: rate * grown_s for name, rate in server.count().items()}, **server.read_gauges()}
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in samples.items())
+
+        return say
+
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving_answers(answer(server))) for server in servers]

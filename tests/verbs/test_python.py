@@ -22,7 +22,7 @@ from draftwise.verbs.verb import Result, Verb
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
-WITHOUT_PYTHON = {"schema", "serve", "warm-up"}
+WITHOUT_PYTHON = {"config", "mcp", "schema", "serve", "skill", "warm-up"}
 """Verbs that only a command line needs: `draftwise.LLM` is the engine's Python."""
 
 USER = """

@@ -12,7 +12,7 @@ import pytest
 from tests.support.production import PLAIN, SPEC, Server
 from tests.support.web import Answer, serving_answers
 
-from draftwise.watching.prometheus import PrometheusWatcher
+from draftwise.watching.prometheus import PrometheusWatcher, Selection
 from draftwise.watching.watcher import Snapshot
 
 NOW_S, STEP_S = 1_700_000_000, 15
@@ -53,7 +53,7 @@ def test_what_was_before_a_roll_out_is_left_out() -> None:
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
 
     async def run(url: str) -> None:
-        watcher = PrometheusWatcher(url, model="m", now=lambda: NOW_S)
+        watcher = PrometheusWatcher(url, selection=Selection(model="m"), now=lambda: NOW_S)
         for since_s in (None, NOW_S - 400, NOW_S - 40, NOW_S + 5):
             await watcher.look(since_s=since_s)
 
@@ -77,7 +77,7 @@ def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m
 
 
 async def look(url: str, model: str | None = None) -> Snapshot:
-    watcher = PrometheusWatcher(url, model=model, now=lambda: NOW_S)
+    watcher = PrometheusWatcher(url, selection=Selection(model=model), now=lambda: NOW_S)
     snapshots = watcher.snapshots(1.0)
     try:
         return await anext(snapshots)
@@ -161,3 +161,22 @@ def test_prometheus_takes_the_queries(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, _: dict[str, str]) -> Answer:
+        asked.append(parse_qs(urlsplit(path).query)["query"][0])
+        series = [*record(SPEC, "spec", "a:8000"), *record(SPEC, "spec", "b:8000")]
+        for index, each in enumerate(series):
+            each["metric"]["namespace"] = "prod" if index < len(series) // 2 else "staging"
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}})
+
+    async def run(url: str) -> Snapshot:
+        return await PrometheusWatcher(url, selection=Selection(service="chat"), now=lambda: NOW_S).look()
+
+    with serving_answers(answer) as url:
+        snapshot = asyncio.run(run(url))
+    assert 'service="chat"' in asked[0]
+    assert "--namespace names one: prod, staging" in snapshot.findings[0].message

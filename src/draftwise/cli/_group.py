@@ -11,6 +11,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +25,10 @@ from draftwise.version import __version__
 __all__ = ["AS_JSON", "BEGAN", "VerbGroup"]
 
 AS_JSON = "draftwise.as_json"
-"""In a context's `meta`: whether the command line asks for JSON, known before its options are read."""
+"""Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 
 BEGAN = "draftwise.began_s"
-"""In a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
+"""Key of a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
 
 
 def _import(name: str) -> ModuleType:
@@ -98,6 +99,7 @@ class VerbGroup(click.Group):
         """Find the verb; one that is misspelled is told what it may have been, and no argument may be empty."""
         ctx.meta[AS_JSON] = _wants_json(args)
         _refuse_empty(ctx, args)
+        ctx.default_map = _read_defaults()
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -118,6 +120,17 @@ class VerbGroup(click.Group):
             options = {name for each in getattr(command, "params", ()) for name in each.opts}
             of_verb = [replace(each, where="") if _is_foreign(each.where, options) else each for each in error.findings]
             raise type(error)(of_verb).with_traceback(error.__traceback__) from None
+
+
+def _read_defaults() -> dict[str, dict[str, Any]]:
+    """Return the values of draftwise.toml and the environment, by verb and parameter."""
+    from draftwise.verbs.config import DEFAULTS, find_defaults
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in find_defaults(Path()):
+        for verb, name in DEFAULTS[row.key][1].items() if row.value is not None else ():
+            found.setdefault(verb, {})[name] = [row.value] if name == "workloads" else row.value
+    return found
 
 
 def _is_foreign(where: str, options: Container[str]) -> bool:

@@ -78,6 +78,8 @@ _of_setups = add_options(
                  help="GPUs for tensor parallelism, as `--tensor-parallel-size` after `--`."),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
                  help="File of NAME=value lines for variables that SOURCE uses, such as compose's .env."),
+    click.option("--usual-vllm", hidden=True),
+    click.option("--usual-gpu", hidden=True),
     click.option("--skip-other-files", is_flag=True,
                  help="Skip files that start no vLLM server, e.g. in a hook that passes every changed file."),
 )  # fmt: skip

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console, show_prose
 from draftwise.cli._diagnosing import render_diagnoses
-from draftwise.cli._findings import render_findings
+from draftwise.cli._findings import MARKS, render_findings
 from draftwise.core import Diagnosis, Finding, Window
-from draftwise.verbs.watch import PLAIN, UNREAD, Snapshot, WatchResult, Yardstick
+from draftwise.verbs.watch import PLAIN, UNREAD, ServiceRow, Snapshot, WatchResult, Yardstick
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
 
@@ -62,6 +62,8 @@ class TextShow:
         snapshot = result.snapshot
         if not result.is_only:
             self._console.print(Text(_clock(snapshot), "dim"))
+        for line in _list_services(result.services):
+            self._console.print(line, soft_wrap=True)
         for line in _list_rows(snapshot, result.yardstick):
             self._console.print(_fill(line, self._console.width), soft_wrap=True)
         for block in _render(snapshot.findings):
@@ -98,6 +100,7 @@ class LiveShow:
     def _render_live(self, result: WatchResult) -> Iterator[RenderableType]:
         snapshot = result.snapshot
         yield Text(_clock(snapshot), "dim")
+        yield from _list_services(result.services)
         for pool in snapshot.pools:
             yield from (_fill(row, self._live.console.width) for row in _rows_of(pool, snapshot, result.yardstick))
             if pool != PLAIN and pool in self._courses:
@@ -132,6 +135,25 @@ def _clock(snapshot: Snapshot) -> str:
 def _list_rows(snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
     for pool in snapshot.pools:
         yield from _rows_of(pool, snapshot, yardstick)
+
+
+def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
+    """Yield a table of services, what costs most first; those without a finding are counted."""
+    ill = [each for each in services if any(not found.follows_from for found in each.findings)]
+    names = {id(each): "/".join(filter(None, (each.namespace, each.service))) for each in services}
+    wide = max((len(names[id(each)]) for each in ill), default=0)
+    if ill:
+        yield Text(f"{'servers lost':>12}  {'service':<{wide}}  servers  tokens/step  first finding", "bold")
+    for each in ill:
+        first, *more = [found for found in each.findings if not found.follows_from]
+        seen, even = _number(each.tokens_per_step, "{:.2f}") or "-", _number(each.break_even, " of {:.2f}")
+        row = Text(f"{_number(each.cost, '{:.2f}') or 'unknown':>12}  {names[id(each)]:<{wide}}  {each.servers:>7}  ")
+        mark, style = MARKS[first.severity]
+        row.append(f"{seen + even:<11}  ").append(f"{mark} {first.code}", style)
+        row.append(f"  {first.message}" + (f" (and {len(more)} more)" if more else ""), "dim")
+        yield row
+    if services:
+        yield Text(f"{len(services)} services, {len(services) - len(ill)} without a finding.", "dim")
 
 
 def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:

@@ -76,6 +76,7 @@ def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """
     if given["resume"] is not None and given["from_run"] is None:
         refuse_others(ctx, _OF_REST)
+        given["workloads"] = ()  # a default of draftwise.toml: the run has its own
     result, failure = run_measurement(run_calibrate, CalibrateRequest(**given, began_s=ctx.meta.get(BEGAN)))
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1))

@@ -95,6 +95,7 @@ def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """
     if given["resume"] is not None:
         refuse_others(ctx, _OF_REST)
+        given["workloads"] = ()  # a default of draftwise.toml: the run has its own
     result, failure = run_measurement(run_decide, DecideRequest(**given, began_s=ctx.meta.get(BEGAN)))
     render(open_console(stderr=as_json), result)
     if as_json:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._results import json_option, show
-from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation
+from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule
 from draftwise.verbs.explain import explain as run_explain
 
 __all__ = ["explain", "render"]
@@ -61,10 +61,7 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
     if explanation.text:
         _print(console, explanation.text)
     if rule := explanation.rule:
-        spans = ", ".join(_range(first, last, result) for first, last in rule.spans)
-        raised = f" ({rule.exception})" if rule.exception else ""
-        _print(console, f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}")
-        _print(console, f"source: {rule.source}", "dim")
+        _show_rule(console, rule, result)
     if finding := explanation.finding:
         _print(console, finding.fix)
         threshold = f", beyond the threshold {finding.threshold}" if finding.threshold else ""
@@ -74,6 +71,8 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
             _print(console, f"needs: {', '.join(told.needs)}{parent}", "dim")
             _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
+    if example := explanation.example:
+        _print(console, f"example: draftwise check --vllm {example.vllm} {example.command}")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:
@@ -85,6 +84,16 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
         for rule in explanation.related:
             console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4), expand=False))
     console.print()
+
+
+def _show_rule(console: Console, rule: VllmRule, result: ExplainResult) -> None:
+    spans = ", ".join(_range(first, last, result) for first, last in rule.spans)
+    raised = f" ({rule.exception})" if rule.exception else ""
+    _print(console, f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}")
+    for title, text in (("says", rule.message), ("fix", rule.fix), ("runs instead", rule.becomes)):
+        if text:
+            _print(console, f"{title}: {text}")
+    _print(console, f"source: {rule.source}", "dim")
 
 
 def _print(console: Console, text: str, style: str = "") -> None:

@@ -22,6 +22,8 @@ __all__ = ["render", "verify"]
 @click.option("--returned", metavar="FILE|-",
               help="Output of `kubectl apply --dry-run=server -o json`, to find dropped fields.")  # fmt: skip
 @click.option("--against", metavar="URL", help="Server without speculation, to compare SOURCE's outputs with.")
+@click.option("--answers", is_flag=True,
+              help="Compare answers with --against: cached prefixes, tools, a JSON schema, long contexts.")  # fmt: skip
 @click.option("--expected", type=click.FloatRange(min=1), metavar="TOKENS",
               help="Tokens per step of an earlier probe; fewer are an error.")  # fmt: skip
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
@@ -53,6 +55,7 @@ def verify(shape: str, as_json: bool, **given: Any) -> None:
       draftwise verify deploy/
       draftwise verify my-manifest.yaml --setup deploy/setup.json --format sarif > verify.sarif
       draftwise verify http://llama-canary:8000 --setup deploy/setup.json --against http://llama-plain:8000
+      draftwise verify http://llama-canary:8000 --answers --against http://llama-plain:8000
       draftwise verify http://llama:8000 --setup deploy/setup.json --baseline deploy/baseline.json
       kubectl logs deployment/llama | draftwise verify --log - --setup deploy/setup.json
       kubectl get pods -l app.kubernetes.io/name=llama -o yaml | draftwise verify --kubectl - --setup deploy/setup.json

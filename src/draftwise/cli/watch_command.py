@@ -28,13 +28,16 @@ __all__ = ["render", "watch"]
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: the measured values and the break-even.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Read one window, then exit.")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.2), default=10.0, show_default=True,
+@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=10.0, show_default=True,
               metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one object per reading, one per line without --once."
 )
 @click.option("--live", is_flag=True, help="Keep one row per pool up to date until Ctrl-C.")
 @click.option("--prometheus", metavar="URL", help="Read the servers' history from this Prometheus.")
+@click.option("--service", metavar="NAME",
+              help="With --prometheus: the service's `service` label; without it, all are listed.")  # fmt: skip
+@click.option("--namespace", metavar="NAME", help="With --prometheus: the service's namespace label.")
 @click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
 @click.option("--log", metavar="FILE|-", help="Read the statistics in a vLLM log, to its end.")
 @click.option("--setup", type=click.Path(path_type=Path), metavar="FILE",
@@ -62,11 +65,13 @@ def watch(*, as_json: bool, live: bool, **given: Any) -> None:
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read.
 
+    With --prometheus and several services, it shows a table of them, what costs most first.
+
     \b
     Examples:
       draftwise watch http://llama-0:8000 http://llama-1:8000 --plain http://llama-plain:8000 --once
       draftwise watch http://llama:8000 --baseline deploy/baseline.json --live
-      draftwise watch --prometheus http://prometheus:9090 --model llama --baseline deploy/baseline.json --once
+      draftwise watch --prometheus http://prometheus:9090 --service llama --baseline deploy/baseline.json --once
       kubectl logs deployment/llama | draftwise watch --log -
     """
     if as_json and live:

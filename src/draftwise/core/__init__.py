@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from draftwise.core.budget import Budget
     from draftwise.core.calibration import CalibratedSetting, Calibration, FirstPoint, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
-    from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
     from draftwise.core.counters import Counters, ServerLoad
     from draftwise.core.decision import (
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     )
     from draftwise.core.setup import Device, Setup
     from draftwise.core.shape import ModelShape
+    from draftwise.core.spec_config import SpecConfig
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
@@ -178,7 +178,7 @@ _MODULES = {
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration FirstPoint StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
-    "config": "SpecConfig",
+    "spec_config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "counters": "Counters ServerLoad",
     "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",

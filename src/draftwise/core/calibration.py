@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from draftwise.core.config import SpecConfig
 from draftwise.core.documents import Format, json_form
 from draftwise.core.forecast import HeldAgainst
+from draftwise.core.spec_config import SpecConfig
 
 __all__ = ["CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
 

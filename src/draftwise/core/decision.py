@@ -8,12 +8,12 @@ from itertools import chain
 from operator import attrgetter
 
 from draftwise.core.comparison import Comparison
-from draftwise.core.config import SpecConfig
 from draftwise.core.documents import json_form
 from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
 from draftwise.core.rollback import Rollback
 from draftwise.core.run import Omission
+from draftwise.core.spec_config import SpecConfig
 
 __all__ = [
     "Band",

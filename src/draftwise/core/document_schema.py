@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from draftwise.core.documents import NO_NULL, Entry, derived_of, entries_of
 
-__all__ = ["json_schema"]
+__all__ = ["field_texts", "json_schema"]
 
 _SCALARS: Mapping[Any, Mapping[str, Any]] = {
     str: {"type": "string"},
@@ -116,7 +116,7 @@ def _object_schema(kind: type, definitions: _Definitions) -> dict[str, Any]:
     if (name := getattr(kind, "JSON_KIND", None)) is not None:
         schema["properties"]["kind"] = {"const": name}
         schema["required"].append("kind")
-    texts = _field_texts(kind)
+    texts = field_texts(kind)
     for each in entries_of(kind):
         own = _schema(each.type, definitions)
         if each.null is not NO_NULL and own != {}:
@@ -150,7 +150,7 @@ def _describe(own: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 @cache
-def _field_texts(kind: type) -> dict[str, str]:
+def field_texts(kind: type) -> dict[str, str]:
     """Return the docstrings of a class's fields, those of its bases included."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from draftwise.core.comparison import Interval
-from draftwise.core.config import SpecConfig
 from draftwise.core.documents import Format, json_form
 from draftwise.core.finding import Finding
+from draftwise.core.spec_config import SpecConfig
 from draftwise.core.stats import SpecStats
 
 __all__ = ["Acceptance", "AcceptanceAtK", "Exactness", "Profile", "ReplayedLog", "ReplayedTarget"]

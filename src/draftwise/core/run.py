@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftwise.core.config import SpecConfig
 from draftwise.core.context import RunContext
 from draftwise.core.counters import Counters, ServerLoad
 from draftwise.core.documents import json_form
 from draftwise.core.load import Condition
 from draftwise.core.setup import Setup
+from draftwise.core.spec_config import SpecConfig
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
 

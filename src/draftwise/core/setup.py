@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core.config import SpecConfig
+from draftwise.core.spec_config import SpecConfig
 
 __all__ = ["Device", "Setup"]
 

@@ -21,6 +21,8 @@ from draftwise.deploying.templating import dump_yaml, fill
 __all__ = ["SCALING", "scale", "settle"]
 
 SCALING = "scaling.yaml"
+NAMESPACE = "default"
+"""Namespace in which a query counts requests, as the same service may run in others; without data nothing is scaled."""
 _IN_FLIGHT = "sum(vllm:num_requests_running) + sum(vllm:num_requests_waiting)"
 
 
@@ -75,7 +77,7 @@ def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mappin
         SCALING: StepFile(
             text=dump_yaml(*objects),
             about=f"KEDA's: up to {most} replicas by requests in flight, a replica for every {told}",
-            does="Let both scale (set where Prometheus is reached first)",
+            does=f"Let both scale (first set where Prometheus is reached, and the namespace if it is not {NAMESPACE})",
             command=f"kubectl apply -f {SCALING}",
         )
     }
@@ -91,7 +93,7 @@ def _make_scaler(order: ServiceOrder, wanted: Scale, naming: Naming, scaled: str
         "threshold": str(wanted.per_replica),
         "lull_s": find_lull_s(order),
         "prometheus": PROMETHEUS,
-        "query": naming.write(_IN_FLIGHT, f'deployment="{order.name}"'),
+        "query": naming.write(_IN_FLIGHT, f'namespace="{NAMESPACE}"', f'deployment="{order.name}"'),
     }
     (scaler,) = fill("scaling.yaml", order, values)
     return dict(scaler)

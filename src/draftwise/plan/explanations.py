@@ -11,6 +11,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.finding import SITE
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.defects import Defect, all_defects, find_said
+from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
 from draftwise.knowledge.methods import Method, all_methods, find_method
@@ -18,12 +19,13 @@ from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.terms import find_term, read_terms
-from draftwise.knowledge.vllm import Span, all_keys, history, releases
+from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
 
 __all__ = ["Explanation", "explain", "list_names"]
 
 _OLD_FLAG = "flag-from-before-0.9"
+_TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
 _FIELD = re.compile(r"\{(\w+)\}")
 """A value in the text of a rule."""
 _BRACKETS = r"<\1>"
@@ -43,8 +45,8 @@ class Explanation:
     """What is known under one name."""
 
     kind: str
-    """`finding`, `rule`, `advice`, `defect` (these are codes), `method`, `key`, `value`, `flag`, `architecture`,
-    `metric`, `message`, or a kind of `knowledge.terms`."""
+    """`release`, `finding`, `rule`, `advice`, `defect` (these four are codes), `method`, `key`, `value`, `flag`,
+    `architecture`, `metric`, `message`, or a kind of `knowledge.terms`."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
@@ -56,6 +58,8 @@ class Explanation:
     """Address of the page of a code."""
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
+    example: RuleExample | None = None
+    """A command line that meets a rule, or a defect."""
     see: tuple[str, ...] = ()
     """Other names that `explain` knows, which say more."""
 
@@ -82,6 +86,7 @@ def explain(name: str) -> tuple[Explanation, ...]:
 
 
 def _find(name: str) -> Iterator[Explanation]:
+    yield from _find_releases(name)
     yield from _find_codes(name)
     method, spans = find_method(name), history("methods", name)
     if method is not None or spans:
@@ -94,17 +99,61 @@ def _find(name: str) -> Iterator[Explanation]:
     yield from _find_metrics(name)
 
 
+def _find_releases(name: str) -> Iterator[Explanation]:
+    """Yield a release of vLLM: what it has first, what it lost, and which known defects it has and mended."""
+    named = name.removeprefix("vllm==").removeprefix("vLLM ").removeprefix("v")
+    known = releases()
+    at = next((index for index, each in enumerate(known) if str(each) == named), None)
+    if at is None:
+        return
+    release, before = known[at], known[at - 1] if at else None
+    parts = [f"A release of vLLM; the newest file of its wheel is of {release.built}."]
+    for topic, what in _TOLD_OF_RELEASES.items() if before else ():
+        both = [set(each.table(topic)) for each in (before, release) if each in releases(topic)]
+        if len(both) == 2:
+            parts += _tell_names(f"New {what}", both[1] - both[0])
+            parts += _tell_names(f"Gone {what}", both[0] - both[1])
+    rows = all_defects().values()
+    parts += _tell_names("Known defects in it", (row.code for row in rows if row.holds(release.version)))
+    if before is not None:
+        mended = (row.code for row in rows if row.holds(before.version) and row.fixed_in == str(release))
+        parts += _tell_names("Known defects that it mended", mended)
+    parts += _tell_names("Rules that begin with it", _list_rules(release, first=True) if before else ())
+    parts += _tell_names("Rules that end before it", _list_rules(before, first=False) if before else ())
+    yield Explanation(kind="release", name=str(release), text=" ".join(parts))
+
+
+def _list_rules(release: Release, *, first: bool) -> Iterable[str]:
+    """Return the codes of the rules that hold from a release on, or up to it."""
+    at = 0 if first else 1
+    return (code for code, rule in all_rules().items() if any(str(span[at]) == str(release) for span in rule.spans))
+
+
+def _tell_names(what: str, names: Iterable[str]) -> list[str]:
+    found = sorted(names)
+    return [f"{what} ({len(found)}): {', '.join(found)}."] if found else []
+
+
 def _find_codes(name: str) -> Iterator[Explanation]:
     link = f"{SITE}findings/{name}/"
     if finding := all_findings().get(name):
         yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
     if rule := all_rules().get(name):
-        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link)
+        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link, example=find_example(name))
     if advice := all_advice().get(name):
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if defect := all_defects().get(name):
-        yield Explanation(kind="defect", name=name, text=_tell_defect(defect), defect=defect, link=link)
+        yield Explanation(
+            kind="defect", name=name, text=_tell_defect(defect), defect=defect, link=link, example=_show(defect)
+        )
+
+
+def _show(defect: Defect) -> RuleExample | None:
+    """Return a line that meets a defect, where nothing but the line decides that."""
+    if not defect.hit or defect.gpu or defect.installed:
+        return None
+    return RuleExample(vllm=str(defect.last_release), command=defect.hit)
 
 
 def _find_terms(name: str) -> Iterator[Explanation]:
@@ -191,6 +240,7 @@ def _unknown_message(text: str) -> InvalidSetup:
 def list_names() -> tuple[Explanation, ...]:
     """Return every name that can be explained, by kind, without its explanation; messages are too many to be listed."""
     kinds: Mapping[str, Iterable[str]] = {
+        "release": map(str, releases()),
         "method": [*all_keys("methods"), *(name for name in all_methods() if not history("methods", name))],
         "key": all_keys("spec_fields"),
         "word": [name for term in read_terms() if term.kind != "variable" for name in term.names],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,9 @@ class RunFolder:
             self._write(self.log, "")
             return None
         try:
+            with zipfile.ZipFile(self._checkpoint) as archive:  # torch does not look at the sums
+                if (name := archive.testzip()) is not None:
+                    raise ValueError(f"{name} is not what was written")
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
             kept = [row for row in self.rows() if row["step"] <= state["step"]]
         except Exception as error:  # torch raises whatever its readers of archives and pickles do

@@ -12,7 +12,7 @@ from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.reporting.markdown import render_markdown
 from draftwise.reporting.page import write_conclusions
 from draftwise.reporting.sentences import describe_decision
-from draftwise.reporting.summary import Summary
+from draftwise.reporting.summary import Summary, summarise
 from draftwise.runs import RunDirectory
 from draftwise.verbs.verb import Result
 
@@ -65,13 +65,13 @@ class Concluded(Result):
 R = TypeVar("R", bound=Concluded)
 
 
-def conclude(kind: type[R], directory: RunDirectory) -> R:
-    """Write report and summary of a run, and return its conclusions.
+def conclude(kind: type[R], directory: RunDirectory, *, writes: bool = True) -> R:
+    """Return the conclusions of a run, and write its report and summary unless the folder is only to be read.
 
     Raises:
         InvalidSetup: the directory is not a run.
         StorageError: the disk is full.
     """
     found = conclude_run(directory.read())
-    _, summary = write_conclusions(directory, found)
+    summary = write_conclusions(directory, found)[1] if writes else summarise(found)
     return kind(summary=summary, conclusions=found, directory=directory.path)

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
+from draftwise.knowledge.rules import VllmRule
 from draftwise.knowledge.vllm import Span, releases
 from draftwise.plan.explanations import Explanation, list_names
 from draftwise.plan.explanations import explain as look_up
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "explain"]
+__all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "VllmRule", "explain"]
 
 
 @dataclass(frozen=True, slots=True)

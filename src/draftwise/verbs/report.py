@@ -17,7 +17,7 @@ from draftwise.measure.run_context import add_notes
 from draftwise.runs import RunDirectory
 from draftwise.verbs.concluded_runs import Concluded, conclude
 from draftwise.verbs.notes import read_notes
-from draftwise.verbs.verb import verb
+from draftwise.verbs.verb import refuse, verb
 
 __all__ = ["FORMATS", "ReportRequest", "ReportResult", "report"]
 
@@ -31,6 +31,8 @@ class ReportRequest:
     _: KW_ONLY
     notes: Mapping[str, str] | Sequence[str] = ()
     """What the servers did not tell when it was measured, by key or as `KEY=VALUE`; it is added to the run."""
+    write: bool = True
+    """Whether report.html and summary.json are written; otherwise the run's folder is only read."""
     markdown: str | PathLike[str] | None = None
     """File for the report as Markdown."""
     exports: Mapping[str, str | PathLike[str]] | Sequence[str] = ()
@@ -53,9 +55,11 @@ def report(request: ReportRequest, _progress: Progress) -> ReportResult:
     wanted = list(_read_exports(request.exports))
     directory = RunDirectory(Path(request.run))
     if notes := read_notes(request.notes):
+        if not request.write:
+            refuse("Notes are added to the run, which is only to be read.", where="--context")
         measured = directory.read()
         directory.begin(measured.plan, add_notes(measured, notes))
-    result = conclude(ReportResult, directory)
+    result = conclude(ReportResult, directory, writes=request.write)
     written = []
     if request.markdown is not None:
         written.append(Path(request.markdown))

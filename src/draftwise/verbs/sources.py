@@ -83,6 +83,10 @@ class SetupRequest:
     """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
     env_files: Sequence[str | PathLike[str]] = ()
     """Files of NAME=value lines: variables that the sources take from elsewhere, in compose those of .env."""
+    usual_vllm: str | None = None
+    """Release of the sources that name none, where no release is requested."""
+    usual_gpu: str | None = None
+    """GPU of the sources that name none, where none is requested."""
     skip_other_files: bool = False
     """Whether it is fine that a file starts no vLLM server, as hooks pass every changed file."""
 
@@ -152,6 +156,8 @@ class Sources:
     variables: Mapping[str, str]
     """Values of variables that texts take from elsewhere."""
     gpu: str | None
+    usual_vllm: str | None
+    usual_gpu: str | None
     changes: Mapping[str, Any]
     """Fields of every setup that the request replaces."""
     about_changes: tuple[Finding, ...]
@@ -179,7 +185,7 @@ class Sources:
                     skipped.append(text.name)
         found = FoundSetups(
             readings=tuple(
-                reading.with_fields(*self.about_changes, **self.changes, **self._place(reading.setup))
+                reading.with_fields(*self.about_changes, **self.changes, **self._fill_in(reading.setup))
                 for reading in readings
             ),
             unread=tuple(unread),
@@ -189,8 +195,13 @@ class Sources:
         found.require_some()
         return found
 
-    def _place(self, setup: Setup) -> Mapping[str, Any]:
-        return {} if self.gpu is None else {"device": with_gpu(setup, self.gpu).device}
+    def _fill_in(self, setup: Setup) -> Mapping[str, Any]:
+        """Return what the request says of GPU and release; what is only usual counts where the source says nothing."""
+        gpu = self.gpu or (self.usual_gpu if setup.device is None else None)
+        filled: dict[str, Any] = {} if gpu is None else {"device": with_gpu(setup, gpu).device}
+        if self.usual_vllm is not None and not setup.engine_version:
+            filled["engine_version"] = self.usual_vllm
+        return filled
 
 
 def find_sources(request: SetupRequest) -> Sources:
@@ -221,6 +232,8 @@ def find_sources(request: SetupRequest) -> Sources:
         engine_flags=tuple(request.engine_flags),
         variables=_read_env_files(request.env_files),
         gpu=request.gpu,
+        usual_vllm=None if request.usual_vllm is None else str(open_release(request.usual_vllm, nearest=False)),
+        usual_gpu=request.usual_gpu,
         changes=changes,
         about_changes=about,
         may_be_empty=skips,

@@ -38,6 +38,8 @@ class VerifyRequest:
     """Output of `kubectl apply --dry-run=server -o json` for the source: what was dropped?"""
     against: str | None = None
     """URL of a server without speculation, whose outputs should be the same."""
+    answers: bool = False
+    """Whether answers with cached prefixes, tools, a JSON schema and long contexts are compared with `against`."""
     expected: Annotated[float, Range(1)] | None = None
     """Tokens per step that this probe counted before; fewer are an error."""
     baseline: Baseline | str | PathLike[str] | None = None
@@ -81,9 +83,9 @@ def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
         refuse("Give a folder, a manifest, the URL of a server, --log or --kubectl.")
     judged: list[Judgement] = []
     if source is not None and source.startswith(("http://", "https://")):
-        judged.append(_probe(source, _get_setup(request), request))
-    elif request.against is not None or request.expected is not None or request.baseline is not None:
-        refuse("--against, --expected and --baseline judge a server: give its URL as SOURCE.")
+        judged += _see_server(source, request)
+    elif request.answers or request.against is not None or request.expected is not None or request.baseline is not None:
+        refuse("--against, --answers, --expected and --baseline judge a server: give its URL as SOURCE.")
     elif source is not None:
         judged += _judge(source, request)
     if request.log is not None:
@@ -116,6 +118,31 @@ def _get_setup(request: VerifyRequest) -> Setup:
     if request.setup is None:
         refuse("Name what was ordered with --setup.")
     return request.setup if isinstance(request.setup, Setup) else read_setup(Path(request.setup))
+
+
+def _see_server(url: str, request: VerifyRequest) -> Iterator[Judgement]:
+    if request.answers and request.against is None:
+        refuse("--answers compares with a plain server: name it with --against.")
+    if request.setup is not None or not request.answers:
+        yield _probe(url, _get_setup(request), request)
+    if request.answers and request.against is not None:
+        yield _check_answers(url, request.against, request)
+
+
+def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
+    import asyncio
+    import secrets
+
+    from draftwise.backends.url import UrlBackend
+    from draftwise.measure.answer_checks import check_answers, describe_check
+
+    headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
+    server, plain = UrlBackend("server", url, headers=headers), UrlBackend("plain", against, headers=headers)
+    checks = asyncio.run(check_answers(server, plain, salt=secrets.token_hex(4)))
+    outcomes = {check.outcome for check in checks}
+    verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
+    report = report_of(*(describe_check(check, where=url) for check in checks))
+    return Judgement.of(report, where=url, verdict=f"answers are {verdict}")
 
 
 def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, closing, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, UnreadableSource, Window
+from draftwise.core import (
+    BackendError,
+    Baseline,
+    Diagnosis,
+    Finding,
+    InvalidSetup,
+    Ruling,
+    Severity,
+    UnreadableSource,
+    Window,
+)
 from draftwise.core.documents import HIDDEN
 from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
@@ -27,12 +38,16 @@ from draftwise.watching.yardstick import Yardstick
 if TYPE_CHECKING:
     from draftwise.watching.diagnose import SideInfo
     from draftwise.watching.fingerprint import Fingerprint
+    from draftwise.watching.fleet import FleetService
+    from draftwise.watching.prometheus import Selection
     from draftwise.watching.rollout import SetupStep
     from draftwise.watching.watcher import Watching
 
-__all__ = ["PLAIN", "UNREAD", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
+__all__ = ["PLAIN", "UNREAD", "ServiceRow", "Snapshot", "WatchRequest", "WatchResult", "Yardstick", "watch"]
 
 _POOLS = ("spec", "plain")
+_STOP_S = 0.5
+"""Seconds between two questions whether to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +63,16 @@ class WatchRequest:
     """baseline.json of `deploy`: what was measured, and where it stops paying."""
     once: bool = True
     """Whether to end after one window; otherwise the verb goes on until it is stopped."""
-    interval_s: Annotated[float, Range(0.2)] = 10.0
+    interval_s: Annotated[float, Range(0.2, 3600)] = 10.0
     """Seconds between two looks."""
     prometheus: str | None = None
     """URL of a Prometheus that recorded the servers."""
     model: str | None = None
     """Label model_name of the service, with `prometheus`."""
+    service: str | None = None
+    """Label `service`, as `deploy` lets Prometheus set it, with `prometheus`; without it, all services are listed."""
+    namespace: str | None = None
+    """Label `namespace` of the service, with `prometheus`."""
     log: str | PathLike[str] | None = None
     """Log of vLLM with its statistics, `-` for standard input."""
     setup: str | PathLike[str] | None = None
@@ -77,8 +96,36 @@ class WatchRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRow:
+    """One service of several that a Prometheus recorded."""
+
+    namespace: str
+    """Empty if not labelled."""
+    service: str
+    """Label `service`, else the model's name or the job."""
+    model: str
+    """Label model_name."""
+    revisions: tuple[str, ...]
+    """Labels `revision` of its servers."""
+    servers: int
+    """Servers that speculate, or should."""
+    plain: int
+    """Servers without speculation."""
+    tokens_per_step: float | None
+    """Tokens per step of the servers that speculate, pooled."""
+    break_even: float | None
+    """Tokens per step below which it does not pay; null if the rules of `deploy` do not record it."""
+    output_tokens_per_s: float | None
+    """Output tokens a second of the servers that speculate."""
+    cost: float | None
+    """Servers' worth of time that the costliest finding takes; null if nothing with a known loss was found."""
+    findings: tuple[Diagnosis, ...]
+    """The costliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchResult(Result):
-    """One look at a service."""
+    """One look at a service, or at all services that a Prometheus recorded."""
 
     VERB: ClassVar[str] = "watch"
     at_s: float
@@ -88,6 +135,8 @@ class WatchResult(Result):
     findings: tuple[Diagnosis | Ruling | Finding, ...]
     unanswered: tuple[str, ...]
     """Questions that cannot be answered, a sentence each."""
+    services: tuple[ServiceRow, ...] = ()
+    """Services, the costliest first, where there are several; then `pools` is empty."""
     is_only: bool = field(metadata=HIDDEN)
     """Whether no other look was asked for."""
     snapshot: Snapshot = field(metadata=HIDDEN)
@@ -96,9 +145,10 @@ class WatchResult(Result):
     @property
     def exit_code(self) -> int:
         """0 if nothing was found, 1 if something was, 3 if a server cannot be read."""
-        if any(finding.code == UNREAD for finding in self.findings):
+        found = [*self.findings, *(each for row in self.services for each in row.findings)]
+        if any(finding.code == UNREAD for finding in found):
             return ExitCode.FAILED
-        return ExitCode.FINDINGS if any(each.severity is not Severity.INFO for each in self.findings) else ExitCode.GOOD
+        return ExitCode.FINDINGS if any(each.severity is not Severity.INFO for each in found) else ExitCode.GOOD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +267,8 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
         refuse("--probe and --record-baseline ask servers: give their URLs.")
     if request.since_rollout is not None and request.prometheus is None:
         refuse("--since-rollout reads what was recorded before: give --prometheus.")
+    if request.prometheus is None and (request.service or request.namespace or request.model):
+        refuse("--service, --namespace and --model select what was recorded: give --prometheus.")
     if request.probe and (baseline is None or not baseline.probe):
         refuse("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
 
@@ -257,10 +309,59 @@ def _open(of: _Service) -> Watching:
     if of.request.prometheus is not None:
         from draftwise.watching.prometheus import PrometheusWatcher
 
-        return PrometheusWatcher(of.request.prometheus, model=of.request.model, headers=of.headers["spec"])
+        return PrometheusWatcher(of.request.prometheus, selection=_select(of), headers=of.headers["spec"])
     from draftwise.watching.watcher import Watcher, open_pages
 
     return Watcher(open_pages(of.urls, of.headers))
+
+
+def _select(of: _Service) -> Selection:
+    from draftwise.watching.prometheus import Selection
+
+    return Selection(model=of.request.model, service=of.request.service, namespace=of.request.namespace)
+
+
+async def _watch_fleet(of: _Service, progress: Progress) -> WatchResult | None:
+    """Report every look at all services; None where one service was recorded, or Prometheus does not answer."""
+    if of.request.prometheus is None or of.baseline is not None or of.request.since_rollout is not None:
+        return None
+    from draftwise.watching.fleet import list_services, see_fleet
+    from draftwise.watching.prometheus import PrometheusApi
+    from draftwise.watching.watcher import RECENT_S, tick_every
+
+    api, result = PrometheusApi(of.request.prometheus, headers=of.headers["spec"]), None
+    with suppress(asyncio.CancelledError, BackendError), closing(api):
+        if len(await list_services(api, _select(of))) < 2:
+            return None
+        async for _ in tick_every(of.request.interval_s):
+            now_s = time.time()
+            seen = await see_fleet(api, _select(of), now_s=now_s, span_s=RECENT_S)
+            services = tuple(map(_describe_service, seen))
+            result = replace(
+                _describe(of, Snapshot(at_s=now_s, windows=(), recent=())), services=services, unanswered=()
+            )
+            progress.update(result)
+            if of.once or progress.stop_requested:
+                break
+    return result
+
+
+def _describe_service(seen: FleetService) -> ServiceRow:
+    servers = {pool: {each.instance for each in seen.windows if (each.pool == PLAIN) == pool} for pool in (False, True)}
+    whole = Window.pooled(each for each in seen.windows if each.pool != PLAIN)
+    return ServiceRow(
+        namespace=seen.name[0],
+        service=seen.name[1],
+        model=seen.model,
+        revisions=tuple(sorted({each.revision for each in seen.windows} - {""})),
+        servers=len(servers[False]),
+        plain=len(servers[True]),
+        tokens_per_step=None if whole is None else whole.tokens_per_step,
+        break_even=seen.yardstick.break_even,
+        output_tokens_per_s=None if whole is None else whole.output_tokens_per_s,
+        cost=None if seen.cost is None else round(seen.cost, 3),
+        findings=seen.found,
+    )
 
 
 async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
@@ -268,8 +369,11 @@ async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
 
     The first look is taken before anything else: what judges it is imported while the interval passes.
     """
-    result = None
+    result = await _watch_fleet(of, progress)
+    if result is not None:
+        return result
     watching = _open(of)
+    stopping = asyncio.create_task(_end_when_stopped(progress, asyncio.current_task()))
     with suppress(asyncio.CancelledError):
         await watching.begin()
         async with aclosing(watching.snapshots(of.request.interval_s)) as snapshots:
@@ -278,7 +382,16 @@ async def _watch(of: _Service, progress: Progress) -> WatchResult | None:
                 progress.update(result)
                 if of.once or progress.stop_requested:
                     break
+    stopping.cancel()
     return result
+
+
+async def _end_when_stopped(progress: Progress, watching: asyncio.Task[Any] | None) -> None:
+    """Cancel what waits for the end of an interval once somebody asks to stop."""
+    while not progress.stop_requested:
+        await asyncio.sleep(_STOP_S)
+    if watching is not None:
+        watching.cancel()
 
 
 def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:

@@ -7,7 +7,8 @@ import json
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby, pairwise
 from typing import Any
@@ -32,12 +33,37 @@ from draftwise.watching.watcher import (
     unread,
 )
 
-__all__ = ["PrometheusApi", "PrometheusWatcher", "Series"]
+__all__ = ["PrometheusApi", "PrometheusWatcher", "Selection", "Series", "put_together", "select"]
 
 _TIMEOUT_S = 30.0
 """A query over five minutes takes milliseconds, unless the server is drowned."""
 Series = Mapping[str, Any]
 """A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
+
+
+_READ_LABELS = frozenset(
+    {
+        *("engine", "ReplicaId", "position", "le", "sleep_state", "running_lora_adapters", "cache_dtype"),
+        *("tp_rank", "pp_rank"),
+    }
+)
+"""Labels that a page is read by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Labels of a service; None for whatever they are."""
+
+    model: str | None = None
+    service: str | None = None
+    """Label that `draftwise deploy` lets Prometheus put on the targets."""
+    namespace: str | None = None
+
+    @property
+    def matchers(self) -> str:
+        """What each series has to match, after others."""
+        wanted = {"model_name": self.model, "service": self.service, "namespace": self.namespace}
+        return "".join(f",{label}={json.dumps(value)}" for label, value in wanted.items() if value is not None)
 
 
 class PrometheusApi:
@@ -101,7 +127,7 @@ class PrometheusWatcher:
 
     Args:
         url: of the Prometheus, with the prefix of its path.
-        model: label `model_name` of the service; None takes the only one there is.
+        selection: labels of the service; without any it takes the only one there is.
         headers: sent with every request.
         span_s: how far each window goes back.
         now: the clock, in seconds since the epoch.
@@ -114,13 +140,13 @@ class PrometheusWatcher:
         self,
         url: str,
         *,
-        model: str | None = None,
+        selection: Selection = Selection(),
         headers: Mapping[str, str] | None = None,
         span_s: float = RECENT_S,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._api = PrometheusApi(url, headers=headers)
-        self._model, self._span_s, self._now = model, span_s, now
+        self.api = PrometheusApi(url, headers=headers)
+        self._selection, self._span_s, self._now = selection, span_s, now
 
     async def begin(self) -> None:
         """Do nothing: what came before was recorded."""
@@ -131,7 +157,7 @@ class PrometheusWatcher:
             async for _ in tick_every(interval_s):
                 yield await self.look()
         finally:
-            self._api.close()
+            self.api.close()
 
     async def look(self, *, since_s: float | None = None) -> Snapshot:
         """Return what was recorded in the last minutes.
@@ -141,10 +167,10 @@ class PrometheusWatcher:
         """
         span_s = self._span_s if since_s is None else min(self._span_s, max(1.0, self._now() - since_s))
         try:
-            series = await self._api.query(f"{_select(self._model)}[{span_s:.0f}s]")
-            looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
+            series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
+            looks = put_together(_of_one_service(series, self.api.url), await self._ask_starts())
         except BackendError as error:
-            return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
+            return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         pages = list(looks)
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
@@ -169,49 +195,69 @@ class PrometheusWatcher:
         rollout = find_rollout([float(each["value"][1]) for each in await self._ask_starts()], at_s)
         if rollout is None:
             return None, ()
-        series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]", at_s=rollout.began_s)
-        chains = (windows for looks in _put_together(series, ()) for windows in _chain(looks))
+        series = await self.api.query(f"{select(self._selection)}[{self._span_s:.0f}s]", at_s=rollout.began_s)
+        chains = (windows for looks in put_together(series, ()) for windows in _chain(looks))
         return rollout, tuple(reduce(Window.followed_by, windows) for windows in chains)
 
     async def _ask_starts(self) -> list[Series]:
-        return await self._api.query(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
+        return await self.api.query(f"process_start_time_seconds and on (job, instance) {select(self._selection)}")
 
 
-def _select(model: str | None) -> str:
-    """Return the selector of all samples of vLLM that are read, whoever changed their names."""
-    own = [name for name in read_server_metrics() if get_server(name) == "vLLM" and not is_renamed(name)]
+def select(selection: Selection, readings: Collection[str] = (), *, without: Collection[str] = ()) -> str:
+    """Return the selector of samples of vLLM that are read, whoever changed their names.
+
+    Args:
+        selection: labels of the service.
+        readings: those that are wanted; all without any.
+        without: readings that are left out.
+    """
+    known = {name: reading for name, (reading, _) in read_server_metrics().items()}
+    wanted = {*readings} or {*known.values()} - {*without}
+    own = [n for n, reading in known.items() if reading in wanted and get_server(n) == "vLLM" and not is_renamed(n)]
     names = "|".join(sorted({name.removeprefix("vllm:").removesuffix("_total") for name in own}))
-    of_model = "" if model is None else f",model_name={json.dumps(model)}"
-    return f'{{__name__=~"(ray_)?vllm[:_]({names})(_total)?"{of_model}}}'
+    return f'{{__name__=~"(ray_)?vllm[:_]({names})(_total)?"{selection.matchers}}}'
 
 
-def _of_one_model(series: Sequence[Series], url: str) -> Sequence[Series]:
-    """Return the series, which are of one model.
+def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
+    """Return the series, which are of one service.
 
     Raises:
-        BackendError: there are no series, or they are of several models.
+        BackendError: there are no series, or they are of several services or models.
     """
-    models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if not series:
         raise BackendError(f"{url} has recorded no counters of such a service in the last minutes.")
+    for label, option in (("service", "--service"), ("namespace", "--namespace")):
+        values = sorted({each["metric"].get(label, "") for each in series} - {""})
+        if len(values) > 1:
+            raise BackendError(
+                f"{url} has recorded several services, of which {option} names one: {', '.join(values)}."
+            )
+    models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if len(models) > 1:
         raise BackendError(f"{url} has recorded several models, of which --model names one: {', '.join(models)}.")
     return series
 
 
-def _put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
+def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
     """Yield the looks of each server, one a scrape: all samples of a scrape have one time."""
     started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
     pages: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    revisions = {}
     for each in series:
-        name = _write_name(each["metric"])
+        name, place = _write_name(each["metric"]), _place(each["metric"])
+        revisions[place] = each["metric"].get("revision", "")
         for at_s, value in each["values"]:
-            pages[_place(each["metric"])][at_s].append(f"{name} {value}\n")
+            pages[place][at_s].append(f"{name} {value}\n")
     for place, scrapes in pages.items():
         began = started.get(place)
         yield [
             read_page(
-                _say_start(began, at_s) + "".join(lines), pool=place[0], instance=place[1], at_s=at_s, clock_s=at_s
+                _say_start(began, at_s) + "".join(lines),
+                pool=place[0],
+                instance=place[1],
+                at_s=at_s,
+                clock_s=at_s,
+                revision=revisions[place],
             )
             for at_s, lines in sorted(scrapes.items())
         ]
@@ -223,7 +269,7 @@ def _place(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _write_name(labels: Mapping[str, str]) -> str:
-    pairs = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items() if name != "__name__")
+    pairs = ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
     return f"{labels['__name__']}{{{pairs}}}"
 
 

@@ -103,12 +103,12 @@ def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
         ({"rule": "fell-below-break-even", "action": "rollback"}, "draftwise-pager"),
         ({"rule": "tail-dead", "action": "lower-k"}, "draftwise-tickets"),
         ({"alertname": "NodeDown"}, "default"),
-        ({"rule": "tail-dead", "action": "lower-k", "model_name": "other"}, "default"),
+        ({"rule": "tail-dead", "action": "lower-k", "service": "other"}, "default"),
     ],
 )
 def test_alerts_go_to_whom_they_concern(labels: dict[str, str], receiver: str, tmp_path: Path) -> None:
     (tmp_path / "am.yaml").write_text(observe(ORDER, in_cluster=True).files["observe/alertmanager.yaml"][1])
-    words = [f"{name}={value}" for name, value in ({"model_name": MODEL} | labels).items()]
+    words = [f"{name}={value}" for name, value in ({"service": ORDER.service} | labels).items()]
     command = ["amtool", "config", "routes", "test", "--config.file=am.yaml", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == receiver
@@ -233,3 +233,17 @@ def test_the_rate_that_was_measured_gives_the_window() -> None:
     promise = find_promise(replace(ORDER, evidence=replace(EVIDENCE, rollback=(rule,))))
     assert promise is not None
     assert find_window(promise).seconds == 1740
+
+
+def test_the_series_that_rules_record_are_said() -> None:
+    """A service with four speculating replicas and a plain one records 28 + 5 series at most."""
+    about = observe(ORDER, in_cluster=True).files["observe/rules.yaml"][0]
+    series = re.search(r"record (\d+) series at most, and (\d+) more for each replica", about)
+    assert series is not None
+    rules = yaml.safe_load(observe(ORDER, in_cluster=True).files["observe/rules.yaml"][1])["groups"]
+    recorded = [rule for group in rules for rule in group["rules"] if "record" in rule]
+    by_replica = [rule for rule in recorded if rule["record"].startswith("draftwise:replica_")]
+    assert int(series[2]) == len(by_replica) == 1
+    constants = [rule for rule in recorded if rule["expr"].startswith("vector(")]
+    pooled = len(recorded) - len(constants) - len(by_replica) - 1  # one is by position
+    assert int(series[1]) == len(constants) + 2 * pooled + 3

@@ -73,7 +73,7 @@ def test_what_cannot_be_replayed_is_said(
 ) -> None:
     spec = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": 2}
     result = replay(log, tiny_target, spec | changes, tmp_path / "p", *flags)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert code in result.stderr
 
 
@@ -82,5 +82,5 @@ def test_ids_of_another_model_are_refused(log: Path, tiny_target: Path, tmp_path
     strange.write_text(json.dumps({"prompt": [5], "answer_token_ids": [100_000, 3]}) + "\n")
     spec = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": 2}
     result = replay(strange, tiny_target, spec, tmp_path / "p")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "token ids that the target does not" in result.stderr

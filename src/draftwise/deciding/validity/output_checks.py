@@ -22,8 +22,10 @@ __all__ = [
     "distinct_ngram_ratio",
     "find_loop",
     "find_rounding",
+    "is_early",
     "is_flagged",
     "is_tie",
+    "is_too_often",
 ]
 
 _EARLY_TOKENS, _EARLY_CHARS = 16, 64
@@ -72,8 +74,8 @@ def _judge(
     real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
     once = [each for each in differences if each.unit in views and views[each.unit].again is False]
     unknown = [each for each in differences if each not in ties and each not in real and each not in once]
-    early = [each for each in unknown if _is_early(each)]
-    if real or _is_too_often(len(early), len(cell.units)):
+    early = [each for each in unknown if is_early(each)]
+    if real or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or early, views)
     elif unknown:
         text = (
@@ -112,13 +114,14 @@ def is_flagged(divergence: Divergence, scale: float) -> bool:
     return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
 
 
-def _is_early(difference: OutputDifference) -> bool:
+def is_early(difference: OutputDifference) -> bool:
+    """Return whether outputs part so early as rounding seldom makes them."""
     if difference.position is not None:
         return difference.position < _EARLY_TOKENS
     return difference.shared_chars < _EARLY_CHARS
 
 
-def _is_too_often(count: int, of: int) -> bool:
+def is_too_often(count: int, of: int) -> bool:
     """Return whether more outputs part early than rounding explains (binomial, exact)."""
     chance = sum(comb(of, k) * _EARLY_SHARE**k * (1 - _EARLY_SHARE) ** (of - k) for k in range(count, of + 1))
     return count > 0 and chance < _EARLY_CHANCE
@@ -152,7 +155,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
         for each in mine
         if not each.is_equal and each.shared < _EARLY_TOKENS and (each.gap is None or each.gap > _CLOSE * scale)
     ]
-    if real or _is_too_often(len(early), len(mine)):
+    if real or is_too_often(len(early), len(mine)):
         text = (
             f"{len(real or early)} of {len(mine)} greedy answers are not the baseline's by more than rounding: it is "
             "another model, or broken."

@@ -63,8 +63,14 @@ class RuleSet:
     groups: Sequence[Mapping[str, Any]]
     missing: Mapping[str, str]
     """Why an alert is not written, by its name."""
+    series: tuple[int, int]
+    """Series that are recorded at most: of the whole service, with its plain pool, and of each replica besides."""
 
 
+_KEPT = re.compile(r"by \(([^)]*)\)")
+_POOLS = 2
+_MOST_POSITIONS = 16
+"""Draft positions that are counted where no length is configured."""
 READINGS: Mapping[str, str] = read_template("rules.yaml")[0]["readings"]
 """Expressions by the name under which they are recorded, each after those that it reads."""
 ALERTS: Sequence[Alert] = tuple(
@@ -97,7 +103,22 @@ def make_rules(order: ServiceOrder, naming: Naming) -> RuleSet:
     found = {"constants": known, "readings": readings, "alerts": alerts, "rollback": rollback}
     prefix = f"draftwise-{order.service}"
     groups = [{"name": f"{prefix}-{name}", "interval": "30s", "rules": rules} for name, rules in found.items() if rules]
-    return RuleSet(groups=groups, missing=missing)
+    return RuleSet(groups=groups, missing=missing, series=_count_series(readings, known, find_configured_k(order)))
+
+
+def _count_series(
+    readings: Sequence[Mapping[str, str]], known: Sequence[Mapping[str, Any]], k: int | None
+) -> tuple[int, int]:
+    """Return the series that rules record, by the labels that their sums keep."""
+    shared, of_replica = len(known), 0
+    for each in readings:
+        kept = _KEPT.search(each["expr"])
+        labels = kept[1] if kept else ""
+        if "instance" in labels:
+            of_replica += 1
+        else:
+            shared += (k or _MOST_POSITIONS) if "position" in labels else _POOLS
+    return shared, of_replica
 
 
 def find_constants(order: ServiceOrder) -> Sequence[Constant]:

@@ -62,7 +62,11 @@ def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: 
     naming = name_for(order, prefix)
     rules = make_rules(order, naming)
     files = {
-        "rules.yaml": ("recording and alerting rules for Prometheus", dump_yaml({"groups": list(rules.groups)})),
+        "rules.yaml": (
+            f"recording and alerting rules for Prometheus: they record {rules.series[0]} series at most, and "
+            f"{rules.series[1]} more for each replica",
+            dump_yaml({"groups": list(rules.groups)}),
+        ),
         **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
             "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",

@@ -1,7 +1,9 @@
 """A VLLMRuntime, which the operator of vLLM's production-stack turns into a Deployment.
 
 The operator decides much by itself (operator/internal/controller/vllmruntime_controller.go at a6c01db0): the program
-that it starts, the probes, and that prefixes are not cached nor prefills chunked unless the object says so.
+that it starts, the probes, and that prefixes are not cached nor prefills chunked unless the object says so. It copies
+the object's labels into the Deployment's selector, which never changes: what differs from one revision to the next is
+an annotation of the pods, or the way back would be refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     if not name:
         raise refusal("image-without-registry", image=order.image)
     config = _make_config(order)
-    return {"model": list_args(order)[0], "config": config, "registry": registry, "image_name": name}
+    marks = {label: value for label, value in order.labels.items() if label not in order.selector}
+    return {
+        "model": list_args(order)[0],
+        "config": config,
+        "registry": registry,
+        "image_name": name,
+        "pod_annotations": {**order.annotations, **marks},
+    }
 
 
 def _make_config(order: ServiceOrder) -> dict[str, Any]:

@@ -157,6 +157,11 @@ _NUMBERS = (
     *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
 )
+_ROPE_NUMBERS = (
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
+    *("mscale", "mscale_all_dim", "partial_rotary_factor", "original_max_position_embeddings"),
+)
+"""Numbers of a rotation; what else stands there may be a list of numbers, such as a factor for each dimension."""
 _LARGEST_SIZE = 2**31
 _LARGEST_NUMBER = 1e30
 
@@ -187,7 +192,15 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
             faults.append((group, "an object", given))
         elif given is not None:
             numbers = {name: value for name, value in given.items() if name not in ("rope_type", "type", "truncate")}
-            listed = {name: value if isinstance(value, list) else [value] for name, value in numbers.items()}
+            listed = {
+                name: value if isinstance(value, list) and name not in _ROPE_NUMBERS else [value]
+                for name, value in numbers.items()
+            }
+            faults += [
+                (f"{group}.{name}", "a name", given[name])
+                for name in ("rope_type", "type")
+                if not isinstance(given.get(name), str | None)
+            ]
             faults += [
                 (f"{group}.{name}", "a positive number", values)
                 for name, values in listed.items()

@@ -110,10 +110,16 @@ class Client:
         await self._try(prompt, repeat=2)
         return before is not None and (await self.backend.counters()).prefix_hits == before
 
-    async def ask(self, turn: Turn, prompt: Prompt, *, seed: int) -> Answer:
+    async def ask(self, turn: Turn, prompt: Prompt, *, seed: int, extra: Mapping[str, Any] | None = None) -> Answer:
         """Return the answer to a prompt outside of any turn; a refusal by the server becomes its `error`.
 
         Nothing is measured by it, so that it is asked again when the connection breaks.
+
+        Args:
+            turn: that it is asked in.
+            prompt: to answer.
+            seed: of the run.
+            extra: fields of the request's body, such as tools.
 
         Raises:
             BackendError: the connection broke each time.
@@ -121,7 +127,7 @@ class Client:
         request, patience = LoadRequest(turn=turn, prompt=prompt), Patience(self.patience_s)
         while True:
             try:
-                exchange = await self.send(request, self.encode(request, seed=seed))
+                exchange = await self.send(request, self.encode(request, seed=seed, extra=extra))
                 break
             except BackendError:
                 if (pause_s := patience.pause_s()) is None:
@@ -132,7 +138,7 @@ class Client:
             await asyncio.sleep(0)
         return to_answer(request, exchange, response)
 
-    def encode(self, request: LoadRequest, *, seed: int) -> bytes:
+    def encode(self, request: LoadRequest, *, seed: int, extra: Mapping[str, Any] | None = None) -> bytes:
         """Return the body of a request; its seed follows from the run's, the prompt, the repetition and the copy."""
         turn, prompt = request.turn, request.prompt
         content: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
@@ -142,7 +148,7 @@ class Client:
             "seed": _mix(seed, prompt.id, turn.repeat, request.copy),
             "stream": True,
         }
-        body = {"model": self.model, **content, **settings, **self.optional}
+        body = {"model": self.model, **content, **settings, **self.optional, **(extra or {})}
         if "cache_salt" in body:
             body["cache_salt"] = self._salt(request)
         if prompt.ignore_eos and self.full_length:

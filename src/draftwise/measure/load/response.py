@@ -89,7 +89,7 @@ class ParsedResponse:
     def _add_choice(self, time: float, choice: dict[str, Any], usage: dict[str, Any] | None) -> None:
         delta = choice.get("delta") or {}
         text = choice.get("text") or "".join([delta.get(name) or "" for name in _TEXT_FIELDS if name in delta])
-        self._text.append(text)
+        self._text += [text, *_read_calls(delta)]
         if reason := choice.get("finish_reason"):
             self.finish_reason = reason
         if "prompt_token_ids" in choice:
@@ -122,6 +122,13 @@ class ParsedResponse:
         if missing > 0 and self.chunks:
             time, count = self.chunks[-1]
             self.chunks[-1] = (time, count + missing)
+
+
+def _read_calls(delta: dict[str, Any]) -> Iterator[str]:
+    """Yield what a chunk says of calls to tools."""
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield from filter(None, (function.get("name"), function.get("arguments")))
 
 
 def _events(received: Iterable[Piece]) -> Iterator[tuple[float, bytes]]:

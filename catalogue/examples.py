@@ -1,0 +1,184 @@
+"""Finds for each rule a short command line that meets it: `python -m catalogue.examples` writes data/examples.json.
+
+It tries vLLM's recipes, examples of known defects and configs of the methods' pages, as they are and changed in
+one setting, in the newest release in which the rule holds. The page of the rule and `explain` show the line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftwise.knowledge.defects import all_defects
+from draftwise.knowledge.rules import VllmRule, all_rules
+from draftwise.knowledge.vllm import Release, releases
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_words
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "src/draftwise/knowledge/data/examples.json"
+
+KEYS: Mapping[str, tuple[Any, ...]] = {
+    "num_speculative_tokens": (0, 2, 4, 40, 5000, None),
+    "draft_tensor_parallel_size": (1, 2, 3),
+    "tensor_parallel_size": (2,),
+    "max_model_len": (1024, 10_000_000),
+    "quantization": ("fp8", "nonsense"),
+    "disable_by_batch_size": (1, 8),
+    "disable_padded_drafter_batch": (True,),
+    "enforce_eager": (True,),
+    "parallel_drafting": (True,),
+    "prompt_lookup_min": (0, 9),
+    "prompt_lookup_max": (0, 1),
+    "rejection_sample_method": ("strict", "probabilistic", "synthetic", "block", "fly", "standard"),
+    "synthetic_acceptance_length": (2.5, 99),
+    "synthetic_acceptance_rate": (0.5,),
+    "synthetic_acceptance_rates": ([0.5, 0.9, 0.1], [0.9, 0.5, 0.1]),
+    "draft_sample_method": ("probabilistic", "greedy", "gumbel"),
+    "use_heterogeneous_vocab": (True,),
+    "use_local_argmax_reduction": (True,),
+    "enable_adaptive_verification": (True,),
+    "dspark_draft_topk": (4,),
+    "num_speculative_tokens_per_batch_size": ([[1, 8, 3], [9, 64, 0]], [[1, 8, 3], [20, 64, 1]], [[1, 64, 9]]),
+    "speculative_token_tree": ("[(0,), (0, 0)]",),
+    "disable_eagle_block_drop": (True,),
+    "disable_lookahead_block_hashes": (True,),
+    "draft_lm_head_quantization": ("fp8",),
+    "xpress_topc": (8, 10_000_000),
+    "index_share_for_mtp_iteration": (True,),
+    "kv_cache_dtype": ("fp8", "nonsense"),
+    "attention_backend": ("FLASH_ATTN", "TRITON_ATTN", "flash_attn", "NONSENSE"),
+    "moe_backend": ("nonsense", "triton"),
+    "suffix_decoding_max_spec_factor": (-1, 2.0),
+    "suffix_decoding_min_token_prob": (2,),
+    "suffix_decoding_max_tree_depth": (0, 8),
+    "suffix_decoding_max_cached_requests": (0,),
+    "acceptance_method": ("typical_acceptance_sampler",),
+    "posterior_threshold": (0.09,),
+    "fly_window_size": (1, 9),
+    "prompt_lookup_maximum": (4,),
+    "code_revision": ("main",),
+    "method": ("eagle", "medusa", "ngrm", "draft_model", "deepseek_mtp", "glm4_moe_mtp", "ngram_gpu", "suffix", None),
+    "model": (
+        "heads/eagle-llama-3.1",
+        "org/drafter.v2",
+        "[ngram]",
+        "Qwen/Qwen3-0.6B",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        None,
+    ),
+    "draft_load_config": ({"load_format": "dummy"}, {"load_format": "nonsense"}),
+    "draft_model_config": ({"hf_config": {}},),
+}
+"""Keys of the speculative config and values to try; None leaves the key out."""
+FLAGS = """
+--tensor-parallel-size 2 | --tensor-parallel-size 3 | --pipeline-parallel-size 2 | --data-parallel-size 2 |
+--enable-lora | --enable-expert-parallel | --enable-expert-parallel --enable-eplb | --enforce-eager |
+--async-scheduling | --no-async-scheduling | --no-enable-prefix-caching | --enable-prefix-caching |
+--no-enable-chunked-prefill | --enable-chunked-prefill | --max-num-seqs 4096 | --max-num-seqs 8 |
+--max-num-batched-tokens 64 | --max-num-batched-tokens 512 | --max-model-len 1000000 | --max-model-len 256 |
+--kv-cache-dtype fp8 | --kv-cache-dtype nonsense | --quantization fp8 | --quantization bitsandbytes |
+--quantization gguf | --attention-backend FLASH_ATTN | --attention-backend flash_attn |
+--attention-backend TRITON_ATTN | --attention-backend FLASHINFER | --attention-backend NONSENSE | --dtype float32 |
+--dtype float16 | --block-size 128 | --disable-hybrid-kv-cache-manager | --kv-sharing-fast-prefill |
+--use-v2-model-runner | --guided-decoding-backend lm-format-enforcer |
+--structured-outputs-config '{"backend": "lm-format-enforcer"}' |
+--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}' | --max-cudagraph-capture-size 64 |
+--compilation-config '{"cudagraph_mode": "FULL"}' | --compilation-config '{"cudagraph_mode": "NONE"}' | -O0 |
+--cuda-graph-sizes 7 | --speculative-model x/y | --num-speculative-tokens 5 | --spec-method ngram | --spec-tokens 4 |
+--spec-model Qwen/Qwen3-0.6B | --gpu-memory-utilization 1.5 | --load-format dummy | --runner pooling | --task embed |
+--hf-overrides '{"num_hidden_layers": 2}' | --scheduling-policy priority | --stream-interval 4 | --enable-sleep-mode |
+--decode-context-parallel-size 2 | --enable-dbo | --disable-log-stats | --no-such-flag | --trust-remote-code |
+--tokenizer-mode mistral | --reasoning-parser qwen3 | --logprobs-mode processed_logprobs |
+--per-request-spec-decode-metrics detailed | --mamba-cache-mode align | --cpu-offload-gb 4 | --disable-cascade-attn |
+--long-prefill-token-threshold 64 | --max-num-partial-prefills 2 | --num-scheduler-steps 4 | --swap-space 4 |
+--enable-return-routed-experts
+"""
+"""Flags to try, one or two together."""
+
+
+TARGETS = (
+    "Qwen/Qwen2.5-VL-7B-Instruct",
+    "deepseek-ai/DeepSeek-V3.2",
+    "openai/gpt-oss-120b",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+)
+"""Models of other kinds, with each method."""
+_FEWER = 300
+"""Lines that are tried in each older release, the shortest first."""
+
+
+def candidates() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """Yield target, speculative config and flags: every base, then each changed in one key or by one flag."""
+    bases = [*_bases()]
+    yield from bases
+    kinds: dict[str | None, tuple[str, dict[str, Any], tuple[str, ...]]] = {}
+    for target, spec, flags in bases:
+        kinds.setdefault(spec.get("method"), (target, spec, flags))
+    for target, spec, flags in kinds.values():
+        for flag in FLAGS.split("|"):
+            yield target, spec, (*flags, *shlex.split(flag))
+        for key, values in KEYS.items():
+            for value in values:
+                changed = {name: each for name, each in {**spec, key: value}.items() if each is not None}
+                yield target, changed, flags
+
+
+def _bases() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    methods = json.loads((ROOT / "docs/site/methods.json").read_text(encoding="utf-8")).values()
+    for row in methods:
+        for shape in row["shapes"]:
+            yield row["target"], shape["config"], tuple(shape.get("flags", ()))
+    for target in TARGETS:
+        for row in methods:
+            yield target, row["shapes"][0]["config"], ()
+    for row in json.loads((ROOT / "tests/plan/check/recipes.json").read_text(encoding="utf-8")):
+        yield from _parse([row["target"], *row["args"]])
+    for defect in all_defects().values():
+        for text in (defect.hit, defect.miss):
+            yield from _parse(shlex.split(text)[2:])
+
+
+def _parse(words: list[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    for flag in ("--speculative-config", "-sc"):
+        if flag in words:
+            at = words.index(flag)
+            try:
+                yield words[0], json.loads(words[at + 1]), (*words[1:at], *words[at + 2 :])
+            except ValueError:
+                return
+
+
+def find_examples() -> dict[str, dict[str, str]]:
+    """Return the shortest command line that was found for each rule, and the newest release in which it meets it."""
+    known = [release for release in releases() if release.added is None]
+    lines = {
+        shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(spec), *flags])
+        for target, spec, flags in candidates()
+    }
+    shortest = sorted(lines, key=lambda line: (len(line), line))
+    found: dict[str, dict[str, str]] = {}
+    for release in reversed(known):
+        wanted = {code for code, rule in all_rules().items() if _last(rule, known) == release}
+        for line in shortest if release == known[-1] else shortest[:_FEWER]:
+            if not wanted:
+                break
+            codes = {each.code for each in judge(read_words(shlex.split(line), engine_version=str(release))).findings}
+            found |= {code: {"vllm": str(release), "command": line} for code in wanted & codes}
+            wanted -= codes
+        print(f"{release}: {len(found)} found", flush=True)
+    return dict(sorted(found.items()))
+
+
+def _last(rule: VllmRule, known: list[Release]) -> Release:
+    return next(release for release in reversed(known) if rule.holds(release.version))
+
+
+if __name__ == "__main__":
+    examples = find_examples()
+    rows = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in examples.items())
+    DATA.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
+    print(f"{len(examples)} of {len(all_rules())} rules have an example")

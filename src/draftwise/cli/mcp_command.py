@@ -1,0 +1,57 @@
+"""`draftwise mcp`: the verbs as tools of an agent, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from draftwise.cli._results import json_option, show
+from draftwise.core.progress import Silent
+from draftwise.verbs.mcp import McpRequest, McpResult
+from draftwise.verbs.mcp import mcp as run_mcp
+
+__all__ = ["mcp", "render"]
+
+
+@click.command(short_help="Serve the verbs as tools of an agent (MCP).")
+@click.option("--http", type=click.IntRange(0, 65535), metavar="PORT",
+              help="Serve over HTTP on 127.0.0.1, 0 for a free port  [default: stdin and stdout]")  # fmt: skip
+@click.option("--read", multiple=True, type=click.Path(path_type=Path), metavar="DIR",
+              help="Folder that tools may read; repeatable  [default: the current folder]")  # fmt: skip
+@click.option("--write", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder that tools may write; without it they only read.")  # fmt: skip
+@click.option("--variable", "variables", multiple=True, metavar="NAME",
+              help="Environment variable that tools may send to servers, as a key or header.")  # fmt: skip
+@json_option
+def mcp(as_json: bool, **given: Any) -> None:
+    """Serve check, upgrade, pick, size, inspect, explain, forecast, replay, watch, report, compare, deploy, decide and
+    calibrate as tools over the Model Context Protocol, and pages of methods, releases and findings as resources.
+
+    Tools read files below --read only. They write nothing and start no program unless you give --write. Over HTTP
+    every request needs the token in $DRAFTWISE_MCP_TOKEN, or the one that is printed.
+
+    \b
+    Examples:
+      draftwise mcp
+      draftwise mcp --read manifests/ --write deployments/
+      DRAFTWISE_MCP_TOKEN=... draftwise mcp --http 8765
+    """
+    result = run_mcp.run(McpRequest(**given), _Lines())
+    if as_json and given["http"] is not None:
+        show(result, render, as_json=True)
+
+
+def render(console: Console, result: McpResult) -> None:
+    """Print which server has ended."""
+    console.print(f"{result.transport} is no longer served.", markup=False, highlight=False)
+
+
+class _Lines(Silent):
+    """Prints lines on stderr; stdout may be the client's."""
+
+    def status(self, text: str) -> None:
+        """Print a line."""
+        click.echo(text, err=True)

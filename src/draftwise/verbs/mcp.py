@@ -1,0 +1,93 @@
+"""`mcp`: the verbs as tools of an agent, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from draftwise.core import InvalidSetup
+from draftwise.core.progress import Progress
+from draftwise.machine.confinement import Confinement
+from draftwise.verbs.field_types import Range
+from draftwise.verbs.verb import Result, refuse, verb
+
+__all__ = ["TOKEN", "McpRequest", "McpResult", "mcp"]
+
+TOKEN = "DRAFTWISE_MCP_TOKEN"
+"""Environment variable that holds the token of the HTTP server."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpRequest:
+    """What agents are allowed, and how they reach the server."""
+
+    _: KW_ONLY
+    http: Annotated[int, Range(0, 65535)] | None = None
+    """Port on 127.0.0.1, 0 for a free one; None serves one client over standard input and output."""
+    read: Sequence[str | PathLike[str]] = ()
+    """Folders whose files may be read; default: the current folder."""
+    write: str | PathLike[str] | None = None
+    """Folder below which files may be written, and without which deploy, replay, decide and calibrate refuse."""
+    variables: Sequence[str] = ()
+    """Environment variables whose values may be sent to servers in headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpResult(Result):
+    """A server that has ended."""
+
+    VERB: ClassVar[str] = "mcp"
+    transport: str
+    """`stdio`, or the address."""
+
+
+@verb(McpRequest)
+def mcp(request: McpRequest, progress: Progress) -> McpResult:
+    """Serve the verbs as tools over the Model Context Protocol until the client goes away, or until SIGINT or SIGTERM.
+
+    Only files below the folders of the request are read; nothing is written, and no program is started, unless a folder
+    to write is given. Over HTTP every request brings a token: that of the variable DRAFTWISE_MCP_TOKEN, or a fresh one,
+    which goes to `progress.status` with the address.
+    """
+    from draftwise.verbs.tool_calls import Permissions
+
+    folder = None if request.write is None else Path(request.write).resolve()
+    read = [Path(each) for each in request.read] or [Path.cwd()]
+    for each in read:
+        if not each.is_dir():
+            refuse(f"{each} is not a folder.", where="--read")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    permissions = Permissions(
+        files=Confinement.of(read=read, write=() if folder is None else (folder,)),
+        folder=folder,
+        variables=frozenset(request.variables),
+    )
+    try:
+        from draftwise.verbs.mcp_server import serve_http, serve_stdio
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("draftwise"):
+            raise
+        raise InvalidSetup.because(
+            "extra-not-installed", f"The server needs {error.name}, which is not installed.",
+            fix="Run: pip install 'draftwise[mcp]'.",
+        ) from None  # fmt: skip
+    if request.http is None:
+        serve_stdio(permissions)
+        return McpResult(transport="stdio")
+    given = os.environ.pop(TOKEN, "")
+    token = given or secrets.token_urlsafe(32)
+    address = ""
+
+    def tell(found: str) -> None:
+        nonlocal address
+        address = found
+        progress.status(found if given else f"{found}\nAuthorization: Bearer {token}")
+
+    serve_http(permissions, port=request.http, token=token, tell=tell)
+    return McpResult(transport=address)

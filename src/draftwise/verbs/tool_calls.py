@@ -1,0 +1,258 @@
+"""Verbs as tools of an agent: their arguments, the files that they may name, and their answers as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Finding, InvalidRequest, InvalidSetup
+from draftwise.core.document_schema import json_schema
+from draftwise.core.progress import Progress
+from draftwise.machine.confinement import Confinement
+from draftwise.verbs.error_documents import describe_error
+from draftwise.verbs.field_types import find_wrong_types
+from draftwise.verbs.request_schemas import request_schema
+from draftwise.verbs.verb import Result, Verb, load_verb
+
+__all__ = ["LARGEST", "TOOLS", "Permissions", "Tool", "ToolAnswer", "answer_of", "call", "make_request", "refusal_of"]
+
+LARGEST = 1_000_000
+"""Bytes of the arguments of a call, and of its answer."""
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_OPTION = re.compile(r"'[^']*'|(?<![\w`-])--?[a-z][\w-]*")
+"""An option in a message; what stands in quotes is the agent's own text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """What whoever started the server allows."""
+
+    files: Confinement
+    folder: Path | None = None
+    """Folder below which tools write; None for a server that only reads."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables whose values may be sent to servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A verb as a tool."""
+
+    verb: str
+    without: frozenset[str] = frozenset()
+    """Fields of its request that an agent cannot set: those that run a command, and those that only Python has."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Fields that name what is written: to the default below the folder, in which `{now}` is the time; or to ""."""
+    always_writes: bool = False
+    is_job: bool = False
+    """Whether it takes minutes: it is started, asked for its state, stopped, and asked for its result."""
+
+    @property
+    def request(self) -> Verb[Any, Any, Any]:
+        """The verb itself."""
+        return load_verb(self.verb)
+
+    def input_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the arguments."""
+        return request_schema(self.request.request, without=self.without)
+
+    def output_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the answer."""
+        document = json_schema(self.request.result, title=self.verb)
+        shared: dict[str, Any] = {key: document.pop(key) for key in ("$schema", "definitions") if key in document}
+        result = {key: value for key, value in document.items() if key != "title"}
+        return {
+            **shared,
+            "type": "object",
+            "properties": {
+                "result": result,
+                "exit_code": {"type": "integer", "description": "1 where the answer is bad news, else 0."},
+                "notices": {"type": "array", "items": {"type": "object"}},
+            },
+            "required": ["result", "exit_code"],
+        }
+
+
+_USUAL = frozenset({"usual_vllm", "usual_gpu"})
+_COMMANDS = frozenset({"switch", "leave", "vllm", "serve_args", "processes", "began_s"})
+TOOLS: Mapping[str, Tool] = {
+    tool.verb: tool
+    for tool in (
+        Tool(verb="check", without=_USUAL),
+        Tool(verb="upgrade", without=_USUAL),
+        Tool(verb="pick"),
+        Tool(verb="size"),
+        Tool(verb="inspect"),
+        Tool(verb="explain"),
+        Tool(verb="forecast", written={"out": ""}),
+        Tool(verb="replay", written={"out": "profile"}, always_writes=True),
+        Tool(verb="watch", without=frozenset({"once"}), written={"record_baseline": ""}),
+        Tool(verb="report", without=frozenset({"exports", "write"}), written={"markdown": ""}),
+        Tool(verb="compare"),
+        Tool(verb="deploy", without=_USUAL, written={"out": "", "edit": ""}, always_writes=True),
+        Tool(verb="decide", without=_COMMANDS, written={"out": "runs/{now}"}, always_writes=True, is_job=True),
+        Tool(
+            verb="calibrate", without=_COMMANDS, written={"run": "runs/{now}", "out": ""}, always_writes=True,
+            is_job=True,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswer:
+    """What a call led to."""
+
+    text: str
+    """As a terminal shows it."""
+    document: dict[str, Any]
+    is_error: bool = False
+
+
+def call(name: str, arguments: Mapping[str, Any], permissions: Permissions, progress: Progress) -> ToolAnswer:
+    """Run a verb for an agent; every error is an answer."""
+    tool = TOOLS[name]
+    try:
+        return answer_of(tool.request.run(make_request(tool, arguments, permissions), progress))
+    except Exception as error:
+        return refusal_of(error, tool)
+
+
+def answer_of(result: Result) -> ToolAnswer:
+    """Return a result as an answer."""
+    document = {
+        "result": result.to_dict(),
+        "exit_code": int(result.exit_code),
+        "notices": [each.to_dict() for each in result.notices],
+    }
+    if len(json.dumps(document)) > LARGEST:
+        text = f"The answer is larger than {LARGEST:,} bytes."
+        return refusal_of(InvalidSetup.because("call-too-large", text, fix="Ask for less: fewer sources or releases."))
+    return ToolAnswer(text=str(result), document=document)
+
+
+def refusal_of(error: BaseException, tool: Tool | None = None) -> ToolAnswer:
+    """Return an error as an answer that names the fields of the tool instead of options of the command line."""
+    document = describe_error(error)
+    text = json.dumps(document)
+    if tool is not None:
+        names = _fields_by_option(tool.verb)
+        text = _OPTION.sub(lambda found: names.get(found[0], found[0]), text)
+    return ToolAnswer(text=text, document=json.loads(text), is_error=True)
+
+
+def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissions) -> Any:
+    """Return the request that arguments stand for.
+
+    Raises:
+        InvalidRequest: fields are unknown, missing or of the wrong type, or name what the server does not allow.
+    """
+    kind = tool.request.request
+    known = tool.input_schema()["properties"]
+    wrong = [*_find_unknown(arguments, known), *_find_forbidden(tool, arguments, permissions)]
+    if len(json.dumps(arguments)) > LARGEST:
+        wrong = [Finding.error("call-too-large", f"The arguments are larger than {LARGEST:,} bytes.")]
+    missing = [name for name in tool.input_schema()["required"] if name not in arguments]
+    wrong += [Finding.error("missing-argument", f"{name} is missing.", where=name) for name in missing]
+    if wrong:
+        raise InvalidRequest(wrong)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    request = kind(**{**given, **_place(tool, given, permissions)})
+    if wrong := list(find_wrong_types(request)):
+        raise InvalidRequest(wrong)
+    return request
+
+
+def _find_unknown(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Finding]:
+    for name in arguments:
+        if name not in known:
+            near = get_close_matches(name[:60], known, n=1)
+            fix = f"Did you mean {near[0]}?" if near else f"Give some of {', '.join(known)}."
+            yield Finding.error("no-such-option", f"There is no argument {name[:60]!r}.", fix=fix)
+
+
+def _find_forbidden(tool: Tool, arguments: Mapping[str, Any], permissions: Permissions) -> Iterator[Finding]:
+    if permissions.folder is None and (tool.always_writes or any(arguments.get(each) for each in tool.written)):
+        text = "This server only reads, and the call would write files."
+        yield Finding.error("not-allowed", text, fix="Start it with `draftwise mcp --write DIR`.")
+    for name, value in arguments.items():
+        for text in _list_texts(value):
+            if name in tool.written:
+                if permissions.folder is not None and not permissions.files.may_write(permissions.folder / text):
+                    message = (
+                        f"{text[:200]!r} lies outside the folder that this server may write, {permissions.folder}."
+                    )
+                    yield Finding.error("not-allowed", message, where=name, fix="Name a place below that folder.")
+            elif text == "-":
+                message = "A tool has no standard input that `-` could name."
+                yield Finding.error("not-allowed", message, where=name, fix="Give the name of a file, or the text.")
+            elif any(_is_outside(each, permissions.files) for each in _list_paths(text)):
+                message = f"{text[:200]!r} lies outside the folders that this server may read."
+                fix = "Name a file below them, or start the server with `draftwise mcp --read DIR`."
+                yield Finding.error("not-allowed", message, where=name, fix=fix)
+            secrets = _VARIABLE.findall(text) if name == "headers" else []
+            secrets += [text.rpartition("=")[2]] if name == "key_variables" else []
+            for secret in secrets:
+                if secret not in permissions.variables:
+                    message = f"The variable {secret[:60]} may not be sent to a server."
+                    fix = f"Start the server with `draftwise mcp --variable {secret[:60]}`."
+                    yield Finding.error("not-allowed", message, where=name, fix=fix)
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in an argument, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _list_texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _list_texts(each)
+
+
+def _list_paths(text: str) -> Iterator[str]:
+    """Yield what a text may name as a path: a file, one with options behind #, or one behind `NAME=` or @."""
+    for each in {text, text.partition("#")[0], text.partition("=")[2], text.removeprefix("@")}:
+        if each:
+            yield each.removeprefix("file://")
+
+
+def _is_outside(text: str, files: Confinement) -> bool:
+    if "\0" in text or len(text) > 4096 or "\n" in text:
+        return False
+    looks_like_path = text.startswith(("/", "~", "./", "../")) or ".." in Path(text).parts
+    is_path = looks_like_path and not any(map(str.isspace, text))
+    return (is_path or os.path.lexists(text)) and not files.may_read(os.path.expanduser(text))
+
+
+def _place(tool: Tool, given: Mapping[str, Any], permissions: Permissions) -> dict[str, Any]:
+    """Return the fields that name what is written, below the folder of the server."""
+    placed: dict[str, Any] = {}
+    if tool.verb == "report":
+        run = given.get("run")
+        return {"write": permissions.folder is not None and isinstance(run, str) and permissions.files.may_write(run)}
+    if permissions.folder is None:
+        return placed
+    now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    for name, default in tool.written.items():
+        value = given.get(name)
+        if isinstance(value, str) or (default and not given.get("resume") and not given.get("from_run")):
+            placed[name] = permissions.folder / (value if isinstance(value, str) else default.format(now=now))
+    return placed
+
+
+@cache
+def _fields_by_option(verb: str) -> dict[str, str]:
+    """Return the field that each option of the command line stands for."""
+    params = getattr(import_module(f"draftwise.cli.{verb}_command"), verb).params
+    return {name: each.name for each in params for name in each.opts if name.startswith("-")}

@@ -1,0 +1,204 @@
+"""A fleet: every service that one Prometheus recorded, from its counters at two times and the numbers of its run.
+
+Services are told apart by the labels that `draftwise deploy` puts on targets: namespace, service, pool and revision.
+Where a scrape lacks `service`, the name of the model or the job stands in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from draftwise.core import (
+    Baseline,
+    Condition,
+    Counters,
+    Diagnosis,
+    Expected,
+    OpenLoop,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    SpecConfig,
+    SpecStats,
+    Window,
+)
+from draftwise.core.grouping import group_by
+from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
+from draftwise.watching.prometheus import PrometheusApi, Selection, Series, put_together, select
+from draftwise.watching.watcher import PLAIN, grow
+from draftwise.watching.yardstick import Yardstick
+
+__all__ = ["FleetService", "ServiceName", "list_services", "name_service", "see_fleet"]
+
+_KEPT = (
+    *("__name__", "namespace", "service", "pool", "revision", "job", "instance", "model_name"),
+    *("engine", "ReplicaId", "position", "sleep_state"),
+)
+"""Labels that tell services, servers and readings apart; the others only make the answer longer."""
+_CONSTANTS = (
+    *("draftwise:breakeven_tokens_per_step", "draftwise:expected_tokens_per_step", "draftwise:expected_coverage"),
+    *("draftwise:crossover_in_flight", "draftwise:configured_k"),
+)
+"""What the rules of `draftwise deploy` record of a run, by service and revision."""
+_HEAVY = frozenset({"at_most", "adapters", "cache_dtype"})
+"""Readings that are left out: histograms have as many series as all the rest."""
+_MANY = 10**6
+"""Steps of the window that stands for a run of which only ratios are recorded."""
+ServiceName = tuple[str, str]
+"""Namespace and service."""
+_Constants = Mapping[tuple[str, str], Mapping[str, float]]
+"""What was recorded of a run, by service and revision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetService:
+    """One service of a fleet."""
+
+    name: ServiceName
+    model: str
+    windows: tuple[Window, ...]
+    """One an engine."""
+    yardstick: Yardstick
+    found: tuple[Diagnosis, ...]
+
+    @property
+    def cost(self) -> float | None:
+        """Servers' worth of time that the costliest finding takes of those that speculate; None for no known loss."""
+        losses = [each.loss for each in self.found if not each.follows_from and each.loss]
+        servers = len({window.instance for window in self.windows if window.pool != PLAIN})
+        return servers * (1 - exp(-max(losses))) if losses else None
+
+
+def name_service(labels: Mapping[str, str]) -> ServiceName:
+    """Return which service a series is of."""
+    name = labels.get("service") or labels.get("model_name") or labels.get("job", "")
+    return labels.get("namespace", ""), name
+
+
+async def list_services(api: PrometheusApi, selection: Selection) -> list[ServiceName]:
+    """Return the services that were recorded in the last minutes.
+
+    Raises:
+        BackendError: Prometheus does not answer.
+    """
+    counter = select(selection, {"generation_tokens"})
+    series = await api.query(f"count by (namespace, service, model_name, job) ({counter})")
+    labels = [each["metric"] for each in series]
+    told = [each for each in labels if each.get("service")]
+    return sorted({name_service(each) for each in told or labels})
+
+
+async def see_fleet(
+    api: PrometheusApi, selection: Selection, *, now_s: float, span_s: float
+) -> tuple[FleetService, ...]:
+    """Return what every service did in the last minutes, the costliest first, then those of unknown cost.
+
+    Raises:
+        BackendError: Prometheus does not answer.
+    """
+    counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
+    before, after, starts, constants = (
+        await api.query(counters, at_s=now_s - span_s),
+        await api.query(counters, at_s=now_s),
+        await api.query(
+            "process_start_time_seconds and on (job, instance) " + select(selection, {"generation_tokens"}), at_s=now_s
+        ),
+        await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
+    )
+    looked = [(each, at_s) for series, at_s in ((before, now_s - span_s), (after, now_s)) for each in series]
+    began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
+    services = [_judge(*each, began, known) for each in _group(looked)]
+    return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), not each.found, each.name)))
+
+
+def _group(looked: Sequence[tuple[Series, float]]) -> Iterator[tuple[ServiceName, list[Series]]]:
+    """Yield the series of each service, with the values at both times; targets that are scraped twice count once."""
+    labelled = {each["metric"].get("instance") for each, _ in looked if each["metric"].get("service")}
+    groups: dict[ServiceName, list[Series]] = defaultdict(list)
+    for each, at_s in looked:
+        labels = each["metric"]
+        if labels.get("service") or labels.get("instance") not in labelled:
+            groups[name_service(labels)].append({"metric": labels, "values": [(at_s, each["value"][1])]})
+    yield from groups.items()
+
+
+def _judge(
+    name: ServiceName, series: Sequence[Series], starts: Mapping[str, Sequence[Series]], constants: _Constants
+) -> FleetService:
+    instances = {each["metric"].get("instance") for each in series}
+    began = [start for instance in instances for start in starts.get(instance, ())]
+    looks = [each for each in put_together(series, began) if len(each) == 2]
+    windows = tuple(window for before, after in looks for window in grow(before, after))
+    revisions = {window.revision for window in windows}
+    said = [constants.get((name[1], revision)) for revision in revisions]
+    known = next((each for each in said if each is not None), {}) if sum(each is not None for each in said) == 1 else {}
+    yardstick = Yardstick(baseline=_make_baseline(known) if known else None)
+    k = known.get("draftwise:configured_k")
+    asked = SideInfo(spec=None if k is None else SpecConfig(num_speculative_tokens=round(k)))
+    pools: dict[str, list[Window]] = defaultdict(list)
+    for window in windows:
+        pools[window.pool].append(window)
+    plain = pools.pop(PLAIN, [])
+    return FleetService(
+        name=name,
+        model=next((each["metric"]["model_name"] for each in series if "model_name" in each["metric"]), ""),
+        windows=windows,
+        yardstick=yardstick,
+        found=diagnose(pools, PoolExpectation(yardstick=yardstick), plain, asked),
+    )
+
+
+def _read_constants(constants: Sequence[Series]) -> _Constants:
+    """Return what was recorded of runs, by service and revision; not what is recorded twice with two values."""
+    known: dict[tuple[str, str], dict[str, set[float]]] = defaultdict(lambda: defaultdict(set))
+    for each in constants:
+        labels = each["metric"]
+        known[labels.get("service", ""), labels.get("revision", "")][labels["__name__"]].add(float(each["value"][1]))
+    return {
+        place: {record: next(iter(values)) for record, values in records.items() if len(values) == 1}
+        for place, records in known.items()
+    }
+
+
+def _make_baseline(known: Mapping[str, float]) -> Baseline:
+    """Return what a run found, as far as its ratios were recorded."""
+    even, tokens, coverage, crossover, k = (known.get(record) for record in _CONSTANTS)
+    condition = Condition(load=OpenLoop.steady(1.0))
+    rules = (
+        (TOKENS_PER_STEP.name, RollbackBasis.BREAK_EVEN, Relation.BELOW, even),
+        (LOAD_SIGNALS["concurrency"].name, RollbackBasis.BAND_END, Relation.ABOVE, crossover),
+    )
+    expected = None
+    if tokens is not None and coverage is not None and k is not None:
+        drafts, accepted = round(coverage * _MANY), round((tokens - 1) * _MANY)
+        stats = SpecStats(
+            num_drafts=drafts,
+            num_draft_tokens=round(k * drafts),
+            num_accepted_tokens=accepted,
+            accepted_per_pos=(),
+        )
+        counters = Counters(spec=stats, generation_tokens=_MANY + accepted)
+        expected = Expected(workload="", condition=condition, counters=counters)
+    return Baseline(
+        setup_sha256="",
+        arm="spec",
+        expected=expected,
+        rollback=tuple(
+            Rollback(
+                workload="",
+                arm="spec",
+                metric=metric,
+                relation=relation,
+                value=value,
+                for_s=0.0,
+                basis=basis,
+                condition=condition,
+            )
+            for metric, basis, relation, value in rules
+            if value is not None
+        ),
+    )

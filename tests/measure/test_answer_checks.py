@@ -1,0 +1,186 @@
+"""`verify --answers` on servers that are right, wrong on cache hits, wrong with tools, unsteady, silent, or absent."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.web import Answer, serving_answers
+
+from draftwise.cli import main
+
+_TIE, _GAP = 0.001, 6.0
+"""Nats between the two best tokens where they are tied, and elsewhere."""
+_SUBJECT = '{"name": "a", "year": 1969, "tags": []}'
+
+
+@dataclass
+class Model:
+    """A server of a model whose next token is a hash of all tokens before it."""
+
+    wrong_on_hits: bool = False
+    wrong_with_tools: bool = False
+    breaks_json: bool = False
+    unsteady: bool = False
+    """Takes either of two tokens that are tied."""
+    mad: bool = False
+    """Changes tokens that are not tied."""
+    tells_logprobs: bool = True
+    has_cache: bool = True
+    drafts: bool = True
+    refuses: str = ""
+    """Field of a request that it refuses."""
+    _seen: set[tuple[object, ...]] = field(default_factory=set)
+    _asked: int = 0
+    _hits: int = 0
+
+    def get(self, path: str, _: object) -> Answer:
+        if path == "/metrics":
+            counts = {"vllm:generation_tokens_total": 48 * self._asked, "vllm:prefix_cache_queries_total": self._asked}
+            counts["vllm:prefix_cache_hits_total"] = self._hits
+            if self.drafts:
+                counts["vllm:spec_decode_num_drafts_total"] = 20 * self._asked
+            return 200, "".join(f'{name}{{model_name="m"}} {count}\n' for name, count in counts.items())
+        if path == "/v1/models":
+            return 200, json.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
+        return 200, json.dumps({"version": "0.33.0"})
+
+    def post(self, path: str, body: bytes) -> Answer:
+        asked: dict[str, Any] = json.loads(body)
+        if self.refuses and self.refuses in asked:
+            return 400, json.dumps({"error": {"message": f"{self.refuses} is not supported"}})
+        if isinstance(asked.get("prompt"), list):
+            return 200, json.dumps({"choices": [{"logprobs": self._view(asked["prompt"])}]})
+        self._asked += 1
+        content = asked["messages"][0]["content"]
+        prompt = [*content.encode(), *(b"tools" if "tools" in asked else b"")]
+        key = (asked.get("cache_salt"), content[:64])
+        is_hit = self.has_cache and key in self._seen
+        self._hits += 16 * is_hit
+        self._seen.add(key)
+        if "response_format" in asked:
+            text = _SUBJECT[:20] if self.breaks_json else _SUBJECT
+            tokens = [*text.encode()]
+        else:
+            is_wrong = (is_hit and self.wrong_on_hits) or ("tools" in asked and self.wrong_with_tools)
+            tokens = list(self._answer(prompt, asked["max_tokens"], is_wrong=is_wrong))
+            text = " ".join(map(str, tokens))
+        shown: dict[str, Any] = {"role": "assistant", "content": text}
+        if "tools" in asked:
+            shown = {"role": "assistant", "tool_calls": [{"function": {"name": "find_orders", "arguments": text}}]}
+        choice = {"index": 0, "delta": shown, "token_ids": tokens, "finish_reason": "length"}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+        event = {"choices": [choice], "prompt_token_ids": prompt, "usage": usage}
+        return 200, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+
+    def _answer(self, prompt: Sequence[int], count: int, *, is_wrong: bool) -> Iterator[int]:
+        digest = _digest(prompt)
+        for position in range(count):
+            best, second, gap = _choose(digest)
+            takes_other = gap == _TIE and self.unsteady and self._asked % 2
+            takes_other = takes_other or (self.mad and position == self._asked % 7)
+            token = 7 if is_wrong and position == 5 else second if takes_other else best
+            digest = _digest([token], digest)
+            yield token
+
+    def _view(self, tokens: Sequence[int]) -> object:
+        best, second, gap = _choose(_digest(tokens))
+        view = {f"token_id:{best}": -0.1, f"token_id:{second}": -0.1 - gap, "token_id:1": -9.0}
+        return {"top_logprobs": [view]} if self.tells_logprobs else None
+
+
+def _digest(tokens: Sequence[int], before: int = 0) -> int:
+    return crc32(array("H", tokens).tobytes(), before)
+
+
+def _choose(digest: int) -> tuple[int, int, float]:
+    """Return the best and the second-best token, and how far they are apart."""
+    return 1000 + digest % 500, 2000 + digest % 500, _TIE if digest % 13 == 0 else _GAP
+
+
+@contextmanager
+def running(model: Model) -> Iterator[str]:
+    with serving_answers(model.get, model.post) as url:
+        yield url
+
+
+def check(server: Model, plain: Model | None = None) -> tuple[Result, dict[str, str]]:
+    """Return what is printed, and the outcome of each kind of requests."""
+    with running(server) as url, running(plain or Model(drafts=False)) as beside:
+        result = CliRunner().invoke(main, ["verify", url, "--answers", "--against", beside, "--json"])
+    (judged,) = json.loads(result.stdout)
+    kinds = {"cached prefix": "cache", "tools": "tools", "JSON schema": "schema", "long context": "long"}
+    found = {}
+    for finding in judged["findings"]:
+        kind = next(
+            kind
+            for words, kind in kinds.items()
+            if f"with a {words}" in finding["message"] or words in finding["message"]
+        )
+        found[kind] = finding["code"].removeprefix("answers-")
+    assert len(found) == len(kinds) == len(judged["findings"])
+    return result, found
+
+
+ALL = ("cache", "tools", "schema", "long")
+
+
+@pytest.mark.parametrize(
+    ("server", "differ", "unjudged", "says"),
+    [
+        (Model(), (), (), "12 of 12 answers with a cached prefix"),
+        (Model(wrong_on_hits=True), ("cache",), (), "from output token 5 on"),
+        (Model(wrong_with_tools=True), ("tools",), (), "tools-0 from output token 5 on"),
+        (Model(breaks_json=True), ("schema",), (), "is not of the form that was asked for"),
+        (Model(unsteady=True), (), (), "all but equally likely"),
+        (Model(mad=True), ("cache", "tools", "long"), (), "answers-differ"),
+        (Model(refuses="tools"), ("tools",), (), "tools is not supported"),
+        (Model(has_cache=False), (), ("cache",), "its prefix cache had no hit"),
+        (Model(drafts=False), (), ALL, "counted no draft"),
+    ],
+    ids=["right", "cache hits", "tools", "JSON", "unsteady", "mad", "refuses tools", "no cache", "no drafts"],
+)
+def test_each_kind_is_the_same_different_or_not_judged(
+    server: Model, differ: Sequence[str], unjudged: Sequence[str], says: str
+) -> None:
+    result, found = check(server)
+    wanted = {kind: "differ" if kind in differ else "not-judged" if kind in unjudged else "same" for kind in ALL}
+    assert found == wanted
+    assert says in result.stdout
+    assert result.exit_code == int(bool(differ))
+
+
+def test_an_unsteady_plain_server_excuses_ties_and_nothing_else() -> None:
+    assert set(check(Model(), Model(unsteady=True, drafts=False))[1].values()) == {"same"}
+    assert check(Model(wrong_on_hits=True), Model(unsteady=True, drafts=False))[1]["cache"] == "differ"
+
+
+def test_without_log_probabilities_a_rare_difference_is_not_judged_and_an_early_one_is() -> None:
+    silent = Model(tells_logprobs=False, drafts=False)
+    result, found = check(Model(tells_logprobs=False, wrong_on_hits=True, wrong_with_tools=True), silent)
+    assert found == {"cache": "not-judged", "tools": "differ", "schema": "same", "long": "same"}
+    assert "the servers tell no log-probabilities by token; first cache-" in result.stdout
+
+
+def test_a_plain_server_that_refuses_is_no_yardstick() -> None:
+    result, found = check(Model(), Model(refuses="response_format", drafts=False))
+    assert found["schema"] == "not-judged"
+    assert "the plain server refuses such requests" in result.stdout
+
+
+def test_an_absent_server_is_no_verdict() -> None:
+    with running(Model()) as url:
+        result = CliRunner().invoke(main, ["verify", "http://127.0.0.1:1", "--answers", "--against", url])
+        other = CliRunner().invoke(main, ["verify", url, "--answers", "--against", "http://127.0.0.1:1"])
+        alone = CliRunner().invoke(main, ["verify", url, "--answers"])
+    for each in (result, other):
+        assert each.exit_code != 0
+        assert "same" not in each.output
+    assert alone.exit_code == 2

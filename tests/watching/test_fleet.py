@@ -1,0 +1,180 @@
+"""All services that one Prometheus recorded: told apart by labels, held against their runs, costliest first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+from tests.support.production import BREAK_EVEN, PLAIN, SPEC, Server
+from tests.support.web import Answer, serving_answers
+
+from draftwise.cli.watch_command import watch
+from draftwise.watching.fleet import FleetService, list_services, see_fleet
+from draftwise.watching.prometheus import PrometheusApi, Selection
+
+NOW_S, SPAN_S = 1_700_000_000.0, 300.0
+BORN_S = NOW_S - 4000.0
+DEAD = replace(SPEC, positions=(0.0,) * 3)
+FALLEN = replace(SPEC, positions=(0.2, 0.06, 0.05))
+
+
+def record(server: Server, instance: str, **labels: str) -> list[tuple[dict[str, str], float, bool]]:
+    """Return the series of a server: labels, value or growth in a second, and whether it grows."""
+    labels = {"engine": "0", "instance": instance, "job": "llm", "model_name": "m", "pool": "spec", **labels}
+    series = []
+    for name, rate in server.count().items():
+        sample, _, position = name.partition("{")
+        own = {"position": position.split('"')[1]} if position else {}
+        series.append(({"__name__": f"vllm:{sample}", **labels, **own}, rate, True))
+    gauges = {f"vllm:{name}": value for name, value in server.read_gauges().items()}
+    gauges["process_start_time_seconds"] = BORN_S
+    return series + [({"__name__": name, **labels}, value, False) for name, value in gauges.items()]
+
+
+def record_service(
+    servers: Sequence[Server], service: str, namespace: str = "prod", *, revisions: Sequence[str] = (), **more: str
+) -> list[tuple[dict[str, str], float, bool]]:
+    named = {"service": service, "namespace": namespace, **more}
+    rows = [
+        record(
+            each,
+            f"{namespace}-{service}-{i}:8000",
+            **named,
+            revision=revisions[i] if revisions else "r1",
+            pool="spec" if each.speculates else "plain",
+        )
+        for i, each in enumerate(servers)
+    ]
+    return [row for each in rows for row in each]
+
+
+def record_run(service: str, revision: str = "r1") -> list[tuple[dict[str, str], float, bool]]:
+    values = {
+        "breakeven_tokens_per_step": BREAK_EVEN,
+        "expected_tokens_per_step": 1.87,
+        "expected_coverage": 0.99,
+        "configured_k": 3.0,
+    }
+    labels = {"service": service, "revision": revision}
+    return [({"__name__": f"draftwise:{name}", **labels}, value, False) for name, value in values.items()]
+
+
+class Recorded:
+    """An API that answers instant queries as Prometheus does: selectors by name and label, `max by` and `count by`."""
+
+    def __init__(self, series: Sequence[tuple[dict[str, str], float, bool]]) -> None:
+        self.series, self.asked = series, list[str]()
+
+    def __call__(self, path: str, _: Mapping[str, str]) -> Answer:
+        given = parse_qs(urlsplit(path).query)
+        query, at_s = given["query"][0], float(given.get("time", [str(NOW_S)])[0])
+        self.asked.append(query)
+        start, constant = query.startswith("process_start"), query.startswith('{__name__=~"draftwise')
+        result = []
+        for labels, value, grows in self.series:
+            name = labels["__name__"]
+            wanted = "process_start" if start else "draftwise:" if constant else "vllm:"
+            is_named = start or constant or name.removeprefix("vllm:").removesuffix("_total") in query
+            if name.startswith(wanted) and is_named:
+                shown = f"{value * (at_s - BORN_S) if grows else value}"
+                result.append({"metric": labels, "value": [at_s, shown]})
+        return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+def see(series: Sequence[tuple[dict[str, str], float, bool]], selection: Selection | None = None) -> list[FleetService]:
+    async def run(url: str) -> list[FleetService]:
+        found = await see_fleet(PrometheusApi(url), selection or Selection(), now_s=NOW_S, span_s=SPAN_S)
+        assert {each.name for each in found} == set(await list_services(PrometheusApi(url), selection or Selection()))
+        return list(found)
+
+    with serving_answers(Recorded(series)) as url:
+        return asyncio.run(run(url))
+
+
+def codes(service: FleetService) -> list[str]:
+    return [each.code for each in service.found if not each.follows_from]
+
+
+def test_one_model_in_two_namespaces_and_two_services_are_three_rows() -> None:
+    healthy = [SPEC, SPEC, PLAIN]
+    series = [
+        *record_service(healthy, "chat"),
+        *record_service([DEAD, DEAD], "chat", "staging"),
+        *record_service(healthy, "code"),
+    ]
+    first, *others = see(series)
+    assert first.name == ("staging", "chat")
+    assert codes(first) == ["zero-acceptance"]
+    assert {each.name for each in others} == {("prod", "chat"), ("prod", "code")}
+    assert all(each.found == () for each in others)
+
+
+def test_what_costs_most_is_first_and_more_servers_cost_more() -> None:
+    series = [
+        *record_service([SPEC] * 3, "healthy"),
+        *record_service([FALLEN] * 2, "small"),
+        *record_service([FALLEN] * 6, "large"),
+        *(row for name in ("healthy", "small", "large") for row in record_run(name)),
+    ]
+    found = see(series)
+    assert [each.name[1] for each in found] == ["large", "small", "healthy"]
+    assert found[0].cost == pytest.approx(3 * (found[1].cost or 0.0), rel=0.05)
+    assert found[2].cost is None
+    assert found[0].yardstick.break_even == BREAK_EVEN
+
+
+def test_a_run_of_another_revision_says_nothing() -> None:
+    series = [*record_service([FALLEN] * 2, "chat", revisions=["r2", "r2"]), *record_run("chat", "r1")]
+    (found,) = see(series)
+    assert found.yardstick.break_even is None
+    assert codes(found) == []
+
+
+def test_old_and_new_revision_are_one_service_and_the_worse_one_is_named() -> None:
+    series = record_service([SPEC, SPEC, FALLEN, FALLEN], "chat", revisions=["r1", "r1", "r2", "r2"])
+    (found,) = see(series)
+    assert codes(found) == ["revisions-differ"]
+    assert "revision r2" in found.found[0].message
+
+
+def test_targets_that_another_job_scrapes_too_count_once() -> None:
+    own = record_service([SPEC, SPEC], "chat")
+    again = [
+        ({k: v for k, v in labels.items() if k not in ("service", "revision", "pool")}, *rest) for labels, *rest in own
+    ]
+    (found,) = see([*own, *again])  # type: ignore[list-item]
+    assert len(found.windows) == 2
+
+
+def test_without_deploys_labels_the_model_names_a_service() -> None:
+    series = [*record(SPEC, "a:8000", model_name="llama"), *record(DEAD, "b:8000", model_name="qwen")]
+    assert [each.name for each in see(series)] == [("", "qwen"), ("", "llama")]
+
+
+def test_histograms_are_not_asked_for() -> None:
+    recorded = Recorded(record_service([SPEC], "chat"))
+    with serving_answers(recorded) as url:
+        asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
+    assert len(recorded.asked) == 4
+    assert not [query for query in recorded.asked if "bucket" in query]
+
+
+def test_the_table_names_services_by_what_they_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    series = [*record_service([SPEC] * 2, "good"), *record_service([DEAD] * 2, "bad"), *record_run("bad")]
+    with serving_answers(Recorded(series)) as url:
+        shown = CliRunner().invoke(watch, ["--prometheus", url, "--once"], env={"COLUMNS": "200"})
+        as_json = CliRunner().invoke(watch, ["--prometheus", url, "--once", "--json"])
+    assert shown.exit_code == as_json.exit_code == 1, shown.output
+    head, row, total = shown.output.splitlines()
+    assert head.split() == ["servers", "lost", "service", "servers", "tokens/step", "first", "finding"]
+    assert "prod/bad" in row
+    assert "zero-acceptance" in row
+    assert total == "2 services, 1 without a finding."
+    rows = json.loads(as_json.output)["services"]
+    assert [(each["service"], each["servers"]) for each in rows] == [("bad", 2), ("good", 2)]
