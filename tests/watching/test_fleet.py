@@ -142,6 +142,24 @@ def test_old_and_new_revision_are_one_service_and_the_worse_one_is_named() -> No
     assert "revision r2" in found.found[0].message
 
 
+def test_a_service_whose_data_ended_is_not_healthy() -> None:
+    class Ended(Recorded):
+        """The servers of `gone` are scraped no more."""
+
+        def __call__(self, path: str, headers: Mapping[str, str]) -> Answer:
+            at_s = float(parse_qs(urlsplit(path).query).get("time", [str(NOW_S)])[0])
+            series, kept = self.series, [row for row in self.series if row[0].get("service") != "gone"]
+            self.series = series if at_s < NOW_S else kept
+            answer = super().__call__(path, headers)
+            self.series = series
+            return answer
+
+    series = [*record_service([SPEC] * 2, "chat"), *record_service([SPEC] * 2, "gone")]
+    with serving_answers(Ended(series)) as url:
+        found = asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
+    assert [(each.name[1], codes(each)) for each in found] == [("gone", ["scrape-gap"]), ("chat", [])]
+
+
 def test_targets_that_another_job_scrapes_too_count_once() -> None:
     own = record_service([SPEC, SPEC], "chat")
     again = [
@@ -166,7 +184,9 @@ def test_histograms_are_not_asked_for() -> None:
 
 def test_the_table_names_services_by_what_they_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: NOW_S)
+    idle = replace(SPEC, steps=0.1, finished=0.001, running=0.0)
     series = [*record_service([SPEC] * 2, "good"), *record_service([DEAD] * 2, "bad"), *record_run("bad")]
+    series += record_service([idle] * 2, "idle")
     with serving_answers(Recorded(series)) as url:
         shown = CliRunner().invoke(watch, ["--prometheus", url, "--once"], env={"COLUMNS": "200"})
         as_json = CliRunner().invoke(watch, ["--prometheus", url, "--once", "--json"])
@@ -175,6 +195,6 @@ def test_the_table_names_services_by_what_they_lose(monkeypatch: pytest.MonkeyPa
     assert head.split() == ["servers", "lost", "service", "servers", "tokens/step", "first", "finding"]
     assert "prod/bad" in row
     assert "zero-acceptance" in row
-    assert total == "2 services, 1 without a finding."
+    assert total == "3 services, 2 without a finding, 1 of them with notes (--json shows them)."
     rows = json.loads(as_json.output)["services"]
-    assert [(each["service"], each["servers"]) for each in rows] == [("bad", 2), ("good", 2)]
+    assert [(each["service"], each["servers"]) for each in rows] == [("bad", 2), ("idle", 2), ("good", 2)]

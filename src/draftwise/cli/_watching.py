@@ -138,8 +138,8 @@ def _list_rows(snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
 
 
 def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
-    """Yield a table of services, what costs most first; those without a finding are counted."""
-    ill = [each for each in services if any(not found.follows_from for found in each.findings)]
+    """Yield a table of services, what costs most first; those without a finding, or with notes only, are counted."""
+    ill = [each for each in services if each.cost or any(found.severity != "info" for found in each.findings)]
     names = {id(each): "/".join(filter(None, (each.namespace, each.service))) for each in services}
     wide = max((len(names[id(each)]) for each in ill), default=0)
     if ill:
@@ -153,7 +153,9 @@ def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
         row.append(f"  {first.message}" + (f" (and {len(more)} more)" if more else ""), "dim")
         yield row
     if services:
-        yield Text(f"{len(services)} services, {len(services) - len(ill)} without a finding.", "dim")
+        notes = sum(bool(each.findings) and each not in ill for each in services)
+        text = f"{len(services)} services, {len(services) - len(ill)} without a finding"
+        yield Text(text + (f", {notes} of them with notes (--json shows them)." if notes else "."), "dim")
 
 
 def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:

@@ -21,6 +21,7 @@ from draftwise.core import (
     Relation,
     Rollback,
     RollbackBasis,
+    Severity,
     SpecConfig,
     SpecStats,
     Window,
@@ -72,6 +73,12 @@ class FleetService:
         servers = len({window.instance for window in self.windows if window.pool != PLAIN})
         return servers * (1 - exp(-max(losses))) if losses else None
 
+    @property
+    def gravity(self) -> int:
+        """3 with an error, 2 with a warning, 1 with a note, 0 with nothing that nothing else explains."""
+        ranks = {Severity.ERROR: 3, Severity.WARNING: 2, Severity.INFO: 1}
+        return max((ranks[each.severity] for each in self.found if not each.follows_from), default=0)
+
 
 def name_service(labels: Mapping[str, str]) -> ServiceName:
     """Return which service a series is of."""
@@ -112,7 +119,7 @@ async def see_fleet(
     looked = [(each, at_s) for series, at_s in ((before, now_s - span_s), (after, now_s)) for each in series]
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     services = [_judge(*each, began, known) for each in _group(looked)]
-    return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), not each.found, each.name)))
+    return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
 
 
 def _group(looked: Sequence[tuple[Series, float]]) -> Iterator[tuple[ServiceName, list[Series]]]:
@@ -143,6 +150,8 @@ def _judge(
     for window in windows:
         pools[window.pool].append(window)
     plain = pools.pop(PLAIN, [])
+    if not windows:
+        pools["spec"] = []  # which had data, and has none now
     return FleetService(
         name=name,
         model=next((each["metric"]["model_name"] for each in series if "model_name" in each["metric"]), ""),

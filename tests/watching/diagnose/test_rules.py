@@ -208,3 +208,11 @@ def test_the_evidence_names_the_position_of_each_rate() -> None:
     assert fell.evidence == tuple(
         f"conditional at position {index} {now:.3g}, expected {then:.3g}" for index, (now, then) in rates
     )
+
+
+def test_drafts_of_varying_length_without_positions_tell_no_k() -> None:
+    """llama.cpp and SGLang end drafts anywhere, and count no positions."""
+    window = change(k=2.4)
+    bare = replace(window, counters=replace(window.counters, spec=replace(window.counters.spec, accepted_per_pos=())))
+    found = diagnose({"spec": [bare]}, EXPECTED, [PLAIN_WINDOW], SideInfo())
+    assert "k-changed" not in [each.code for each in found]

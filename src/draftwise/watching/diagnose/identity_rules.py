@@ -98,10 +98,16 @@ def _drafts(window: Window) -> bool:
 
 
 def _count_drafted(window: Window) -> int | None:
-    """Return the k of a server: vLLM counts as many positions, and a grammar shortens some of its drafts only."""
-    if window.counters.spec.num_drafts < MIN_DRAFTS or window.mean_k is None:
+    """Return the k of a server: vLLM counts as many positions, and a grammar shortens some of its drafts only.
+
+    Servers without such counters may end a draft anywhere: their k is known where every draft has as many tokens.
+    """
+    positions, mean = len(window.counters.spec.accepted_per_pos), window.mean_k
+    if window.counters.spec.num_drafts < MIN_DRAFTS or mean is None:
         return None
-    return max(len(window.counters.spec.accepted_per_pos), ceil(window.mean_k - _ROUNDED))
+    if not positions and abs(mean - round(mean)) > _ROUNDED:
+        return None
+    return max(positions, ceil(mean - _ROUNDED))
 
 
 def _find_k_changed(case: PoolCase) -> RuleMatch | None:
