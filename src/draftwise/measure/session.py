@@ -82,7 +82,7 @@ _MANY_SERVERS = 4
 """Servers from which on it is looked at how many the time has room for, before they all start."""
 _LOOKED_AT_MORE = 1.3
 """Times what its prompts take, for a candidate's warm-up and the look at its pace."""
-_ASKED_AGAIN = 6
+_ASKED_AGAIN = 24
 """Outputs of a candidate that both servers are asked for again before they are called different."""
 _RETURN_S = 30.0
 """Wait for the server of somebody else that breaks while nothing is measured."""
