@@ -55,6 +55,11 @@ SOURCES = (
         "docs/reference/support-matrix.md",
         r"^\| \*\*v(?P<tag>[\w.-]+)\*\*[^|]*\|[^|]*\|[^|]*\| `(?P<vllm>[\w.]+)` \|", is_table=True,
     ),
+    ImageSource(
+        ("djl-inference",), "deepjavalibrary/djl-serving", "serving/docs/lmi/release_notes.md",
+        r"djl-inference:(?P<tag>[\d.]+-lmi[\d.]+)-cu(?:(?!djl-inference:|^## )[\s\S])*?"
+        r"^\* vLLM (?:version|has been) upgraded to `(?P<vllm>[\d.]+)`", is_table=True,
+    ),
 )  # fmt: skip
 
 
@@ -93,12 +98,14 @@ def _git(clone: Path, *words: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the rows of every product; what is written by hand stays."""
+    """Write the rows of every product; what is written by hand stays: `own_tags`, and the rows of `documented`."""
     data = json.loads(_DATA.read_text(encoding="utf-8"))
     rows = [row for source in SOURCES for row in find_rows(source, folder)]
     lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     own = json.dumps(data["own_tags"], indent=2).replace("\n", "\n  ")
-    _DATA.write_text(f'{{\n  "own_tags": {own},\n  "rows": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+    said = ",\n".join(f"    {json.dumps(row)}" for row in data["documented"])
+    text = f'{{\n  "own_tags": {own},\n  "documented": [\n{said}\n  ],\n  "rows": [\n{lines}\n  ]\n}}\n'
+    _DATA.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

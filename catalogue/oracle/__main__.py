@@ -1,7 +1,7 @@
 """Writes the oracle's cases and models, compares outcomes with `check`, and samples them for the test suite.
 
     python -m catalogue.oracle cases FOLDER [--seed N] [--count N] [--random-drafters N]
-    python -m catalogue.oracle lines FOLDER --releases 0.32.0,0.33.0 [--seed N] [--count N]
+    python -m catalogue.oracle lines FOLDER --releases 0.32.0,0.33.0 [--seed N] [--count N] [--names]
     python -m catalogue.oracle compare FOLDER [FOLDER ...] [--releases 0.32.0,0.33.0] [--platform cuda|cpu]
         [--out REPORT.json] [-v]
     python -m catalogue.oracle sample FOLDER --out SAMPLE.jsonl.gz [--count N]
@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from catalogue.oracle.cases import generate, read_guides
 from catalogue.oracle.compare import cases_of, compare, in_folder, read_lines, report_of
-from catalogue.oracle.lines import generate_lines
-from catalogue.oracle.models import write_models
+from catalogue.oracle.lines import generate_lines, name_models
+from catalogue.oracle.models import write_models, write_names
 from catalogue.oracle.random_drafters import generate_with_random_drafters, write_random_drafters
 from catalogue.oracle.sample import write_sample
 from draftwise.knowledge.vllm import get_release
@@ -29,6 +30,7 @@ from draftwise.knowledge.vllm import get_release
 SEED, COUNT = 20260, 2400
 GUIDES = Path(__file__).with_name("guides.jsonl")
 ABOUT = "about.json"
+SWAPPED = "swapped"
 INSTALLED = "0.32.0"
 """The release that was installed as a whole; the others ran from their bare sources."""
 THRESHOLDS = {INSTALLED: 0.99}
@@ -40,7 +42,7 @@ def main() -> None:
     if options.action == "cases":
         write_cases(options.folders[0], options.seed, options.count, options.random_drafters)
     elif options.action == "lines":
-        write_lines(options.folders[0], options.seed, options.count, options.releases or [])
+        write_lines(options.folders[0], options.seed, options.count, options.releases or [], names=options.names)
     elif options.action == "sample":
         print(write_sample(options.folders[0], options.out, options.count), "cases")
     else:
@@ -69,6 +71,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--random-drafters", type=int, default=0, help="draw the cases over this many random drafters")
+    parser.add_argument("--names", action="store_true", help="draw published names, which only vLLM has config.json of")
     parser.add_argument("--releases", type=lambda text: text.split(","))
     parser.add_argument("--platform", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path)
@@ -89,21 +92,41 @@ def write_cases(folder: Path, seed: int, count: int, random_drafters: int) -> No
     (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
-def write_lines(folder: Path, seed: int, count: int, releases: Sequence[str]) -> None:
-    """Write FOLDER/models, and FOLDER/VERSION.lines.jsonl for each release: whole command lines."""
-    write_models(folder / "models")
-    for version in releases:
-        lines = (json.dumps(case) + "\n" for case in generate_lines(seed, count, get_release(version)))
-        (folder / f"{version}.lines.jsonl").write_text("".join(lines), encoding="utf-8")
-    about = {"whole_lines": count, "seed": seed}
-    (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
+def write_lines(folder: Path, seed: int, count: int, releases: Sequence[str], *, names: bool = False) -> None:
+    """Write FOLDER/models, and FOLDER/VERSION.lines.jsonl for each release: whole command lines.
+
+    With `names`, FOLDER/swapped holds the same lines and other models under the same names.
+    """
+    places = {folder: False, folder / SWAPPED: True} if names else {folder: False}
+    for place, swapped in places.items():
+        if names:
+            write_names(place / "models", swapped=swapped)
+        else:
+            write_models(place / "models")
+        for version in releases:
+            cases = generate_lines(seed, count, get_release(version))
+            lines = (json.dumps(case) + "\n" for case in (name_models(seed, cases) if names else cases))
+            (place / f"{version}.lines.jsonl").write_text("".join(lines), encoding="utf-8")
+        about = {"whole_lines": count, "seed": seed} | ({"names": True} if names else {})
+        (place / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def compare_release(folder: Path, version: str, platform: str) -> dict[str, Any]:
-    """Return the report on one outcome file."""
-    outcomes = {outcome["id"]: outcome for outcome in read_lines(folder / f"{version}.{platform}.jsonl")}
-    agreement = compare(read_lines(cases_of(folder, version)), outcomes, version, platform, folder / "models")
+    """Return the report on one outcome file; lines of names are judged where no checkpoint lies."""
+    file = f"{version}.{platform}.jsonl"
+    outcomes = read_outcomes(folder / file)
+    cases = read_lines(cases_of(folder, version))
+    if not (folder / SWAPPED).is_dir():
+        agreement = compare(cases, outcomes, version, platform, folder / "models")
+    else:
+        swapped = read_outcomes(folder / SWAPPED / file)
+        with tempfile.TemporaryDirectory() as empty:
+            agreement = compare(cases, outcomes, version, platform, Path(empty), swapped=swapped)
     return {"version": version, "platform": platform, **report_of(agreement)}
+
+
+def read_outcomes(path: Path) -> dict[str, dict[str, Any]]:
+    return {outcome["id"]: outcome for outcome in read_lines(path)}
 
 
 def write_report(path: Path, sets: list[dict[str, Any]]) -> None:

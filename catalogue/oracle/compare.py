@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
+from draftwise.core import CheckOutcome, Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
 from draftwise.plan.check import check, judge
 from draftwise.setups.read import SetupReading, read_words
 
@@ -79,6 +79,8 @@ class Prediction:
     """What `check` says about a case, in the oracle's terms."""
 
     accepted: bool
+    unjudged: bool = False
+    """Whether `check` says that what it was given does not decide."""
     stages: tuple[str, ...] = ()
     exceptions: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()
@@ -103,6 +105,8 @@ class Agreement:
     """Shape or outcome class -> agreed, cases."""
     false_accepted: list[str] = field(default_factory=list)
     """Ids of the cases that vLLM refuses and `check` accepts."""
+    unjudged: int = 0
+    """Cases that `check` does not judge, as their outcome depends on what it was not given: they agree."""
     false_refused: int = 0
     """Cases that vLLM accepts and `check` refuses."""
     disagreements: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -139,11 +143,12 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
             exceptions=tuple(ruling.exception for ruling in refusals),
             codes=tuple(ruling.code for ruling in refusals),
         )
+    unjudged = report.outcome is CheckOutcome.NOT_JUDGED
     if report.resolved is None:
-        return Prediction(accepted=True, resolved={"method": None})
+        return Prediction(accepted=True, unjudged=unjudged, resolved={"method": None})
     resolved = {name: _plain(getattr(report.resolved, name)) for name in VALUES}
     fields = {f"fields.{name}": _plain(value) for name, value in report.resolved.fields.items()}
-    return Prediction(accepted=True, resolved=resolved | fields)
+    return Prediction(accepted=True, unjudged=unjudged, resolved=resolved | fields)
 
 
 def setup_of(case: Mapping[str, Any], version: str, platform: str) -> Setup:
@@ -214,8 +219,18 @@ def not_decidable(case: Mapping[str, Any], outcome: Mapping[str, Any], models: P
 
 
 def compare(cases: Iterable[Mapping[str, Any]], outcomes: Mapping[str, Mapping[str, Any]], version: str, platform: str,
-            models: Path) -> Agreement:  # fmt: skip
-    """Run `check` over the cases that have an outcome."""
+            models: Path, *, swapped: Mapping[str, Mapping[str, Any]] | None = None) -> Agreement:  # fmt: skip
+    """Run `check` over the cases that have an outcome.
+
+    Args:
+        cases: what both judge.
+        outcomes: vLLM's, by the case's id.
+        version: the release.
+        platform: `cuda` or `cpu`.
+        models: where `check` runs.
+        swapped: vLLM's outcomes with other models under the same names, where `check` gets the names alone. "Not
+            judged" agrees with a refusal only if these differ; with an acceptance always, as a config can be refused.
+    """
     agreement = Agreement()
     with contextlib.chdir(models):
         for case in cases:
@@ -224,8 +239,14 @@ def compare(cases: Iterable[Mapping[str, Any]], outcomes: Mapping[str, Mapping[s
                 continue
             if reason := not_decidable(case, outcome, Path()):
                 agreement.undecidable[reason] += 1
-            else:
-                _count(agreement, case, outcome, predict(case, version, platform))
+                continue
+            prediction = predict(case, version, platform)
+            if swapped is not None and prediction.unjudged:
+                other = swapped[case["id"]]
+                if depends := outcome["accepted"] or _gist(outcome) != _gist(other):
+                    prediction = replace(prediction, accepted=outcome["accepted"], stages=("",), exceptions=("",))
+                agreement.unjudged += depends
+            _count(agreement, case, outcome, prediction)
     return agreement
 
 
@@ -254,6 +275,11 @@ def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, 
         agreement.false_refused += 1
     for name, (truth_value, said) in different.items():
         agreement.disagreements[_signature(name, outcome, prediction, truth_value, said)].append(case["id"])
+
+
+def _gist(outcome: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells one refusal from another."""
+    return outcome["accepted"], outcome.get("stage"), outcome.get("exception"), outcome.get("message")
 
 
 def _signature(name: str, outcome: Mapping[str, Any], prediction: Prediction, truth: Any, said: Any) -> str:
@@ -288,6 +314,7 @@ def report_of(agreement: Agreement) -> dict[str, Any]:
         "values": {name: counts for name, counts in values.items() if not name.startswith("fields.")},
         "fields": [sum(column) for column in zip(*(values[n] for n in values if n.startswith("fields.")), strict=True)],
         "false_refused": agreement.false_refused,
+        "not_judged_and_open": agreement.unjudged,
         "by_class": {name: tuple(counts) for name, counts in sorted(agreement.groups.items())},
         "disagreements": [
             {"signature": signature, "cases": len(ids), "example": ids[0]}

@@ -8,15 +8,17 @@ one at an edge, of another spelling or of another type. What is right and what i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from catalogue.oracle.cases import add_faults
+from catalogue.oracle.models import MODELS, PUBLISHED
 from catalogue.oracle.shapes import SHAPES, Case
+from draftwise.knowledge.models import read_models
 from draftwise.knowledge.vllm import Release
 
-__all__ = ["NOT_DRAWN", "generate_lines"]
+__all__ = ["NOT_DRAWN", "generate_lines", "name_models"]
 
 NOT_DRAWN = frozenset(
     {
@@ -104,6 +106,28 @@ def generate_lines(seed: int, count: int, release: Release) -> Iterator[Case]:
             line += _draw_flag(rng, name, table[name], release)
         case["line"] = _with_speculation(rng, case, line)
         yield {"id": f"{seed}-{release}-{index}", **case}
+
+
+def name_models(seed: int, cases: Iterable[Case]) -> Iterator[Case]:
+    """Yield the lines with published names in place of the shapes: any known one, or one of the shape's type."""
+    rng = Random(f"names {seed}")
+    known = read_models()
+    published = {shape: [name for name, each in PUBLISHED.items() if each == shape] for shape in PUBLISHED.values()}
+
+    def rename(shape: str, *, is_free: bool = False) -> str:
+        kind = (MODELS.get(shape) or {}).get("model_type")
+        names = [model.id for model in known if is_free or model.config["model_type"] == kind]
+        return rng.choice(published.get(shape) or names or [shape])
+
+    for case in cases:
+        target, *rest = case["line"]
+        spec = case["spec"]
+        name = rename(target, is_free=spec is None)
+        if spec is not None and isinstance(spec.get("model"), str):
+            given = json.dumps(spec)
+            spec["model"] = rename(spec["model"])
+            rest = [json.dumps(spec) if word == given else word for word in rest]
+        yield {**case, "target": name, "line": [name, *rest]}
 
 
 def _draw_name(rng: Random, table: Mapping[str, Any], usual: Sequence[str]) -> str:

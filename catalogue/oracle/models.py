@@ -7,7 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DECODERS", "DRAFTERS", "MODELS", "PUBLISHED", "SHAPES_OF_TYPES", "TARGETS", "Config", "write_models"]
+from draftwise.knowledge.models import read_models
+
+__all__ = [
+    "DECODERS",
+    "DRAFTERS",
+    "MODELS",
+    "PUBLISHED",
+    "SHAPES_OF_TYPES",
+    "TARGETS",
+    "Config",
+    "write_models",
+    "write_names",
+]
 
 Config = Mapping[str, Any]
 
@@ -282,12 +294,30 @@ class {name}({parent}):
 _PARENTS = {"mimo": ("qwen2", "Qwen2Config"), "minicpm": ("llama", "LlamaConfig")}
 
 
-def write_models(folder: Path) -> None:
+def write_names(folder: Path, *, swapped: bool = False) -> None:
+    """Write the models that names stand for, as FOLDER/NAME/config.json: what the hub would give for a name.
+
+    Args:
+        folder: where they are written.
+        swapped: gives each name the config of a model of another type.
+    """
+    known = {
+        name: {key: value for key, value in model.config.items() if key != "auto_map"}
+        for model in read_models()
+        for name in model.names
+    }
+    configs = {name: config for name, config in {**MODELS, **known}.items() if config is not None}
+    names = sorted(configs, key=lambda name: (str(configs[name].get("model_type")), name))
+    given = dict(zip(names, [*names[len(names) // 2 :], *names[: len(names) // 2]], strict=True)) if swapped else {}
+    write_models(folder, {name: configs[given.get(name, name)] for name in names})
+
+
+def write_models(folder: Path, models: Mapping[str, Config | None] = MODELS) -> None:
     """Write every model as FOLDER/NAME/config.json; both sides run inside FOLDER, so that names stay as written."""
-    for name, config in MODELS.items():
+    for name, config in models.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         if config is not None:
-            (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+            (folder / name / "config.json").write_text(json.dumps(dict(config), indent=1) + "\n", encoding="utf-8")
         if config is not None and "auto_map" in config:
             module, name_of_class = config["auto_map"]["AutoConfig"].split(".")
             base, parent = _PARENTS[config["model_type"]]

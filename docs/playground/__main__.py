@@ -17,14 +17,15 @@ from importlib import import_module
 from pathlib import Path
 
 import draftwise
-from draftwise.ui.answers import ANSWERED
 from draftwise.verbs import VERBS
+from draftwise.verbs.pages.answers import ANSWERED
 
 HERE = Path(__file__).parent
-ROOMS = ("checkpoints", "core", "deploying", "knowledge", "machine", "plan", "setups", "ui", "verbs")
+ROOMS = ("checkpoints", "core", "deploying", "knowledge", "machine", "plan", "setups", "verbs")
 """Rooms of draftwise that the verbs of the forms reach, as folders: some are only imported for some inputs."""
 PACKAGES = ("packaging", "yaml")
 PAGE = ("index.html", "page.js", "worker.js")
+SHARED = ("cards.js", "draftwise.css", "forms.js")
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json")
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 
@@ -53,8 +54,8 @@ def build(out: Path, pyodide: Path) -> None:
     out.mkdir(parents=True)
     for name in PAGE:
         shutil.copy(HERE / name, out)
-    for file in (Path(draftwise.__file__).parent / "ui" / "static").iterdir():
-        shutil.copy(file, out)
+    for name in SHARED:
+        shutil.copy(Path(draftwise.__file__).parent / "verbs" / "pages" / "static" / name, out)
     for name in PYODIDE:
         shutil.copy(pyodide / name, out)
     (out / "site.zip").write_bytes(pack(dict(list_files())))
@@ -65,9 +66,13 @@ def list_files() -> Iterator[tuple[str, bytes]]:
     """Yield path and content of each file of the archive, before it is compiled."""
     package = Path(draftwise.__file__).parent
     others = {package / "verbs" / f"{row.module}.py" for row in VERBS.values() if row.name not in (*ANSWERED, "facts")}
+    others |= {
+        package / "verbs" / "listed_runs.py",
+        *(package / "verbs" / "pages").glob("[!_a]*"),
+    }
     rooms = {file for room in ROOMS for file in (package / room).rglob("*")}
     for file in (*package.glob("*.py"), *sorted(rooms - others)):
-        if file.is_file() and "__pycache__" not in file.parts and file.parent.name != "static":
+        if file.is_file() and "__pycache__" not in file.parts and file.parent.name not in ("static", "templates"):
             yield f"draftwise/{file.relative_to(package).as_posix()}", file.read_bytes()
     for name in PACKAGES:
         folder = Path(str(import_module(name).__file__)).parent

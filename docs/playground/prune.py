@@ -74,7 +74,7 @@ def read(path):
 site, library = read("/site.zip"), read("/library.zip")
 with zipfile.ZipFile("/site.zip") as archive:
     archive.extractall("/lib/python3.14/site-packages")
-from draftwise.ui.answers import answer, list_choices  # noqa: E402
+from draftwise.verbs.pages.answers import answer, list_choices  # noqa: E402
 
 list_choices()
 asked = {

@@ -7,7 +7,7 @@ async function open() {
   const site = get("site.zip");
   const python = await loadPyodide({ env: { HOME: "/home/pyodide" } });
   python.unpackArchive(new Uint8Array(await site), "zip", { extractDir: "/lib/python3.14/site-packages" });
-  const { answer, list_choices } = python.pyimport("draftwise.ui.answers");
+  const { answer, list_choices } = python.pyimport("draftwise.verbs.pages.answers");
   const { dumps } = python.pyimport("json");
   const listed = list_choices();
   const choices = JSON.parse(dumps(listed));

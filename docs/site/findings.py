@@ -17,6 +17,7 @@ from draftwise.knowledge.findings import FindingFact, all_findings, get_finding,
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import judge
+from draftwise.plan.explanations import show_template
 from draftwise.setups.read import read_words
 
 FIRST_ROOM = "Measurement validity"
@@ -126,9 +127,9 @@ def _rule(rule: VllmRule) -> str:
         },
         {
             "What it means": plain(rule.explains),
-            "What draftwise says": fence(rule.message, "text") if rule.message else "",
-            "What to do": plain(rule.fix),
-            "What runs instead": plain(rule.becomes),
+            "What draftwise says": fence(show_template(rule.message), "text") if rule.message else "",
+            "What to do": plain(show_template(rule.fix)),
+            "What runs instead": plain(show_template(rule.becomes)),
             "Example": _example(rule.code),
             "Source": plain(rule.source),
         },
@@ -168,8 +169,8 @@ def _advice(rule: AdviceRule) -> str:
         },
         {
             "What it means": plain(rule.explains),
-            "What draftwise says": fence(rule.message, "text") if rule.message else "",
-            "What to do": plain(rule.fix),
+            "What draftwise says": fence(show_template(rule.message), "text") if rule.message else "",
+            "What to do": plain(show_template(rule.fix)),
             "Source": plain(rule.source),
         },
     )

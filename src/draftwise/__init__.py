@@ -32,6 +32,7 @@ __all__ = [
     "schedule",
     "size",
     "train",
+    "ui",
     "upgrade",
     "verify",
     "watch",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from draftwise.verbs.schedule import schedule
     from draftwise.verbs.size import size
     from draftwise.verbs.train import train
+    from draftwise.verbs.ui import ui
     from draftwise.verbs.upgrade import upgrade
     from draftwise.verbs.verify import verify
     from draftwise.verbs.watch import watch

@@ -86,7 +86,7 @@ def test_a_package_that_suffix_needs_is_spoken_of_until_it_is_known_to_be_there(
 def test_what_is_no_name_of_a_package_is_refused():
     ended = run("check", LLAMA, "-sc", SUFFIX, "--installed", "arctic inference")
     assert ended.exit_code == 2
-    assert "--installed: 'arctic inference' is no package; write name or name==version." in ended.stderr
+    assert "--installed: 'arctic inference' is not a package; write name or name==version." in ended.stderr
 
 
 def test_a_config_may_lie_in_a_file(tmp_path):

@@ -156,9 +156,7 @@ def test_the_minutes_count_from_the_command_on(monkeypatch) -> None:
 def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_path) -> None:
     arms = ["--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
     result = run("decide", *arms, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path / "run"))
-    assert result.stdout.splitlines()[0].startswith(
-        "NOT EVIDENCE: the run does not carry its hardware, precision and serve"
-    )
+    assert result.stdout.splitlines()[0].startswith("NOT EVIDENCE: the run lacks its hardware, precision and serve")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         ([], 2, "Give either TARGET or --url with --candidate-url."),
         (["target", "--url", "http://127.0.0.1:1"], 2, "Give either TARGET or --url"),
         (["--url", "http://127.0.0.1:1"], 2, "--url needs at least one --candidate-url"),
-        (["target", "--candidate-url", "http://127.0.0.1:1"], 2, "--candidate-url goes with --url"),
+        (["target", "--candidate-url", "http://127.0.0.1:1"], 2, "--candidate-url needs --url"),
         (["nowhere"], 2, "error: nowhere is not the directory of a Hugging Face checkpoint"),
         (["target", "--candidate", "{"], 2, "error: --candidate: The speculative config is not valid JSON"),
         (["target", "--candidate", "plain={}"], 2, "'plain' is taken"),
@@ -183,7 +181,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
             "--url 'http://[::1' is not an http(s) URL",
         ),
         (["--url", "http://127.0.0.1:1", "--candidate-url", "x"], 2, "--candidate-url 'x' is not an http(s) URL"),
-        (["target", "--serve-args", "'--dtype"], 2, "is no shell command line (No closing quotation)"),
+        (["target", "--serve-args", "'--dtype"], 2, "is not a valid command line (No closing quotation)"),
         (["target", "--minutes", "nan"], 2, "nan is not a finite number"),
         (["target", "--margin", "nan"], 2, "nan is not a finite number"),
         (["target", "--margin", "1"], 2, "1.0 is not in the range 0<=x<1"),

@@ -11,7 +11,7 @@ from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.terms import read_terms
 from draftwise.knowledge.vllm import all_keys
 from draftwise.knowledge.vllm_messages import find_messages
-from draftwise.plan.explanations import explain
+from draftwise.plan.explanations import explain, show_template
 
 
 def explained(name):
@@ -194,3 +194,10 @@ def test_a_finding_is_shown_with_its_fix_its_threshold_and_the_page() -> None:
 def test_the_nearest_names_of_every_registry_are_suggested(mistyped: str, meant: str) -> None:
     with pytest.raises(InvalidSetup, match=f"Did you mean.* {meant}"):
         explain(mistyped)
+
+
+def test_texts_of_rules_have_names_in_the_place_of_values_and_single_braces() -> None:
+    assert show_template("{k} of {share:.0%}: {{{{}}}}") == "<k> of <share>: {{}}"
+    for rule in all_rules().values():
+        shown = show_template(f"{rule.message} {rule.fix} {rule.becomes}")
+        assert "{{" not in shown or "{{" in rule.explains, rule.code

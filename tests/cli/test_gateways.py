@@ -170,7 +170,7 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, "--workload", prompts]
     first = decide(*arms, "--out", str(out))
     missing = first.stdout.splitlines()[0]
-    assert missing.startswith("NOT EVIDENCE: the run does not carry its hardware, precision")
+    assert missing.startswith("NOT EVIDENCE: the run lacks its hardware, precision")
     assert "model" not in missing
     assert "Add it with `draftwise report RUN` and --context hardware=" in missing
     assert "hardware: unknown" in summary_of(out)["scope"]
@@ -185,13 +185,13 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--header", "no colon"], "a header is no NAME: VALUE"),
+        (["--header", "no colon"], "a header is not NAME: VALUE"),
         (["--header", "X-A: ${NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE is not set"),
-        (["--header", "Content-Length: 3"], "is what the load generator sets itself"),
-        (["--header", "nobody=X-A: b"], "There is no arm 'nobody'"),
+        (["--header", "Content-Length: 3"], "The load generator sets"),
+        (["--header", "nobody=X-A: b"], "Unknown arm 'nobody'"),
         (["--api-key-env", "plain=NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE is not set"),
-        (["--metrics-url", "http://127.0.0.1:3"], "1 pages of counters are given in order, and there are 2 servers"),
-        (["--metrics-url", "nobody=http://127.0.0.1:3"], "There is no arm 'nobody'"),
+        (["--metrics-url", "http://127.0.0.1:3"], "You gave 1 metrics URLs in order, but there are 2 servers"),
+        (["--metrics-url", "nobody=http://127.0.0.1:3"], "Unknown arm 'nobody'"),
         (["--metrics-url", "x", "--metrics-url", "y"], "--metrics-url 'x' is not an http(s) URL"),
     ],
 )

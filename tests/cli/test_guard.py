@@ -91,7 +91,7 @@ def test_it_acts_and_undoes(truth, folder):
     assert (folder / "told").read_text() == f"shift {A}\nrelease {A}\n"
     rows = map(json.loads, (folder / "g.steps.jsonl").read_text().splitlines())
     assert [row["outcome"] for row in rows] == ["begun", "done", "undone"]
-    assert run("--state", folder / "g.json", "--undo").output == "Nothing that was done still holds.\n"
+    assert run("--state", folder / "g.json", "--undo").output == "All steps are undone.\n"
 
 
 def test_what_was_undone_is_left_alone_until_it_is_acknowledged(truth, folder):
@@ -129,7 +129,7 @@ def test_no_server_that_answers(truth, folder):
 def test_without_a_break_even_it_says_so(truth, folder):
     truth[A] = 1.0
     result = run(A, "--state", folder / "g.json", "--once", "--act", command(folder))
-    assert "Looking for 90 s, as a decision takes: 3 windows" in result.stderr
+    assert "Reading for 90 s, enough for one decision: 3 windows" in result.stderr
     assert result.exit_code == 1
     assert "break-even-unknown" in result.output
     assert not (folder / "told").exists()

@@ -62,12 +62,12 @@ def test_conditions_survive_the_manifest() -> None:
         (["--replay", "inf"], "inf is not a finite number"),
         (["--turn-seconds", "inf"], "inf is not a finite number"),
         (["--temperature", "-1"], "-1 is below 0"),
-        (["--phases", "1-2/s"], "a rate that changes needs a duration"),
-        (["--phases", "5/s,10s:1/s"], "only the last part may be without a duration"),
+        (["--phases", "1-2/s"], "a changing rate needs a duration"),
+        (["--phases", "5/s,10s:1/s"], "only the last part may omit its duration"),
         (["--phases", "fast"], "is not like '60s:1-8/s,30s:20/s'"),
         (["--phases", "1.2.3s:1/s"], "is not like '60s:1-8/s,30s:20/s'"),
-        (["--phases", "0s:1/s"], "a part lasts no time"),
-        (["--phases", "9s:0/s"], "nothing would ever arrive"),
+        (["--phases", "0s:1/s"], "a part has a duration of 0"),
+        (["--phases", "9s:0/s"], "no request would ever arrive"),
     ],
 )
 def test_what_makes_no_load_is_said(args: list[str], words: str) -> None:

@@ -75,8 +75,8 @@ def test_without_a_baseline_it_says_which_answers_it_cannot_give() -> None:
     with serving(SPEC) as (url,):
         done = run(url, "--once", "--interval", "0.2")
     assert done.exit_code == 0
-    assert "Whether it pays, and what it was measured to do, is not known: give its baseline" in done.output
-    assert "Whether it is faster than without speculation is not known: name a plain server" in done.output
+    assert "Cannot tell whether it pays, or compare it with a measurement. Pass --baseline FILE" in done.output
+    assert "Cannot tell whether it is faster than without speculation. Pass --plain URL" in done.output
     assert "break-even" not in done.output.splitlines()[0]
 
 
@@ -122,7 +122,7 @@ def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
         ([], "Give the URLs of servers, or --prometheus, or --log."),
         (["http://a", "--prometheus", "http://b"], "Give the URLs of servers, or --prometheus, or --log."),
         (["http://a", "--json", "--live"], "not both"),
-        (["http://a", "--probe"], "give a --baseline with a probe"),
+        (["http://a", "--probe"], "needs a --baseline with a probe"),
         (["--log", "-", "--record-baseline", "b.json"], "ask servers: give their URLs"),
     ],
 )

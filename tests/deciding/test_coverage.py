@@ -70,7 +70,7 @@ def test_a_load_that_was_added_is_expected_too() -> None:
 
 def test_answers_of_turns_that_were_cut_off_are_mentioned() -> None:
     run = replace(make_run({CANDIDATE: gains(1.5)}), num_unfinished=7)
-    assert unmeasured(run) == ["7 answers of turns that were cut off are on disk and not used"]
+    assert unmeasured(run) == ["7 answers of interrupted turns are on disk but not used"]
 
 
 ONCE = {CANDIDATE: "it drafts from what it answered before"}
@@ -81,7 +81,7 @@ def test_loads_for_which_a_workload_is_too_short_are_named_with_what_they_need()
         {CANDIDATE: gains(1.5)}, workloads=[workload("code", 40)], conditions=closed(1, 4, 16), remembering=ONCE
     )
     assert unmeasured(run) == [
-        "ngram k=3, code, c=16: it could remember answers, so that it needs 128 prompts that no other load asks it"
+        "ngram k=3, code, c=16: it may remember answers, so it needs 128 prompts that no other load uses"
     ]
     (cell,) = conclude_run(run).decision.unmeasured
     assert (cell.planned, cell.repetitions, cell.needed) == (0, 0, 128)
@@ -104,7 +104,7 @@ def test_a_load_that_was_added_without_new_prompts_is_named() -> None:
         added=closed(2),
     )
     (line,) = unmeasured(run)
-    assert line.startswith("ngram k=3, code, c=2: it could remember answers, so that it needs 16 prompts")
+    assert line.startswith("ngram k=3, code, c=2: it may remember answers, so it needs 16 prompts")
 
 
 def test_prompts_that_repeat_are_part_of_the_scope() -> None:

@@ -152,7 +152,7 @@ def test_a_gain_that_may_be_within_the_acceptance_settles_nothing() -> None:
     assert found.deciding.low < 2 < found.deciding.value
     assert [(each.code, each.severity) for each in found.findings] == [("unexplained-speedup", Severity.WARNING)]
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "too few prompts to tell" in describe_reason(found.reason)
+    assert "there are too few prompts" in describe_reason(found.reason)
 
 
 def test_what_blocks_a_part_blocks_the_whole() -> None:

@@ -173,9 +173,9 @@ def test_the_pace_of_a_drafting_server_without_counters_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("used", "cores", "words"),
     [
-        ({"steal_s": 0.2}, 2, "the hypervisor gave 17% of the CPU time"),
+        ({"steal_s": 0.2}, 2, "the hypervisor gave other machines 17% of the CPU time"),
         ({"steal_s": 0.04}, 2, None),  # within the resolution of the counters
-        ({"quota_stopped_s": 0.3}, 2, "CPU limit held processes up for 0.30 s in every second"),
+        ({"quota_stopped_s": 0.3}, 2, "CPU limit stopped processes for 0.30 s in every second"),
         ({"busy_s": 1.9, "own_s": 1.0, "waited_s": 0.8}, 2, "other processes used 0.90 of this machine's 2 cores"),
         ({"busy_s": 1.9, "own_s": 1.0, "waited_s": 0.01}, 2, None),  # on a core to spare
         ({"busy_s": 17.0, "own_s": 1.0, "waited_s": 0.02}, 64, None),

@@ -62,7 +62,7 @@ def test_a_run_of_which_nothing_counts_says_so() -> None:
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
     reason = describe_reason(only(run).reason)
-    assert reason.startswith("36 of 48 pairs of turns were disturbed and count for nothing")
+    assert reason.startswith("36 of 48 pairs of turns were disturbed and do not count")
     assert REASON in reason
 
 
@@ -165,14 +165,14 @@ def test_a_loss_of_first_tokens_that_may_be_none_is_a_note_with_what_would_tell(
     (found,) = (each for each in comparison.findings if each.code == "ttft-damaged")
     assert found.severity is Severity.INFO
     assert "may come later" in found.message
-    assert re.search(r"About \d+ times as many prompts would tell", found.fix)
+    assert re.search(r"About \d+ times as many prompts would settle it", found.fix)
 
 
 def test_first_tokens_of_which_nothing_is_known_promise_no_number_of_prompts() -> None:
     wild = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.15, noise=60.0)})
     (found,) = (each for each in only(wild).findings if each.code == "ttft-damaged")
-    assert "(interval not known), which does not exclude that nothing is lost" in found.message
-    assert found.fix == "More prompts would tell."
+    assert "(interval not known), which does not rule out that nothing is lost" in found.message
+    assert found.fix == "More prompts would settle it."
 
 
 def slow_stretch(run: Run, arm: str, repetitions: tuple[int, ...], factor: float) -> Run:
@@ -257,7 +257,7 @@ def test_a_server_that_is_slow_in_all_it_does_is_not_judged_by_it(truths: dict[s
     found = only(make_run(truths, repeats=4))
     assert found.verdict is Verdict.INCONCLUSIVE
     words = describe_reason(found.reason)
-    assert re.match(rf"the server of {loser} takes 2\.[56]x as long as the other one for a decoding step", words)
+    assert re.match(rf"a decoding step on the server of {loser} takes 2\.[56]x as long as on the other one", words)
 
 
 def test_steps_that_verify_much_and_do_not_pay_are_rejected() -> None:

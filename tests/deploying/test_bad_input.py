@@ -45,7 +45,7 @@ def test_an_unknown_release_is_answered_with_the_known_ones(tmp_path: Path) -> N
 def test_an_unknown_release_of_the_platform_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     said = refused(tmp_path, MODEL, "--vllm", "0.26.0", "-sc", NGRAM, "--to", "kserve", "--kserve", "9.9")
     assert "draftwise does not know KServe 9.9." in said
-    assert "Known are 0.15 to 0.20" in said
+    assert "Use 0.15 to 0.20" in said
 
 
 def test_of_two_servers_in_one_manifest_neither_is_deployed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_is_rendered_of_a_setup_without_secrets_has_no_value_of_one() -> No
 
 
 def test_an_order_for_nothing_is_refused() -> None:
-    with pytest.raises(InvalidSetup, match="release is not known"):
+    with pytest.raises(InvalidSetup, match="release to deploy is unknown"):
         make_order(Setup(target=MODEL, engine="vllm"))
 
 

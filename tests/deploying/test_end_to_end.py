@@ -142,8 +142,11 @@ class Stage:
 
     def watch(self, expression: str) -> None:
         """Start what scrapes the servers, and what is told where the expression holds; that drains the canary."""
+        known = re.search(r'service="([^"]+)",revision=~"(\w+)\|', expression)
+        assert known, "the analysis selects by the labels that deploy puts on"
+        own = {"service": known[1], "revision": known[2]}
         targets = [
-            {"targets": [f"127.0.0.1:{self.ports[name]}"], "labels": {"pool": name}}
+            {"targets": [f"127.0.0.1:{self.ports[name]}"], "labels": {**own, "pool": name}}
             for name in ("spec", "wrong", "plain")
         ]
         rule = {"alert": "AnalysisFailed", "expr": expression, "for": "3s"}

@@ -101,7 +101,7 @@ def test_arguments_name_directories_that_the_layout_fills(layout: str) -> None:
 )
 def test_what_going_back_leaves_behind_is_that_of_the_layout(layout: str, left: str, tmp_path: Path) -> None:
     folder = files_of(HEAD, layout=layout)
-    assert f"## What going back leaves behind\n\n- {left}" in folder.files["MEMO.md"]
+    assert f"## What a rollback leaves behind\n\n- {left}" in folder.files["MEMO.md"]
     folder.write(tmp_path / "out")
     assert plan_rollback(tmp_path / "out").leaves.startswith(left)
 

@@ -74,7 +74,7 @@ def test_a_server_of_one_host_is_a_group_of_one() -> None:
 def test_what_the_files_leave_to_the_cluster_is_said() -> None:
     folder = deploy(make_order(SETUP), "leaderworkerset")
     assert "hosts-over-pod-network" in [limit.code for limit in folder.limits]
-    assert "Each of its 2 hosts takes 2 GPUs" in folder.files["MEMO.md"]
+    assert "Each of its 2 hosts needs 2 GPUs" in folder.files["MEMO.md"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_server_whose_hosts_all_answer_is_no_group_of_which_one_does(flag: str
 
 def test_ranks_elsewhere_without_a_number_of_hosts_are_asked_for_it() -> None:
     args = {"data_parallel_size": 4, "data_parallel_size_local": 2}
-    with pytest.raises(InvalidSetup, match="say how many hosts there are"):
+    with pytest.raises(InvalidSetup, match="set the number of hosts"):
         TARGETS["leaderworkerset"].prepare(make_order(replace(SETUP, device=None, args=args)))
 
 

@@ -32,7 +32,7 @@ def test_it_is_the_one_that_was_read_over() -> None:
     order = make_order(SETUP, name="llama", cold_start_s=431, evidence=evidence)
     order = replace(order, owner="Team Inference", platform=Platform(layout=read_layout("pvc:models")))
     files = deploy(order, "kserve").files
-    memo = re.sub(r"\d+( rules need its config.json, (?:and )?)\d+", r"N\1N", files["MEMO.md"])
+    memo = re.sub(r"\d+( rules need its config.json, and )\d+", r"N\1N", files["MEMO.md"])
     assert memo == (Path(__file__).parent / "memo.md").read_text(encoding="utf-8")
     assert "draftwise.dev/owner: Team Inference\n" in files["spec.yaml"]
 
@@ -44,9 +44,12 @@ def test_it_says_what_why_and_how_back(to: str) -> None:
     assert f"**Why.** {FOUND} (run `2026-11-22`)" in memo
     assert "**Owner:** not given (--owner)." in memo
     assert "--speculative-config" in memo.split("## Files")[0]
-    assert "Requests with min_p: vLLM 0.26.0 refuses it while speculating." in memo.split("## Where to leave it off")[1]
-    assert f"## When to go back\n\n- {describe_rule(order.evidence.rollback[0])}" in memo
-    assert f"## What going back leaves behind\n\n- {TARGETS[to].leaves}" in memo
+    assert (
+        "Requests with min_p: vLLM 0.26.0 refuses it while speculating."
+        in memo.split("## Where to leave speculation off")[1]
+    )
+    assert f"## When to roll back\n\n- {describe_rule(order.evidence.rollback[0])}" in memo
+    assert f"## What a rollback leaves behind\n\n- {TARGETS[to].leaves}" in memo
 
 
 def test_what_check_warns_of_stands_among_the_limits() -> None:
@@ -131,15 +134,15 @@ def test_deadlines_come_from_the_log_of_a_start(tmp_path: Path) -> None:
     assert code == 0, told
     assert "guess" not in told
     # 14 s from the first line to the last before it answers: 1.5 times that, in looks 10 s apart.
-    assert "startup deadline: 30 s" in (tmp_path / "out/MEMO.md").read_text()
+    assert "Startup deadline: 30 s" in (tmp_path / "out/MEMO.md").read_text()
     assert "failureThreshold: 3\n" in (tmp_path / "out/spec.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--start-log", str(LOGS / "port_taken.txt")], "does not tell how long the start took"),
-        (["--start-log", str(LOGS / "port_taken.txt"), "--cold-start-s", "9"], "say the same"),
+        (["--start-log", str(LOGS / "port_taken.txt")], "does not show how long the start took"),
+        (["--start-log", str(LOGS / "port_taken.txt"), "--cold-start-s", "9"], "exclude each other"),
         (["--start-log", "gone.txt"], "gone.txt"),
     ],
 )

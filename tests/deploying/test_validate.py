@@ -160,7 +160,8 @@ def test_a_slip_is_named_with_the_field_that_was_meant() -> None:
     faulty["spec"]["predictor"]["storageURIs"] = []
     (finding,) = validate(faulty)
     assert (
-        str(finding) == "spec.predictor.storageURIs is no field there, and the API server drops it. Write storageUris."
+        str(finding)
+        == "spec.predictor.storageURIs is not a field there, and the API server drops it. Write storageUris."
     )
 
 

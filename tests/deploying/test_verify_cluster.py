@@ -189,7 +189,7 @@ def test_without_a_condition_it_is_not_said_to_be_ready(tmp_path: Path) -> None:
     value["status"] = {"phase": "Running"}
     result = run(tmp_path, yaml.safe_dump(value))
     assert "is ready." not in result.stdout
-    assert "no condition says it" in result.stdout
+    assert "no condition shows it" in result.stdout
 
 
 def test_a_roll_out_that_is_not_done_is_not_ready(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_command_has_to_be_told_what_and_where(text):
 
 @pytest.mark.parametrize("text", ["haproxy", "haproxy=", "nginx=/run/x", "command="])
 def test_unknown_executors_are_refused(text, tmp_path):
-    with pytest.raises(InvalidSetup, match="names nothing"):
+    with pytest.raises(InvalidSetup, match="is not a known executor"):
         parse_executor(text, patch_file=tmp_path / "p")
 
 

@@ -50,5 +50,5 @@ def test_without_what_the_traffic_was_measured_at_a_probe_says_nothing_of_it(mon
 
 @pytest.mark.parametrize("baseline", [None, make_baseline(), replace(KNOWN, expected=None)])
 def test_a_probe_needs_something_to_be_held_against(baseline):
-    with pytest.raises(InvalidSetup, match="beside the same probe of a good server"):
+    with pytest.raises(InvalidSetup, match="same probe of a healthy server"):
         refuse_unless_comparable(baseline)

@@ -219,13 +219,13 @@ def test_two_guards_of_one_service_do_not_fight(world):
     first = world.start(lease=True)
     world.run(10)
     world.start(lease=True)
-    with pytest.raises(InvalidSetup, match="guards the service already"):
+    with pytest.raises(InvalidSetup, match="already guards the service"):
         world.run(2)
     first.release()
     world.run(60)
     assert world.recorded() == [("done", "shift")]
     world.guard = first
-    with pytest.raises(InvalidSetup, match="guards the service already"):
+    with pytest.raises(InvalidSetup, match="already guards the service"):
         world.run(2)
 
 
@@ -234,7 +234,7 @@ def test_a_lease_of_a_dead_process_is_free_and_one_of_another_host_runs_out(tmp_
     other = {"token": "x", "host": "elsewhere", "pid": 1, "until_s": 100.0}
     path.write_text(json.dumps(other))
     lease = Lease(path, about="it", length_s=60)
-    with pytest.raises(InvalidSetup, match=r"runs out \(40 s\)"):
+    with pytest.raises(InvalidSetup, match=r"expires \(40 s\)"):
         lease.renew(60.0)
     lease.renew(101.0)
     import socket
@@ -246,7 +246,7 @@ def test_a_lease_of_a_dead_process_is_free_and_one_of_another_host_runs_out(tmp_
 def test_a_state_of_something_else_is_refused(tmp_path):
     path = tmp_path / "guard.json"
     path.write_text('{"format": "draftwise-baseline", "version": 1}')
-    with pytest.raises(UnreadableSource, match="no state of a guard"):
+    with pytest.raises(UnreadableSource, match="not a guard state"):
         Store(path).read()
 
 

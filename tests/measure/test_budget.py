@@ -292,7 +292,7 @@ def test_the_first_turns_of_a_server_that_never_gets_steady_count_as_disturbed(t
     cold = [turn for turn in run.turns if not turn.is_warm]
     assert {turn.repeat for turn in cold} == {1}
     reasons = {each.reason for each in conclude_run(run).run.disturbances}
-    assert "the server's pace had not become steady in the warm-up" in reasons
+    assert "the server's pace was not steady after the warm-up" in reasons
 
 
 def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_run_that_is_no_evidence_says_what_to_type() -> None:
     lost = decision_on([compared()], missing_context=("hardware", "serve command of every arm", "workload"))
     show_decision(console, lost, RUN)
     line = text.getvalue().splitlines()[0]
-    assert line.startswith("NOT EVIDENCE: the run does not carry its hardware, serve command of every arm and workload")
+    assert line.startswith("NOT EVIDENCE: the run lacks its hardware, serve command of every arm and workload")
     assert "--context hardware='8x H100' and --context command.ARM='vllm serve ...' for each arm" in line
 
 

@@ -143,7 +143,7 @@ def check_whole(out: Path) -> None:
     first = {turn[:3] for turn in turns if turn[3] == 0}
     assert first == {(arm, repeat, 0) for arm in SCRIPTS for repeat in range(1, PASSES + 1)}
     assert sum(answer.measured for answer in run.answers) == len(turns) * TURN
-    assert all("cut off" in line for line in describe_unmeasured(conclude_run(run).decision))
+    assert all("interrupted" in line for line in describe_unmeasured(conclude_run(run).decision))
     assert not (out / "reserved").exists()
 
 

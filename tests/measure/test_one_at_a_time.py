@@ -212,7 +212,7 @@ def test_a_command_must_say_where_the_arm_goes(command: str) -> None:
     ("given", "told"),
     [
         ({"url": "http://h", "one_at_a_time": True}, "give --switch"),
-        ({"target": "m", "switch": "x {arm}"}, "give --one-at-a-time"),
+        ({"target": "m", "switch": "x {arm}"}, "use --one-at-a-time"),
         ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "leave out --candidate-url"),
         ({"url": "http://h", "switch": "x {arm}", "candidates": (Candidate(),)}, "--candidate NAME=JSON"),
     ],

@@ -116,7 +116,7 @@ def test_in_a_mixed_workload_the_losing_prompts_are_named(tmp_path: Path) -> Non
     found: Comparison
     (found,) = run(tmp_path / "run", plain, slow_start, workloads=(chat(),)).comparisons
     assert found.verdict is Verdict.MIXED
-    assert "the first token comes 3.0" in describe_reason(found.reason)
+    assert "the first token takes 3.0" in describe_reason(found.reason)
     assert "(5 prompts with under 63.5 output tokens 0.5" in describe_reason(found.reason)
 
 

@@ -10,13 +10,13 @@ from tests.support.made_runs import Truth, arm, closed, gains, make_run, workloa
 
 from draftwise.core import Arm, Condition, Interval, Reason, ReasonCode, Verdict
 from draftwise.deciding.conclusions import conclude_run
+from draftwise.reporting.appearance import PALETTE, PLAIN, VERDICT_COLOURS
 from draftwise.reporting.memory_plot import COLOURS
 from draftwise.reporting.page import render_page, tabulate_percentiles, tabulate_verdicts
 from draftwise.reporting.plots.acceptance_plots import LOSSES
 from draftwise.reporting.plots.latency_plots import draw_distributions, draw_latency_over_load
-from draftwise.reporting.plots.plot_data import VERDICT_COLOURS, collect
+from draftwise.reporting.plots.plot_data import collect
 from draftwise.reporting.plots.speedup_plots import draw_speedups
-from draftwise.reporting.svg import PALETTE, PLAIN
 
 CSS = (files("draftwise.reporting") / "page.css.j2").read_text(encoding="utf-8")
 
@@ -116,7 +116,7 @@ def test_no_column_is_cut_or_hidden_at_any_width(page: str) -> None:
     table = tabulate_verdicts([compared(reason=Reason(code=ReasonCode.ANSWERS_NOT_FASTER))])
     assert len(table.columns) <= 8
     assert table.columns[-1] == "reason"
-    assert table.rows[0].cells[-1].text.startswith("the server puts out more")
+    assert table.rows[0].cells[-1].text.startswith("the server outputs more")
 
 
 def test_what_to_type_stands_open_above_the_numbers(page: str) -> None:

@@ -50,7 +50,7 @@ def test_it_begins_with_the_verdict_and_folds_the_context(found: Conclusions) ->
 
 def test_without_its_context_the_first_line_says_so(found: Conclusions) -> None:
     lost = replace(found, decision=replace(found.decision, missing_context=("hardware",)))
-    assert render_markdown(lost).startswith("**NOT EVIDENCE: the run does not carry its hardware, without which")
+    assert render_markdown(lost).startswith("**NOT EVIDENCE: the run lacks its hardware, so nobody")
 
 
 @pytest.mark.parametrize(("workloads", "candidates", "loads"), [(4, 9, 6), (12, 20, 10), (300, 3, 3)])

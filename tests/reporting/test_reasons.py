@@ -9,7 +9,7 @@ GIVEN = {
     ReasonCode.FEW_PROMPTS: ({"count": 3, "fewest": 6}, "rests on 3 prompts; at least 6 are needed"),
     ReasonCode.DISTURBED: (
         {"count": 7, "of": 8, "why": "a busy core", "left": 0.5},
-        "7 of 8 pairs of turns were disturbed and count for nothing (a busy core): 50% of them must be left",
+        "7 of 8 pairs of turns were disturbed and do not count (a busy core); at least 50% must remain",
     ),
     ReasonCode.UNSETTLED: ({"message": "it was cold", "code": "server-cold"}, "it was cold (server-cold)"),
     ReasonCode.SLOW_SERVER: (
@@ -20,12 +20,12 @@ GIVEN = {
         {"arm": "plain", "ratio": 0.5, "share": 0.4},
         "a decoding step of plain took 0.50x as long after 40% of it, and the other server's did not",
     ),
-    ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts asked again at the end gained 0.70x as much as before"),
+    ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts repeated at the end gained 0.70x as much as before"),
     ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind with up to 39% of the traffic"),
     ReasonCode.NO_GAIN: ({"margin": 0.03, "ratio": 0.97, "slower": True}, "slower: no gain of 3% or more is left"),
     ReasonCode.BEHIND: ({"better": "eagle", "ratio": 1.22, "count": 8}, "eagle is 1.22x as fast on the same 8 prompts"),
     ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
-    ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "taken together p is 0.2;"),
+    ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "across all comparisons of the run p is 0.2;"),
     ReasonCode.NOT_TRUSTED: (
         {"gains": False, "promise": False, "code": "same-server"},
         "slower, but not to be trusted",
@@ -38,9 +38,9 @@ GIVEN = {
         "0.80x the baseline's, and 30% of the requests are slower",
     ),
     ReasonCode.SLOW_TAIL: ({"share": 0.3}, "30% of the requests are slower than 1.1 times the baseline's P90"),
-    ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token comes 3.00x as late"),
+    ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token takes 3.00x as long"),
     ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
-    ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server puts out more, but the time per token"),
+    ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server outputs more, but the time per token"),
     ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference worth a change"),
     ReasonCode.OPEN: (
         {"margin": 0.03, "detectable": 1.2, "prompts": 0, "repetitions": 9, "done": 3, "can_repeat": True},

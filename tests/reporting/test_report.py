@@ -108,7 +108,7 @@ def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: R
     decision, document = write_report(run)
     summary = to_json(document)
     line = first_line_of_body((run.path / "report.html").read_text())
-    assert f"NOT EVIDENCE: the run does not carry its {name}, without which" in line
+    assert f"NOT EVIDENCE: the run lacks its {name}, so nobody" in line
     assert decision.missing_context == (name,)
     assert summary["evidence"] is False
 

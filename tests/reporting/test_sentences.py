@@ -87,7 +87,7 @@ def test_a_gain_that_has_a_price_at_the_next_load_says_which() -> None:
     stretches = bands((0, 15, "ngram k=3"), (15, 23, "plain"), (23, 66, "ngram k=3"), (66, float("inf"), "plain"))
     decision = decision_on([adopted(1), mixed, adopted(34), rejected(128)], stretches, crossovers=[crossover])
     told = describe_decision(decision)
-    assert "up to 15 (at 16 faster on the whole, but the first token comes 1.59x as late), then plain up to 23" in told
+    assert "up to 15 (at 16 faster on the whole, but the first token takes 1.59x as long), then plain up to 23" in told
     assert "up to 66 (the gain ends at about 67, 63-88), then plain" in told
 
 

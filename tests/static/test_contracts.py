@@ -25,7 +25,10 @@ DECIDING = "A decision is made in one pass: numbers, validity checks, verdicts, 
 PLANNING = "Planning is layered: verbs, schedules, forecasts, steps, sizing, checking"
 CHECKING = "Checking goes through vLLM's own stages"
 MEASURING = "Measuring is layered: a session sweeps, a sweep takes turns, a turn is load"
+PAGES = "Pages ask verbs, and nothing below"
 PLANTS = [
+    (PAGES, "verbs/pages/pages_app.py", "from draftwise.plan.check import check"),
+    (PAGES, "verbs/pages/answers.py", "from draftwise.knowledge import gpus"),
     (LAYERED, "core/shape.py", "from draftwise.knowledge import gpus"),
     (LAYERED, "knowledge/gpus.py", "from draftwise.setups import read"),
     (LAYERED, "deciding/thresholds.py", "from draftwise.reporting import svg"),

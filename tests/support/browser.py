@@ -1,8 +1,12 @@
 """Chromium, pyodide and axe-core for the tests of pages, which are skipped by name where one is absent."""
 
+import functools
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,25 @@ def browser() -> Iterator:
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-quic"])
         yield started
         started.close()
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {  # as its base has it
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+    }
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving_folder(folder: Path) -> Iterator[str]:
+    """Yield the address of a server of a folder's files."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
 class Visit:

@@ -176,7 +176,7 @@ ILLNESSES: Sequence[Illness] = (
         plain={"machine": 1.6},
         with_earlier=False,
         named=_of("step-cost-up"),
-        says="what both have in common",
+        says="Both pools share the cause",
     ),
     Illness(
         name="both pools slower",
@@ -188,21 +188,21 @@ ILLNESSES: Sequence[Illness] = (
         name="speculative steps slower",
         spec=({"machine": 1.6},) * 2,
         named=_of("step-cost-up"),
-        says="what speculation adds",
+        says="Speculation adds the difference",
     ),
     Illness(
         name="queue in both pools",
         spec=({"max_running": 7.0},) * 2,
         plain={"max_running": 7.0},
         named=_of("queue-grew"),
-        says="it is the load",
+        says="so the load is the cause",
     ),
     Illness(
         name="prefix hits fell in both pools",
         spec=({"shared": 0.4},) * 2,
         plain={"shared": 0.4},
         named=_of("prefix-hits-fell"),
-        says="it is the traffic",
+        says="The traffic is the cause",
     ),
     Illness(
         name="prompts ten times as long",

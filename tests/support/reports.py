@@ -15,4 +15,4 @@ main()
 @pytest.fixture
 def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the plots out: drawing them takes a second."""
-    monkeypatch.setattr("draftwise.reporting.page.draw_plots", lambda found: {})
+    monkeypatch.setattr("draftwise.reporting.page._draw", lambda found: {})

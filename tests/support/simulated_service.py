@@ -264,10 +264,9 @@ def _finish(c: np.ndarray, row: np.ndarray, now: float) -> None:
     c[DECODE_S] += now - row[FIRST_AT]
     c[PREFILL_S] += row[FIRST_AT] - row[SCHEDULED]
     c[QUEUE_S] += row[SCHEDULED] - row[ARRIVED]
-    if row[OUTPUT_LENGTH] > 1:
-        per_token = (now - row[FIRST_AT]) / (row[OUTPUT_LENGTH] - 1)
-        for i in range(len(_EDGES)):
-            c[_FIRST_EDGE + i] += per_token <= _EDGES[i]
+    per_token = (now - row[FIRST_AT]) / max(1.0, row[OUTPUT_LENGTH] - 1)  # of one token it is 0, as vLLM has it
+    for i in range(len(_EDGES)):
+        c[_FIRST_EDGE + i] += per_token <= _EDGES[i]
 
 
 @njit(cache=True)

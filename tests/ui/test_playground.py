@@ -8,7 +8,7 @@ import sys
 import pytest
 from docs.playground.__main__ import build, list_files
 
-from draftwise.ui.answers import answer
+from draftwise.verbs.pages.answers import answer
 from tests.support.source_fixtures import find_fixtures
 
 COMMAND = """vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'"""
@@ -32,7 +32,7 @@ class OnlyTheArchive:
         if name.partition(".")[0] in "numpy click rich httpx httptools jinja2 matplotlib asyncio".split():
             raise ImportError(name)
 sys.meta_path.insert(0, OnlyTheArchive())
-from draftwise.ui.answers import answer, list_choices
+from draftwise.verbs.pages.answers import answer, list_choices
 list_choices()
 assert sys.modules["draftwise"].__file__.startswith(sys.argv[1])
 json.dump([answer(verb, fields) for verb, fields in json.load(sys.stdin)], sys.stdout)

@@ -1,15 +1,12 @@
 """The playground in Chromium, from its own files alone."""
 
-import functools
 import json
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from docs.playground.__main__ import build, measure
 
-from draftwise.ui.answers import answer
-from tests.support.browser import WIDTHS, Visit, browser, npm_folder
+from draftwise.verbs.pages.answers import answer
+from tests.support.browser import WIDTHS, Visit, browser, npm_folder, serving_folder
 from tests.support.source_fixtures import find_fixtures
 from tests.ui.test_playground import ASKED, COMMAND
 
@@ -26,16 +23,6 @@ ASK = """async (asked) => {
 }"""
 
 
-class Handler(SimpleHTTPRequestHandler):
-    extensions_map = SimpleHTTPRequestHandler.extensions_map | {  # as its base has it
-        ".mjs": "text/javascript",
-        ".wasm": "application/wasm",
-    }
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("site") / "playground"
@@ -45,10 +32,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(folder):
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with serving_folder(folder) as address:
+        yield address
 
 
 def test_at_most_7_megabytes_are_sent(folder):

@@ -92,12 +92,12 @@ def test_text_and_paths_name_files_alike(tmp_path: Path) -> None:
 
 def test_a_name_that_no_file_can_have_is_a_finding() -> None:
     for verb in (draftwise.inspect, draftwise.report, draftwise.bundle):
-        with pytest.raises(InvalidSetup, match=r"x\.\.\. is too long for the name of a file"):
+        with pytest.raises(InvalidSetup, match=r"x\.\.\. is too long for a file name"):
             verb("x" * 5000, **({"out": "o"} if verb is draftwise.bundle else {}))
 
 
 def test_a_platform_that_there_is_not_is_a_finding(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="There is no platform 'nope': give one of kubernetes, kserve"):
+    with pytest.raises(InvalidRequest, match="Unknown platform 'nope': give one of kubernetes, kserve"):
         draftwise.deploy(LLAMA, speculative_config=NGRAM, vllm="0.33.0", to="nope", out=tmp_path / "new")
 
 
@@ -108,7 +108,7 @@ def test_a_platform_that_there_is_not_is_a_finding(tmp_path: Path) -> None:
         ({"repeats": -1}, "repeats must be 1 or more, not -1."),
         ({"minutes": 0}, "minutes must be above 0, not 0."),
         ({"concurrency": 0}, "concurrency: 0 is below 1."),
-        ({"rate": 1, "arrivals": "nope"}, "There are no arrivals 'nope': give one of poisson"),
+        ({"rate": 1, "arrivals": "nope"}, "Unknown arrivals 'nope': give one of poisson"),
     ],
 )
 def test_a_measurement_of_nothing_is_a_finding(given: dict[str, Any], said: str) -> None:
@@ -117,7 +117,7 @@ def test_a_measurement_of_nothing_is_a_finding(given: dict[str, Any], said: str)
 
 
 def test_a_grouping_that_there_is_not_is_a_finding() -> None:
-    with pytest.raises(InvalidRequest, match="There is no grouping 'nope': give one of"):
+    with pytest.raises(InvalidRequest, match="Unknown grouping 'nope': give one of"):
         draftwise.replay("log.jsonl", target="target", candidates=[NGRAM], group_by="nope")
 
 

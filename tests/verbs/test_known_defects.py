@@ -57,7 +57,7 @@ def test_facts_lists_every_row_and_filters_by_release_and_method() -> None:
 def test_facts_refuses_a_method_that_does_not_exist() -> None:
     result = CliRunner().invoke(main, ["facts", "defects", "--method", "nope"])
     assert result.exit_code == 2
-    assert "There is no method 'nope'" in result.output
+    assert "Unknown method 'nope'" in result.output
 
 
 def test_an_upgrade_says_which_defects_appear_and_disappear() -> None:
@@ -112,4 +112,4 @@ def test_the_memo_lists_what_is_met_and_what_is_to_be_watched_for() -> None:
     setup = replace(SETUP, target=target, spec=spec, args={"enable_prefix_caching": True}, engine_version="0.27.1")
     told = list(_tell_defects(setup))
     assert any(each.startswith("`hybrid-prefix-cache-mtp-corrupts`: Known defect") for each in told)
-    assert any(each.startswith("`stream-drops-words`, to be watched for: Known defect") for each in told)
+    assert any(each.startswith("`stream-drops-words`, to watch for: Known defect") for each in told)

@@ -46,7 +46,7 @@ def test_files_and_values_give_the_same_forecast_and_schedule(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"concurrency": "many"}, "neither a list"), ({"rates": (0, 1)}, "loads are above 0")],
+    [({"concurrency": "many"}, "neither a list"), ({"rates": (0, 1)}, "loads must be above 0")],
 )
 def test_loads_that_are_none_are_findings(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:

@@ -11,11 +11,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from draftwise.core import InvalidRequest, UnreadableSource
+from draftwise.core import InvalidRequest, InvalidSetup, UnreadableSource
 from draftwise.verbs.check import CheckResult, check
+from draftwise.verbs.deploy import deploy
+from draftwise.verbs.pick import pick
+from draftwise.verbs.size import size
 from draftwise.verbs.upgrade import upgrade
 
 NAME = "some-lab/Unheard-Of-9B"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 CONFIG = {
     "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46,
@@ -183,3 +187,38 @@ def test_a_checkpoint_that_lacks_some_of_its_shards_is_still_incomplete(tmp_path
 def test_an_upgrade_is_judged_by_it_too(tmp_path: Path) -> None:
     result = upgrade(NAME, before="0.32.0", after="0.33.0", speculative_config=MTP, config_from=write(tmp_path / "m"))
     assert "target-not-here" not in {finding.code for each in result.setups for finding in each.after.findings}
+
+
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by_hub", [True, False])
+def test_size_pick_and_deploy_take_them_too(hub: type[Hub], tmp_path: Path, by_hub: bool):
+    put(NAME, config=DENSE)
+    asked: dict[str, Any] = {"hub": True} if by_hub else {"config_from": write(tmp_path / "c", DENSE)}
+    known = size("Qwen/Qwen3-8B", gpu="H200")
+    assert size(NAME, gpu="H200", **asked).without_drafter.kv_tokens == pytest.approx(
+        known.without_drafter.kv_tokens, rel=0.01
+    )
+    assert pick(NAME, gpu="H200", **asked).ranked[0].estimate is not None
+    result = deploy(
+        NAME, vllm="0.32.0", gpu="H200", to="compose", out=tmp_path / "d", speculative_config=NGRAM, **asked
+    )
+    assert not any(each.code == "target-not-here" for each in result.answer.limits)
+    assert NAME in (tmp_path / "d" / "spec.yaml").read_text()
+    assert str(tmp_path / "c") not in (tmp_path / "d" / "spec.yaml").read_text()
+    assert len(hub.seen) == (6 if by_hub else 0)
+
+
+def test_without_being_asked_they_fetch_nothing(hub: type[Hub], tmp_path: Path):
+    put(NAME, config=DENSE)
+    with pytest.raises(InvalidSetup, match="not known"):
+        size(NAME, gpu="H200")
+    assert pick(NAME, gpu="H200").ranked[0].memory is None
+    result = deploy(NAME, vllm="0.32.0", gpu="H200", to="compose", out=tmp_path / "d", speculative_config=NGRAM)
+    assert hub.seen == []
+    assert any(each.code == "target-not-here" for each in result.answer.limits)

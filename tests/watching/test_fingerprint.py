@@ -152,7 +152,7 @@ def test_a_probe_becomes_a_finding() -> None:
         now = probed(*[replace(answer(30), prompt_id=str(n)) for n in range(12)], generated=12 * 64 + others,
                      accepted=12 * 34)  # fmt: skip
         finding, found = judge_probe(now, baseline, where="a")
-        assert ("Other clients were sent 50 tokens meanwhile" in finding.message) == bool(others)
+        assert ("Other clients received 50 tokens meanwhile" in finding.message) == bool(others)
         assert found is not None
         assert found.alone is not bool(others)
 

@@ -135,7 +135,7 @@ def test_no_data_is_a_finding_and_not_health() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((400, json.dumps({"status": "error", "error": "parse error"})), "refuses the query: parse error"),
+        ((400, json.dumps({"status": "error", "error": "parse error"})), "rejects the query: parse error"),
         ((200, "<html>"), "not as Prometheus' API does"),
         ((200, "[]"), "not as Prometheus' API does"),
         ((503, ""), "answers 503"),

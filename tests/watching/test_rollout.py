@@ -70,10 +70,10 @@ def test_a_probe_and_upgrade_tell_what_a_roll_out_brought(tmp_path: Path) -> Non
         other = watch(replace(good, accepted=(1, 0, 0)), *recorded, "--probe", *known)
     for seen in (same, other):
         assert "tokens per step 1.87, 1.13" in seen["rolled-out"]
-        assert "From vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
+        assert "from vLLM 0.13.0 to 0.33.0" in seen["defaults-changed"]
     assert "probe-same" in same
     assert "after-upgrade" not in same
-    assert "since vLLM 0.33.0 serves what 0.13.0 did" in other["after-upgrade"]
+    assert "when vLLM 0.33.0 replaced 0.13.0" in other["after-upgrade"]
 
 
 def test_a_roll_out_is_when_the_servers_of_now_were_started() -> None:
@@ -93,8 +93,8 @@ def test_a_time_is_iso_or_the_last_one() -> None:
 def test_what_is_not_known_of_a_side_is_said() -> None:
     rollout = RollOut(began_s=0.0, ended_s=60.0, num_servers=2)
     window = Window(pool="spec", instance="a", start_s=0.0, duration_s=1.0, counters=Counters())
-    assert "Nothing is known of the time before it" in tell_rollout(rollout, None, window).message
-    assert "Nothing is known of the time after it" in tell_rollout(rollout, window, None).message
+    assert "Nothing is known about the time before it" in tell_rollout(rollout, None, window).message
+    assert "Nothing is known about the time after it" in tell_rollout(rollout, window, None).message
     assert "Neither side had traffic" in tell_rollout(rollout, window, window).message
     assert "1970-01-01T00:00:00Z to 1970-01-01T00:01:00Z" in tell_rollout(rollout, None, None).message
 
@@ -112,7 +112,7 @@ def test_upgrade_says_what_the_step_changes(tmp_path: Path) -> None:
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'\n'
         )
     step = compare_setups(*setups)
-    assert "From vLLM 0.13.0 to 0.33.0, without being set:" in step.findings[-1].message
+    assert "Defaults that changed from vLLM 0.13.0 to 0.33.0:" in step.findings[-1].message
     assert step.releases == ("0.13.0", "0.33.0")
     setups[-1].write_text(setups[-1].read_text().replace('": 3', '": 5'))
     assert compare_setups(*setups).releases is None
@@ -142,7 +142,7 @@ def window(first_tokens: int | None, generated: int = 400) -> Window:
 def test_short_answers_are_told_to_lower_tokens_per_step() -> None:
     found, *_ = find_misleading(window(100))
     assert found.code == "first-tokens-count"
-    assert "Of 400 tokens 100 are the first of an answer" in found.message
+    assert "emits the first token of each answer: 100 of 400 tokens here" in found.message
     assert "1.18 with them, and 1.25 in decoding" in found.message
     assert [*find_misleading(window(10)), *find_misleading(window(None))] == []
 
@@ -152,8 +152,8 @@ def test_acceptance_length_is_told_to_be_of_the_steps_that_have_a_draft() -> Non
     (found,) = find_misleading(replace(window(None), counters=Counters(spec=lookups, generation_tokens=2200)))
     assert found.code == "drafts-on-some-steps"
     assert "Only 60% of the steps" in found.message
-    assert "acceptance length 3.00" in found.message
-    assert "all steps give 2.20 tokens" in found.message
+    assert "Acceptance length 3.00" in found.message
+    assert "all steps together give 2.20 tokens" in found.message
     none_left = Counters(spec=lookups, generation_tokens=1850)
     assert [*find_misleading(replace(window(None), counters=none_left))] == []
 

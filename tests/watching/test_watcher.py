@@ -247,7 +247,7 @@ def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None
 
     seen, _ = observe(pages, 3)
     assert [each.code for each in seen[-1].findings] == ["same-server-twice"]
-    assert "http://a:8000 and http://127.0.0.1:8000 are one server" in seen[-1].findings[0].message
+    assert "http://a:8000 and http://127.0.0.1:8000 are the same server" in seen[-1].findings[0].message
     assert observe(lambda: spec_pages(3), 3)[0][-1].findings == ()
 
 

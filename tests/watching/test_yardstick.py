@@ -47,9 +47,9 @@ def test_what_cannot_be_answered_is_said_with_what_would_answer_it() -> None:
     def ask(yardstick: Yardstick, *, plain: bool, probe: bool = False) -> list[str]:
         return list(yardstick.list_unanswered(has_plain=plain, has_probe=probe))
 
-    assert [sentence.split(": ")[1].split(" ")[-1] for sentence in ask(NOTHING, plain=False)] == [
-        "--baseline.",
-        "--plain.",
+    assert [sentence.split("Pass ")[1].split(" ")[0] for sentence in ask(NOTHING, plain=False)] == [
+        "--baseline",
+        "--plain",
     ]
     assert len(ask(NOTHING, plain=True)) == 1
     no_window, no_probe = ask(YARDSTICK, plain=False)

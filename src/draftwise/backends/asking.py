@@ -33,7 +33,10 @@ class Asker:
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._client = client or httpx.Client(headers=headers, timeout=_PATIENCE_S, trust_env=False)
+        self._client = client or httpx.Client(
+            # Directly, without the proxies of the environment, but with its certificates (SSL_CERT_FILE).
+            headers=headers, timeout=_PATIENCE_S, trust_env=False, verify=httpx.create_ssl_context(),
+        )  # fmt: skip
         models = self._ask("GET", "/v1/models", None).get("data") or []
         if not models:
             raise BackendError(f"{self.url} serves no model.")

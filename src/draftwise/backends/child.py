@@ -19,6 +19,7 @@ from draftwise.backends import child_reaper
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError
 from draftwise.machine.cores import count_cores
+from draftwise.machine.posix import require_posix
 
 __all__ = ["ChildBackend", "LogTail"]
 
@@ -164,6 +165,7 @@ class ChildBackend(UrlBackend):
         return BackendError(self._failure(f"ended with status {status}"))
 
     def _spawn(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        require_posix("draftwise starts servers")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._tail = LogTail(self._log)
         with self._log.open("wb") as log:

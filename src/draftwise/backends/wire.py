@@ -6,16 +6,17 @@ import asyncio
 import errno
 import socket
 import ssl
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
 
-__all__ = ["Wire", "raise_file_limit"]
+__all__ = ["Wire", "raise_file_limit", "run_with_sockets"]
+
+_T = TypeVar("_T")
 
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
@@ -161,11 +162,18 @@ class Wire:
             raise
 
 
+def run_with_sockets(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine as `asyncio.run` does, in a loop that watches sockets: Windows's usual one does not."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(main)
+
+
 def raise_file_limit() -> int | None:
     """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return None
-    import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

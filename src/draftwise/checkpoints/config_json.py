@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from draftwise.checkpoints.gguf_files import is_gguf, make_config, read_gguf
@@ -14,7 +17,7 @@ from draftwise.core import InvalidSetup
 if TYPE_CHECKING:
     from draftwise.knowledge.model_copies import ModelCopy
 
-__all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config"]
+__all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config", "standing_for"]
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -67,6 +70,19 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return first if isinstance(first, int) else 0
 
 
+_STAND_INS: ContextVar[Mapping[str, Path]] = ContextVar("stand_ins", default=MappingProxyType({}))
+
+
+@contextmanager
+def standing_for(configs: Mapping[str, Path]) -> Iterator[None]:
+    """Let directories with a config.json stand for models of other names, wherever these are looked up meanwhile."""
+    token = _STAND_INS.set(configs)
+    try:
+        yield
+    finally:
+        _STAND_INS.reset(token)
+
+
 def find_model_config(given: str, *, partly: bool = False) -> ModelConfig | None:
     """Return what a name stands for, or None for a name that is neither a directory nor in the table.
 
@@ -81,6 +97,8 @@ def find_model_config(given: str, *, partly: bool = False) -> ModelConfig | None
     """
     if not given:
         return None
+    if (place := _STAND_INS.get().get(given)) is not None:
+        return ModelConfig(name=given, config=read_config(place), origin="directory", directory=place)
     if given.lstrip().startswith("{"):
         return ModelConfig(name="config.json", config=parse_json(given, where="--target"), origin="json")
     path = Path(given)

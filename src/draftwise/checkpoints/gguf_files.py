@@ -22,6 +22,7 @@ from typing import Any
 from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.text_files import POINTER_BYTES, quote, refuse_pointer
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.stored import read_data
 
 __all__ = [
     "ROPE_FACTORS",
@@ -40,36 +41,10 @@ _MOST_ENTRIES = 2**24
 """Of an array, of the metadata and of the tensors: a hundred times the largest vocabulary."""
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
-_SCALARS: Mapping[int, str] = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_TYPES = read_data("gguf")
+_SCALARS: Mapping[int, str] = {int(kind): spelled for kind, spelled in _TYPES["scalars"].items()}
 """Value type -> how `struct` spells it."""
-_BLOCKS: Mapping[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    30: ("BF16", 1, 2),
-    28: ("F64", 1, 8),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-}
+_BLOCKS: Mapping[int, tuple[str, int, int]] = {int(kind): tuple(row) for kind, row in _TYPES["blocks"].items()}
 """Tensor type -> name, elements of a block, bytes of a block. What is not here is not read."""
 
 

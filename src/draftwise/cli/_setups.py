@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,13 +93,11 @@ config_options = add_options(
 )  # fmt: skip
 
 
-def setup_command(
-    *, short_help: str, panels: Mapping[str, Sequence[str]] | None = None
-) -> Callable[[Callable[..., Any]], click.Command]:
+def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Return the decorator that makes a verb of a function, with the options and arguments of a `SetupRequest`."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        return click.command(cls=_SetupCommand, short_help=short_help, panels=panels)(_of_setups(function))
+        return click.command(cls=_SetupCommand, short_help=short_help)(_of_setups(function))
 
     return make
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._results import json_option, show
-from draftwise.cli._setups import nearest_option, setup_command
+from draftwise.cli._setups import config_options, nearest_option, setup_command
 from draftwise.verbs.deploy import TARGETS, DeployRequest, DeployResult, EditedFile, Mode, ProxyKind
 from draftwise.verbs.deploy import deploy as run_deploy
 
@@ -27,6 +27,7 @@ __all__ = ["deploy", "render"]
 @click.option("--candidate", metavar="NAME", help="Candidate of a run  [default: the adopted one]")
 @click.option("--vllm", metavar="VERSION", help="vLLM release to run  [default: SOURCE's]")
 @nearest_option
+@config_options
 @click.option("--name", default="", metavar="NAME", help="Name of the service  [default: from the model's name]")
 @click.option("--owner", default="", metavar="NAME", help="Owner of the service, for the memo and the objects.")
 @click.option(

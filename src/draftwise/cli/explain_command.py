@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._results import json_option, show
-from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule
+from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
 
 __all__ = ["explain", "render"]
@@ -92,7 +92,7 @@ def _show_rule(console: Console, rule: VllmRule, result: ExplainResult) -> None:
     _print(console, f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}")
     for title, text in (("says", rule.message), ("fix", rule.fix), ("runs instead", rule.becomes)):
         if text:
-            _print(console, f"{title}: {text}")
+            _print(console, f"{title}: {show_template(text)}")
     _print(console, f"source: {rule.source}", "dim")
 
 

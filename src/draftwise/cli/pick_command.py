@@ -13,7 +13,7 @@ from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import json_option, show, show_names
-from draftwise.cli._setups import nearest_option
+from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
 from draftwise.verbs.pick import (
     STRUCTURED_OUTPUT,
@@ -61,6 +61,7 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
               show_default=True, metavar="N", help="GPUs of the deployment.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release to run.")
 @nearest_option
+@config_options
 @click.option("--workload", type=_Traffic(list_traffic_kinds()), help="Kind of traffic.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
               help="How much of the output repeats the prompt  [default: as for the workload]")  # fmt: skip

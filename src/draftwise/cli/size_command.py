@@ -12,7 +12,7 @@ from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import show
-from draftwise.cli._setups import nearest_option
+from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
 from draftwise.verbs.size import Item, SizeRequest, SizeResult, items
 from draftwise.verbs.size import size as run_size
@@ -88,6 +88,7 @@ _WIDTH = 110
               help="Context length at which to count sequences; repeatable.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
 @nearest_option
+@config_options
 @click.option("--compiled/--cold", default=False, help="Whether vLLM's compile cache already exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg",

@@ -52,11 +52,6 @@ class KVCache:
     null_blocks: int = 0
     """Blocks that vLLM sets aside when it asks whether a sequence fits."""
 
-    @property
-    def has_states(self) -> bool:
-        """Whether layers keep a state for each sequence."""
-        return any(group.state_blocks or group.every_block for group in self.groups)
-
     def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
         """Return the blocks that a sequence of so many tokens holds in all groups."""
         return sum(group.blocks(tokens, in_flight) for group in self.groups)

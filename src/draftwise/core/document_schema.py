@@ -29,7 +29,7 @@ _SCALARS: Mapping[Any, Mapping[str, Any]] = {
 }
 
 
-def json_schema(kind: Any, *, title: str, description: str = "") -> dict[str, Any]:
+def json_schema(kind: Any, *, title: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 7) of what `to_json` writes for values of a type.
 
     Descriptions are the docstrings of classes, fields and properties.
@@ -39,9 +39,6 @@ def json_schema(kind: Any, *, title: str, description: str = "") -> dict[str, An
     if set(body) == {"$ref"} and is_dataclass(kind) and _count_uses(body["$ref"], definitions) == 0:
         body = definitions.pop(body["$ref"].rpartition("/")[2])
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
-    if description:
-        head["description"] = description
-        body.pop("description", None)
     return {**head, **body, **({"definitions": dict(sorted(definitions.items()))} if definitions else {})}
 
 

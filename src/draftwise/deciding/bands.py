@@ -127,11 +127,11 @@ def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Findi
             (light, slower), (heavy, faster) = rise
             yield Finding.warning(
                 "gain-returns",
-                f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at {heavy:g} "
-                f"({faster.span}, {axis}): there is no one load up to which it pays.",
+                f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at "
+                f"{heavy:g} ({faster.span}, {axis}). No single load marks where it stops paying.",
                 where=candidate,
-                fix="Follow the verdict at each load, and measure loads between them. Batches beyond the largest CUDA "
-                "graph are a usual cause, on either server: `draftwise check` tells their sizes.",
+                fix="Follow the verdict at each load, and measure loads between them. Batches beyond the largest "
+                "CUDA graph are a usual cause, on either server: `draftwise check` shows their sizes.",
             )
 
 
@@ -359,7 +359,7 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
 def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
     """Return what the arm's server makes of it, None where it would not honour it."""
     server = context.server(arm.name)
-    unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
+    unmeasured = "This schedule is derived from the measurement and was not measured itself. Make it a candidate first."
     if server.version.get("engine") == "draftwise":
         return (unmeasured,)
     judged = None

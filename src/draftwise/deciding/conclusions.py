@@ -198,9 +198,12 @@ def _without_failed(run: Run) -> RunPlan:
 def _describe_failures(run: Run) -> Iterator[Finding]:
     for each in run.omissions:
         if each.candidate is not None and each.error:
-            text = f"{each.candidate} was not measured, as its server failed: {each.error}"
+            text = f"{each.candidate} was not measured because its server failed: {each.error}"
             yield Finding.error(
-                "server-failed", text, where=each.candidate, fix="Mend it, then go on with --resume: it is tried again."
+                "server-failed",
+                text,
+                where=each.candidate,
+                fix="Fix it, then continue with --resume, which tries it again.",
             )
 
 
@@ -216,8 +219,8 @@ def find_early_end(run: Run) -> Iterator[Finding]:
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
         text = (
-            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes: every prompt was asked as often as planned. "
-            "More prompts would narrow the intervals; more time would not."
+            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes: every prompt was sent as often as "
+            "planned. More prompts would narrow the intervals; more time would not."
         )
         yield Finding.info("ended-early", text, fix="Give more prompts, or more --repeats.")
 
@@ -256,7 +259,7 @@ def _describe_draw(run: Run, workload: Workload) -> str:
         return f"{len(asked)} of {of} prompts"
     tenants = len({each.origin.cluster for each in workload.prompts if each.origin is not None and each.origin.cluster})
     over = f", from {tenants} tenants or conversations" if tenants else ""
-    return f"{len(asked)} of {of} prompts, drawn at random over the log{over}"
+    return f"{len(asked)} of {of} prompts, sampled from the log{over}"
 
 
 def _find_hardware(context: RunContext) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ _LIKE_ROWS = math.log(1.1)
 _LIKE_LENGTH = math.log(1.5)
 _SHORT = 256
 """Tokens of context up to which a step, or the first token, takes hardly longer than with none."""
-_COLD = "the server's pace had not become steady in the warm-up"
+_COLD = "the server's pace was not steady after the warm-up"
 _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
@@ -183,10 +183,10 @@ def _find_taken(use: MachineUse, thresholds: Thresholds, usual: float, *, is_our
     stolen = use.cpu.get("steal_s", 0.0)
     wanted = use.cpu.get("busy_s", 0.0) + stolen
     if stolen > max(thresholds.turn_held_up * wanted, _TICKS_S):
-        return f"the hypervisor gave {stolen / wanted:.0%} of the CPU time that was wanted here to others"
+        return f"the hypervisor gave other machines {stolen / wanted:.0%} of the CPU time that this one wanted"
     held = use.cpu.get("quota_stopped_s", 0.0)
     if held > max(thresholds.turn_held_up * use.seconds, _TICKS_S):
-        return f"the container's CPU limit held processes up for {held / use.seconds:.2f} s in every second"
+        return f"the container's CPU limit stopped processes for {held / use.seconds:.2f} s in every second"
     foreign, whole = use.foreign_s if is_ours else None, use.cores * use.seconds
     is_much = foreign is not None and foreign > max((usual + thresholds.other_processes) * whole, _TICKS_S)
     if foreign is not None and is_much and _is_crowded(use, wanted / whole, thresholds):

@@ -43,11 +43,11 @@ def count_soundly(run: Run) -> CountedRun:
         names = f"streams of {', '.join(sorted(unknown))}"
         counted = _count_by_turn(run)
         if counted is not None:
-            text = f"{names} do not say how many tokens they hold: the servers' counters do."
+            text = f"{names} do not report how many tokens they hold, but the servers' counters do."
             return CountedRun(run=counted, findings=(Finding.info("unit-by-counters", text),))
-        why = f"{names} do not say how many tokens they hold, nor do counters"
+        why = f"{names} do not report how many tokens they hold, and no counters do"
     else:
-        why = f"{odd} counts other tokens than the baseline in the same texts"
+        why = f"{odd} counts other tokens than the baseline for the same texts"
     return _count_by_text(run, why)
 
 
@@ -86,7 +86,7 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
     """Return the run measured by its texts, or as it is with an error where texts are missing."""
     whole = [each for each in run.answers if each.measured and each.error is None]
     if sum(not each.text for each in whole) > _WITHOUT_TEXT * len(whole):
-        text = f"{why}, and answers carry no text to count instead: a ratio would be of two different things."
+        text = f"{why}, and answers have no text to count instead. A ratio would compare two different things."
         fix = "Serve usage in the stream (stream_options.include_usage), or pass the metrics pages with --metrics-url."
         return CountedRun(run=run, findings=(Finding.error("unit-unsound", text, fix=fix),))
     density = _find_density(run)
@@ -94,7 +94,7 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
         replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / density)))) if each.text else each
         for each in run.answers
     )
-    text = f"{why}: answers are measured by their text, {density:.1f} characters for a token, on all arms alike."
+    text = f"{why}: answers are measured by their text, with {density:.1f} characters per token, on all servers alike."
     return CountedRun(run=replace(run, answers=tuple(answers)), findings=(Finding.warning("unit-by-text", text),))
 
 

@@ -99,9 +99,6 @@ def _find_answer(
     """Return what a comparison shows that is neither a gain nor a loss, each with the error that is allowed for it.
 
     What the race has shown stays shown, as long as what came later agrees.
-
-    Args:
-        reason: why it is open.
     """
     deciding, margin = found.estimates.ratios.deciding, thresholds.margin
     interval = deciding.interval(1 - 2 * _NO_GAIN)

@@ -136,7 +136,7 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: _Pa
         elif not rest:
             near = get_close_matches(str(name), fields, n=1)
             fix = f"Write {near[0]}." if near else f"Fields there: {', '.join(fields)[:200]}."
-            yield _fault("field-unknown", (*path, name), "is no field there, and the API server drops it", fix)
+            yield _fault("field-unknown", (*path, name), "is not a field there, and the API server drops it", fix)
 
 
 def _fault(code: str, path: _Path, text: str, fix: str = "") -> Finding:
@@ -183,7 +183,7 @@ def _find_objects(source: SourceText) -> Iterator[Mapping[str, Any]]:
             continue
         if value.get("kind") == "Status":
             raise InvalidSetup.because(
-                "refused-by-server", f"The API server refused it: {value.get('message')}", where=source.name
+                "refused-by-server", f"The API server rejected it: {value.get('message')}", where=source.name
             )
         items = value.get("items") if value.get("kind") == "List" else [value]
         yield from (each for each in items or () if isinstance(each, Mapping))

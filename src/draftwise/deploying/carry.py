@@ -34,11 +34,6 @@ _KEYED = {"volumeMounts": "mountPath", "volumes": "name", "initContainers": "nam
 def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, dict[str, str]]:
     """Return a file of a twin with what stands around the source's server, and what it does not take.
 
-    Args:
-        text: of a file that the target wrote.
-        order: of the twin.
-        target: the platform.
-
     Returns:
         The text, and for each item that is not in it the reason, by the item's place in the source.
     """
@@ -87,7 +82,7 @@ def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str,
     if kind not in ("unit", "services") and (asked or files):
         words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
         words += [f"--from-env-file={name.removeprefix('-')}" for name in files]
-        return {f"Make the secret {store} that the pods take variables from": (
+        return {f"Create the secret {store} with the pods' variables": (
             f"kubectl create secret generic {store} {' '.join(words)}"
         )}  # fmt: skip
     return {}

@@ -73,14 +73,14 @@ def _write_memo(
         chain(
             _tell(order),
             _list_files(files),
-            _list_points("Where the weights lie", weights),
+            _list_points("Location of the weights", weights),
             _list_memo_commands(apply),
             _list_points("Limits", (str(each) for each in limits if not _is_defect(each))),
             _list_points("Known defects of the release", defects),
-            _list_points("Where to leave it off", leave_off),
+            _list_points("Where to leave speculation off", leave_off),
             _list_points("What to expect", _tell_expected(order.evidence.expected)),
-            _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
-            _list_points("What going back leaves behind", [leaves] if leaves else []),
+            _list_points("When to roll back", map(describe_rule, order.evidence.rollback)),
+            _list_points("What a rollback leaves behind", [leaves] if leaves else []),
             _list_points("Not watched", unwatched),
             _list_points("Not measured", order.evidence.unmeasured),
             ("",),
@@ -96,9 +96,9 @@ def _tell(order: ServiceOrder) -> Iterator[str]:
     if evidence.headline:
         yield f"**Why.** {evidence.headline} (run `{evidence.run}`)"
     else:
-        yield "**Why.** Nobody has measured this setup: `draftwise decide` does."
+        yield "**Why.** This setup is not measured yet. To measure it, run `draftwise decide`."
     yield ""
-    yield "**What.** The server that both files stand for; its twin lacks the speculative config and nothing else:"
+    yield "**What.** The server of both files. The twin differs only by the missing speculative config:"
     yield ""
     yield "```sh"
     yield write_shell(setup, line_per_flag=True)
@@ -107,8 +107,9 @@ def _tell(order: ServiceOrder) -> Iterator[str]:
     hosts, gpus = count_hosts(setup), f"{order.num_gpus} GPU{'s' if order.num_gpus > 1 else ''}"
     who, gib = f"Each of its {hosts} hosts" if hosts > 1 else "It", 1 << 30
     yield (
-        f"{who} takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
-        f"{order.host.shm_bytes // gib} GiB of /dev/shm; startup deadline: {order.startup_s} s."
+        f"{who} needs {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of host "
+        f"memory and {order.host.shm_bytes // gib} GiB of /dev/shm. Startup deadline: "
+        f"{order.startup_s} s."
     )
     yield ""
     yield f"**Owner:** {order.owner}." if order.owner else _NO_OWNER
@@ -124,7 +125,7 @@ def _tell_expected(expected: Expected | None) -> Iterator[str]:
         yield f"{place}: {counters.tokens_per_step:.2f} tokens per step."
     if drafts.acceptance_length is not None:
         rates = ", ".join(f"{100 * rate:.0f} %" for rate in drafts.rate_per_pos)
-        yield f"{place}: {drafts.acceptance_length:.2f} tokens of output for a draft; accepted by position {rates}."
+        yield (f"{place}: {drafts.acceptance_length:.2f} output tokens per draft; accepted by position {rates}.")
 
 
 def _list_files(files: Mapping[str, str]) -> Iterator[str]:
@@ -173,7 +174,7 @@ def deploy(
         spanning = name_targets("spans_hosts")
         refuse_other_hosts(
             order.setup,
-            fix="Leave it out, and use the GPUs of one host, more of them as replicas (--max-replicas); or use "
+            fix="Leave it out, use the GPUs of one host, and add GPUs as replicas (--max-replicas); or use "
             f"--to {spanning} with --nnodes.",
         )
     warned, policy = tuple(_find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
@@ -264,7 +265,7 @@ def _tell_defects(setup: Setup) -> Iterator[str]:
         yield f"`{finding.code}`: {finding} Source: {finding.source}."
     for row in report.defects:
         if row.told_by == "watch" and row.state_in(release.version) == "present":
-            yield f"`{row.code}`, to be watched for: {row.ruling(release)}"
+            yield f"`{row.code}`, to watch for: {row.ruling(release)}"
 
 
 def _refuse_open(order: ServiceOrder, refused: Mapping[str, str]) -> None:
@@ -287,7 +288,7 @@ def _make_record(
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
-        leaves=f"{leaves} Its ScaledObject, too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
+        leaves=f"{leaves} Its ScaledObject too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
         to=to,
         platform_release=order.platform.release,
         startup_s=order.startup_s,
@@ -298,7 +299,7 @@ def _make_record(
 
 def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Observation:
     if prefix is None:
-        return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
+        return Observation(files={}, missing=("Nothing is watched: the deployment was written with --no-observe.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
 
@@ -306,11 +307,11 @@ def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Obs
 def _describe(target: DeployTarget) -> Mapping[str, str]:
     return {
         f"spec{target.suffix}": "the service",
-        f"rollback{target.suffix}": "its next revision without speculation, under the same name: the way back",
-        f"plain{target.suffix}": "its twin without speculation under a name of its own, to run next to it",
-        SETUP: "the setup, as every verb of draftwise reads it",
-        BASELINE: "what the run found, which production is held against",
-        DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
+        f"rollback{target.suffix}": "its next revision without speculation, under the same name, to roll back",
+        f"plain{target.suffix}": "its twin without speculation, under another name, to run next to it",
+        SETUP: "the setup, for every verb of draftwise",
+        BASELINE: "the run's measurements, to compare production with",
+        DEPLOYMENT: "the purpose of the files, for `draftwise verify` and `draftwise rollback`",
     }
 
 
@@ -330,8 +331,8 @@ def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str
     """Return the command of a canary where the platform itself has none."""
     places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
     return {
-        "Try it on 10 % of the requests first: the platform has no canary of its own, a proxy in front of both twins "
-        "is one": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
+        "Try it on 10 % of the requests first, with a proxy in front of both twins (the platform has "
+        "no canaries)": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
         f"--share 10{places} --out proxied"
     }
 
@@ -339,9 +340,9 @@ def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str
 def _list_commands(target: DeployTarget, record: Record) -> dict[str, str]:
     return {
         "Start it": fill_in(target.apply, record.sides["spec"], record),
-        "Go back: the name that clients use stays (`draftwise rollback` shows the change first)": fill_in(
+        "Roll back; clients keep using the same name (`draftwise rollback` shows the change first)": fill_in(
             target.apply, record.back, record
         ),
         "Start its twin next to it, for a plain pool or a proxy": fill_in(target.apply, record.sides["plain"], record),
-        "Take the twin away": fill_in(target.remove, record.sides["plain"], record),
+        "Remove the twin": fill_in(target.remove, record.sides["plain"], record),
     }

@@ -278,8 +278,8 @@ def make_order(
         raise refusal("service-name", name=name)
     if image and not _IMAGE.fullmatch(image):
         raise InvalidSetup.because(
-            "no-such-image", f"{image[:80]!r} is no name of an image.", where="--image",
-            fix="Write it as docker pull takes it: REGISTRY/NAME:TAG, perhaps with @sha256:DIGEST.",
+            "no-such-image", f"{image[:80]!r} is not a valid image name.", where="--image",
+            fix="Write it as for docker pull: REGISTRY/NAME:TAG, optionally with @sha256:DIGEST.",
         )  # fmt: skip
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
@@ -348,7 +348,7 @@ def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
     gpus, remarks, weights = count_gpus(setup), list[str](), 0
     is_known = setup.device is not None and setup.device.name != "GPU"
     if not is_known:
-        remarks.append("Whether it fits the memory of its GPUs, as they are not named (--gpu).")
+        remarks.append("Whether it fits the memory of its GPUs: name them with --gpu.")
     try:
         sizing = size(setup, gpu=None if is_known else _ANY_GPU)
         weights = gpus * (sizing.budget.target + sizing.budget.drafter)

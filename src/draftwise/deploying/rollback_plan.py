@@ -89,10 +89,10 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
             code = subprocess.run(words, check=False).returncode
         except OSError as error:
             raise BackendError(
-                f"{words[0]} cannot be run ({error.strerror}). Install it, or run the printed commands where it is."
+                f"{words[0]} cannot be run ({error.strerror}). Install it, or run the printed commands where it exists."
             ) from None
         if code not in may_be:
             raise BackendError(
-                f"`{part}` failed with exit code {code}; what it said stands above, and nothing after it was run. "
-                "Remove the cause and start the roll-back again: its commands can be repeated."
+                f"`{part}` failed with exit code {code}. Its output is above, and nothing after it ran. Fix "
+                "the cause and start the rollback again: its commands can be repeated."
             )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying.messages import fault
 from draftwise.deploying.secrets import is_secret
-from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.stored import read_data, read_rows
 from draftwise.setups.read import SetupReading
 from draftwise.setups.read.manifests.yaml_text import get_text
 from draftwise.setups.read.place import Place
@@ -69,30 +69,11 @@ _LISTS: Mapping[str, str] = {"volumeMounts": "mountPath", "ports": "containerPor
                              "imagePullSecrets": "name", "tolerations": "key"}  # fmt: skip
 """Fields that are lists, each of whose entries is an item, and the key that names an entry."""
 _REFERENCE = re.compile(r"(?<!\$)\$(?!\$)")
-_RUN_OPTIONS: Mapping[str, str] = {
-    "-v": "volumes",
-    "--volume": "volumes",
-    "-p": "ports",
-    "--publish": "ports",
-    "--ipc": "ipc",
-    "--shm-size": "shm_size",
-    "--network": "network_mode",
-    "--net": "network_mode",
-    "--restart": "restart",
-    "-u": "user",
-    "--user": "user",
-    "--runtime": "runtime",
-    "-w": "working_dir",
-    "--workdir": "working_dir",
-    "--cap-add": "cap_add",
-    "--security-opt": "security_opt",
-    "-l": "labels",
-    "--label": "labels",
-}
+_RUN = read_data("docker_run")
+_RUN_OPTIONS: Mapping[str, str] = _RUN["compose_keys"]
 """Options of `docker run` -> keys of a compose service."""
-_LISTED = frozenset({"volumes", "ports", "cap_add", "security_opt", "labels"})
-_TOLD_OPTIONS = frozenset({"-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-id", "-di", "-td", "-dt", "-q", "--rm",
-                           "--detach", "--interactive", "--tty", "--gpus", "--entrypoint", "--quiet"})  # fmt: skip
+_LISTED = frozenset(_RUN["lists"])
+_TOLD_OPTIONS = frozenset(_RUN["told"])
 
 
 def read_surroundings(reading: SetupReading) -> Surroundings:
@@ -144,7 +125,7 @@ def _read_object(place: Place) -> Iterator[SourceItem]:
             name = _follow(other, ("metadata", "name")) or ""
             what = f"{other.get('kind', 'document')} {name}".strip()
             yield SourceItem(part="other", key=what, value=None, where=what,
-                       reason="it is an object of its own: keep it, or point it at the new service")  # fmt: skip
+                       reason="it is a separate object: keep it, or point it at the new service")  # fmt: skip
 
 
 def _is_runtime_of(other: Mapping[str, Any], model: Any) -> bool:
@@ -292,7 +273,7 @@ def _read_metadata(
                 yield SourceItem(part=each.part, key=each.key, value=each.value, where=each.where,
                            reason=why if chosen else "")  # fmt: skip
         elif key not in _FIELDS["cluster"]:
-            why = "the new objects have names of their own (--name)" if key == "name" else ""
+            why = "the new objects have other names (--name)" if key == "name" else ""
             why = "kubectl apply -n NAMESPACE says it for all files" if key == "namespace" else why
             yield SourceItem(part="other", key=str(key), value=value, where=f"{here}.{key}", reason=why)
 
@@ -353,7 +334,7 @@ def _read_project(place: Place) -> Iterator[SourceItem]:
     for key, value in place.value.items():
         if key == "services":
             yield from (SourceItem(part="other", key=f"service {name}", value=each, where=f"services.{name}",
-                             reason="it is a service of its own: keep its file")
+                             reason="it is a separate service: keep its file")
                         for name, each in value.items() if name != place.path[-1])  # fmt: skip
         elif key not in ("version", "name") and not str(key).startswith("x-"):
             yield SourceItem(part="project", key=str(key), value=value, where=str(key))

@@ -216,7 +216,7 @@ def _read_done(journal: Path) -> Mapping[str, str]:
 def _check_room(part: Path, missing: list[Path]) -> None:
     needed, free = sum(path.stat().st_size for path in missing), shutil.disk_usage(part).free
     if needed > free:
-        raise OSError(f"{needed >> 20} MiB are to be copied, and {free >> 20} MiB are free")
+        raise OSError(f"{needed >> 20} MiB must be copied, but only {free >> 20} MiB are free")
 
 
 def _copy(name: str, source: Path, part: Path, done: Mapping[str, str], told: Callable[[int], None]) -> str:
@@ -344,7 +344,7 @@ def _compare_lists(folder: Path) -> Iterator[Finding]:
     of_models = {name.removeprefix(prefix): value for value, name in pairs if name.startswith(prefix)}
     of_models.pop(CHECKSUMS, None)
     if inner != write_sums(of_models):
-        yield fault("sums-changed", folder=folder / MODELS, what=f"it says something else than {folder / CHECKSUMS}")
+        yield fault("sums-changed", folder=folder / MODELS, what=f"it differs from {folder / CHECKSUMS}")
 
 
 def _list_env(mirror: str) -> Mapping[str, str]:

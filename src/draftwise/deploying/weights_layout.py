@@ -126,12 +126,7 @@ class WeightsPlacement:
 
 
 def name_leftovers(layout: Layout, setup: Setup) -> str:
-    """Return what stays behind of a layout after going back, a sentence.
-
-    Args:
-        layout: of the weights.
-        setup: as it is served.
-    """
+    """Return what stays behind of a layout after going back, a sentence."""
     drafter = find_drafter(setup)
     row = LAYOUTS[layout.kind if drafter else "one"]
     return row.leftovers.format(directory=drafter, store=layout.store)

@@ -19,26 +19,26 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     if not rules.break_even:
         yield Finding.warning(
             "break-even-unknown",
-            "The break-even is unknown, so that no replica is taken out of the traffic.",
+            "The break-even is unknown, so no replica is taken out of the traffic.",
             fix="Pass --baseline with the baseline.json of a deployment from a run.",
         )
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield Finding.error(
             "nothing-is-read",
-            "No replica shows its counters, so that nothing is known of the service and nothing is done to it.",
+            ("No replica shows its counters. The service's state is unknown, and the guard does nothing to it."),
             fix="Check that the service runs, and that this machine reaches it.",
         )
     for name, window in reading.spec.items():
         if window is not None and window.restarted:
             yield Finding.warning(
                 "replica-restarted",
-                f"{name} restarted: what it showed before is forgotten, and what was done to it stays.",
+                f"{name} restarted. Its earlier readings no longer count; actions on it stay in effect.",
                 where=name,
             )
     for name, since_s in state.low_since_s.items():
         yield Finding.warning(
             "fell-below-break-even",
-            f"{name} emits fewer tokens per step than its break-even of {rules.break_even:.2f}, known since "
+            f"{name} emits fewer tokens per step than its break-even of {rules.break_even:.2f}, since "
             f"{_time(since_s)}.",
             where=name,
             fix="Send its traffic to a replica without speculation, or name an executor with --act.",
@@ -46,9 +46,9 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     for name, latch in state.latches.items():
         yield Finding.warning(
             "is-out-of-traffic",
-            f"{name} is out of the traffic since {_time(latch.out_since_s)} ({latch.cause}).",
+            f"{name} has been out of the traffic since {_time(latch.out_since_s)} ({latch.cause}).",
             where=name,
-            fix="It comes back by itself once a probe finds that it pays; `draftwise guard --undo` puts it back now.",
+            fix=("It returns once a probe finds that it pays. To put it back now, run `draftwise guard --undo`."),
         )
     if state.drift.alarm_s is not None:
         yield _drifted(state.drift.alarm_s)
@@ -57,9 +57,9 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
 def _drifted(alarm_s: int) -> Finding:
     return Finding.warning(
         "acceptance-drifted",
-        f"Acceptance has been lower since {_time(alarm_s)} than the service's own weeks explain; whether by "
-        f"its {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} the counters do not tell.",
-        fix="Ask with `draftwise watch URL --probe`; `draftwise guard --acknowledge` learns a change that is known.",
+        f"Since {_time(alarm_s)}, acceptance has been lower than the service's history explains. The "
+        f"counters cannot tell whether {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} lowered it.",
+        fix=("Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`."),
     )
 
 
@@ -68,8 +68,8 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(
         "drift-not-learned",
-        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known, so that slow drift is not judged yet: "
-        "break-even and probes are.",
+        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known. Until then, break-even and "
+        "probes are judged, but not slow drift.",
     )
 
 
@@ -77,7 +77,7 @@ def failed(action: Action, error: Exception) -> Finding:
     """Return that a step was not done."""
     return Finding.error(
         "step-failed",
-        f"The step {action.step} on {', '.join(action.replicas) or 'the service'} was not done. {error}",
+        f"The step {action.step} on {', '.join(action.replicas) or 'the service'} failed. {error}",
         fix="Fix the cause. The guard tries the step again in an hour.",
     )
 
@@ -86,9 +86,9 @@ def put_back(replica: str) -> Finding:
     """Return that somebody else put a replica back."""
     return Finding.error(
         "step-undone-elsewhere",
-        f"{replica} was put back into the traffic by --undo or by other hands, and is left alone since then.",
+        f"Somebody, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
         where=replica,
-        fix="Find out who did (a reload of the proxy, GitOps, an operator), then run `draftwise guard --acknowledge`.",
+        fix=("Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`."),
     )
 
 
@@ -96,7 +96,7 @@ def unconfirmed(replica: str) -> Finding:
     """Return that a step had begun when the guard ended, and that nobody can say whether it was done."""
     return Finding.error(
         "step-unconfirmed",
-        f"A step on {replica} had begun when the guard ended, and whether it was done cannot be seen.",
+        f"The guard ended during a step on {replica}. The result of the step is unknown.",
         where=replica,
         fix="Check the proxy. To put the replica back for certain, run `draftwise guard --undo`.",
     )

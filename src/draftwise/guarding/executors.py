@@ -100,7 +100,7 @@ def _split(template: str) -> Sequence[str]:
     except ValueError as error:
         raise _refuse(f"--act command={template} cannot be split into words ({error}).") from None
     if not all(any(name in word for word in words) for name in ("{step}", "{replica}")):
-        raise _refuse(f"--act command={template} does not say what is to be done and where.")
+        raise _refuse(f"--act command={template} lacks the step or the replica.")
     return words
 
 
@@ -114,9 +114,9 @@ def _run(words: Sequence[str]) -> None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
     except subprocess.TimeoutExpired:
-        raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Look at what it was doing.") from None
+        raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Find out what it was doing.") from None
     except OSError as error:
-        raise BackendError(f"`{shown}` cannot be run ({error.strerror}). Name a program that is there.") from None
+        raise BackendError(f"`{shown}` cannot be run ({error.strerror}). Name an existing program.") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-_LONGEST:]
         raise BackendError(f"`{shown}` failed with exit code {done.returncode}: {said or 'it said nothing'}.")
@@ -217,7 +217,9 @@ class HAProxy:
         goes_out = action.step in OUT
         names = {str(server) for server in chosen}
         if any(server.is_out is not goes_out for server in self._read() if str(server) in names):
-            raise BackendError(f"HAProxy took the order to {action.step} {', '.join(sorted(names))} without effect.")
+            raise BackendError(
+                f"HAProxy accepted the order to {action.step} {', '.join(sorted(names))}, but it had no effect."
+            )
 
     def prove(self, replicas: Sequence[str]) -> None:
         """Look for every replica among the servers.
@@ -238,7 +240,7 @@ class HAProxy:
 
     def _refuse_if_unsafe(self, step: Step, chosen: Sequence[HaproxyServer], servers: Sequence[HaproxyServer]) -> None:
         if busy := [str(server) for server in chosen if server.in_maintenance]:
-            raise BackendError(f"{', '.join(busy)} is in maintenance by other hands: nothing was done to it.")
+            raise BackendError(f"Somebody else put {', '.join(busy)} into maintenance, so nothing was done to it.")
         if step is Step.TRICKLE and any(server.configured_weight < _LEAST_WEIGHT for server in chosen):
             raise BackendError(f"A twentieth of the traffic needs `weight {_LEAST_WEIGHT}` or more of every server.")
         if step in OUT:
@@ -286,7 +288,7 @@ def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[Ha
         raise BackendError(f"{replica} has no address ({error}).") from None
     found = [server for server in servers if server.port == port and server.address in addresses]
     if not found:
-        raise BackendError(f"HAProxy has no server at {replica}: it has to reach it under the address used here.")
+        raise BackendError(f"HAProxy has no server at {replica}. It must use the same address for the replica.")
     return found
 
 
@@ -357,7 +359,7 @@ def parse_executor(text: str, *, patch_file: Path) -> Executor:
         return Patch(text, Path(given), patch_file)
     raise InvalidSetup.because(
         "unknown-executor",
-        f"--act {text} names nothing that can carry out a step.",
+        f"--act {text} is not a known executor.",
         where="--act",
         fix="Use haproxy=SOCKET, command='WORDS {step} {replica}' or patch=DIR.",
     )

@@ -166,9 +166,9 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UnreadableSource.because(
                 "not-a-guard-state",
-                f"{self.path} is no state of a guard that this version reads ({error}).",
+                f"{self.path} is not a guard state that this version reads ({error}).",
                 where="--state",
-                fix="Name the file of an earlier `draftwise guard`, or one that is not there yet.",
+                fix="Name the file of an earlier `draftwise guard`, or one that does not exist yet.",
             ) from None
 
     def write(self, state: State) -> None:
@@ -246,6 +246,6 @@ def _tell_of_disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"What the guard knows cannot be written beside {path} ({error.strerror}). Make room, or choose another "
-            "--state."
+            f"The guard's state cannot be written next to {path} ({error.strerror}). Make room, or choose "
+            "another --state."
         ) from None

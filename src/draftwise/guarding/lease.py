@@ -74,8 +74,8 @@ class Lease:
             if holder is not None and holder.token != self._token and _holds(holder, now_s):
                 raise InvalidSetup.because(
                     "guarded-already",
-                    f"Process {holder.pid} on {holder.host} guards {self._about} already.",
-                    fix="End it first; if its machine is gone, wait until its lease runs out "
+                    f"Process {holder.pid} on {holder.host} already guards {self._about}.",
+                    fix="Stop it first. If its machine is gone, wait until its lease expires "
                     f"({max(holder.until_s - now_s, 0):.0f} s).",
                 )
             mine = _Holder(

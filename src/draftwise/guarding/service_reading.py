@@ -232,7 +232,10 @@ def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
     if baseline is None or not baseline.probe or baseline.expected is None:
         raise InvalidSetup.because(
             "probe-without-baseline",
-            "A probe of other prompts than the service's says something only beside the same probe of a good server.",
+            (
+                "The probe's prompts are not the service's. Only a comparison with the same probe of a "
+                "healthy server means something."
+            ),
             where="--probe",
             fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
         )

@@ -91,7 +91,7 @@ def _find_ends_of_trickle(state: State, reading: ServiceReading, rules: Rules) -
             continue
         seen = f"{name} emits {evidence.tokens_per_step:.2f} tokens per step of a trickle of traffic"
         if _is_low(evidence, rules):
-            action = _action(Step.SHIFT, (name,), "still-below-break-even", f"{seen}: it stays out of it.", rules)
+            action = _action(Step.SHIFT, (name,), "still-below-break-even", f"{seen}, so it stays out.", rules)
         elif evidence.span_s >= _COVERED * TRICKLE_S and _pays(evidence, rules):
             action = _action(Step.RELEASE, (name,), "pays-again", f"{seen}: it pays again.", rules)
         else:
@@ -112,7 +112,10 @@ def _find_releases(state: State, reading: ServiceReading, rules: Rules) -> Itera
         yield replace(
             _action(
                 Step.RELEASE, tuple(well), "pays-again",
-                f"A probe since then finds {lowest:.2f} tokens per step at the least, and {rules.pays:.2f} pay.",
+                (
+                    f"A probe since then finds at least {lowest:.2f} tokens per step, and {rules.pays:.2f} pay "
+                    "off."
+                ),
                 rules,
             ),
             evidence={"tokens_per_step": lowest, "pays": rules.pays},
@@ -143,13 +146,16 @@ def _find_way_back(state: State, reading: ServiceReading, rules: Rules) -> Itera
     minutes = (reading.at_s - min(began)) / 60
     ill = tuple(name for name in reading.spec if name in out or name in state.low_since_s)
     if _pays_as_a_whole(state, reading, rules, ill):
-        reason = f"{_count_ill(len(ill), len(reading.spec))} not paid for {minutes:.0f} minutes, and the others pay."
+        reason = (
+            f"{_count_ill(len(ill), len(reading.spec))} not paid off for {minutes:.0f} minutes, while the "
+            "others pay off."
+        )
         restarts = tuple(name for name in ill if reading.spec.get(name) is not None)
         if restarts:
             yield _action(Step.RESTART, restarts, "fell-below-break-even", reason, rules)
         return
     if state.rolled_back_s is None or state.rolled_back_s < min(began):
-        reason = f"Speculation has not paid for {minutes:.0f} minutes, and what was done to the traffic does not last."
+        reason = f"Speculation has not paid off for {minutes:.0f} minutes, and changes to the traffic do not last."
         yield _action(Step.ROLL_BACK, (), "fell-below-break-even", reason, rules)
 
 

@@ -1,7 +1,7 @@
 """The vLLM release in a container image: from its own tags, or from the releases of its product.
 
-The rows of `data/images.json` are written by `python -m catalogue.images`; the list of names whose tags are vLLM's own
-releases is kept by hand. What is in neither is not known.
+The rows of `data/images.json` are written by `python -m catalogue.images`. By hand come the names whose tags are vLLM's
+own releases, and the rows that release notes alone tell (`documented`). What is in none of them is not known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_release(image: str) -> str:
     if carries_own_tags(image):
         found = _RELEASE.match(tag)
         return found[1] if found else ""
-    for row in _read()["rows"]:
+    for row in _rows():
         is_named = f"/{name}".endswith(f"/{row['image']}")
         if is_named and (tag == row["tag"] or tag.startswith(f"{row['tag']}-")) and not _goes_on(tag, name, row["tag"]):
             return str(row["vllm"])
@@ -48,10 +48,14 @@ def find_release(image: str) -> str:
 
 def _goes_on(tag: str, name: str, known: str) -> bool:
     """Say whether a longer known tag fits as well: `1.1.0-dev.1` is not `1.1.0` in a variant."""
-    tags = (row["tag"] for row in _read()["rows"] if f"/{name}".endswith(f"/{row['image']}"))
+    tags = (row["tag"] for row in _rows() if f"/{name}".endswith(f"/{row['image']}"))
     return any(len(each) > len(known) and (tag == each or tag.startswith(f"{each}-")) for each in tags) or bool(
         re.match(rf"{re.escape(known)}-(?:rc|dev|alpha|beta)", tag)
     )
+
+
+def _rows() -> list[dict[str, str]]:
+    return [*_read()["rows"], *_read()["documented"]]
 
 
 @cache

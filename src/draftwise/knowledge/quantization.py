@@ -11,7 +11,7 @@ from packaging.version import Version
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import get_release, history
 
-__all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of"]
+__all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of", "runs_in_float32"]
 
 _TOPIC = "quantization_methods"
 
@@ -35,6 +35,11 @@ def reads_weights_of(method: str, checkpoint: str) -> bool:
     """Return whether a method runs weights that a checkpoint declares for another, as gptq_marlin does for gptq."""
     data = _data()
     return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
+
+
+def runs_in_float32(method: str) -> bool:
+    """Return whether a method may run in float32: False where no release lets it."""
+    return method not in _data()["never_in_float32"]
 
 
 @cache

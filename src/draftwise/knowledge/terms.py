@@ -9,7 +9,7 @@ from functools import cache
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["Term", "find_term", "read_terms"]
+__all__ = ["Term", "find_said_terms", "find_term", "read_terms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class Term:
     see: tuple[str, ...]
     """Methods, keys, rules and other names that `explain` knows."""
     source: str
+    says: tuple[str, ...] = ()
+    """Parts of lines and errors, of vLLM's or of what it stands on, that lead to the term."""
 
 
 @cache
@@ -36,6 +38,12 @@ def read_terms() -> tuple[Term, ...]:
 def find_term(name: str) -> Term | None:
     """Return the term of a name, however it is capitalized, hyphenated or spaced."""
     return _by_spelling().get(_normalize(name))
+
+
+def find_said_terms(text: str) -> tuple[Term, ...]:
+    """Return the terms that a pasted error or log line leads to."""
+    squeezed = " ".join(text.split()).lower()
+    return tuple(term for term in read_terms() if any(each.lower() in squeezed for each in term.says))
 
 
 @cache

@@ -17,6 +17,8 @@ _LONGEST = 200_000
 _VALUE = r".{0,400}?"
 _ENOUGH = 24
 """Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
+_FIRST, _SECOND, _BOTH = 8, 24, 20
+"""A message's beginning: least letters before the first value, characters compared after it, least letters in both."""
 _PART = 12
 """Letters of a message's longest part without a value: where that is not found, the message is not."""
 
@@ -46,7 +48,10 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
     parts = {template: part for template, part in _parts().items() if part in lowered}
     whole = [template for template in parts if _pattern(template).search(squeezed) is not None]
     cut_off = [template for template, part in parts.items() if sum(map(str.isalpha, part)) >= _ENOUGH]
-    found = {template.lower(): template for template in whole or cut_off}  # of two spellings the newer one
+    begun = () if whole or cut_off else (each for each in all_keys(_TOPIC) if _begins(each, squeezed))
+    found = {
+        template.lower(): template for template in (*whole, *(() if whole else cut_off), *begun)
+    }  # of two spellings the newer one
     alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
     ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
     return tuple(map(_describe, ordered[:most]))
@@ -63,6 +68,17 @@ def _describe(template: str) -> KnownMessage:
 def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     """Return spans by level alone, without the rules at the same place."""
     return tuple(replace(each, value=each.value["level"]) for each in spans)
+
+
+def _begins(template: str, squeezed: str) -> bool:
+    """Say whether a text holds the beginning of a message, as of an error that was copied without its end."""
+    first, value, rest = _squeeze(template).partition("{}")
+    if not value or first.strip().lower() not in squeezed.lower():
+        return False
+    second = rest.partition("{}")[0][:_SECOND]
+    letters = [sum(map(str.isalpha, part)) for part in (first, second)]
+    pattern = re.escape(first) + _VALUE + re.escape(second.rstrip(". "))
+    return letters[0] >= _FIRST and sum(letters) >= _BOTH and re.search(pattern, squeezed, re.IGNORECASE) is not None
 
 
 @cache

@@ -352,10 +352,6 @@ def _count_steps(counters: Counters, answers: int) -> tuple[float, float]:
 
     The first token of an answer comes with its prompt, not with a step that decodes. What stands behind an answer's end
     is counted as accepted: then the drafts tell the steps.
-
-    Args:
-        counters: of turns.
-        answers: whose tokens they count.
     """
     emitted = float(max(0, (counters.generation_tokens or 0) - answers))
     return max(emitted - counters.spec.num_accepted_tokens, float(counters.spec.num_drafts)), emitted

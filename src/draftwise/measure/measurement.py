@@ -261,11 +261,7 @@ def _place(arms: Sequence[Arm], context: RunContext) -> list[GpuPlacement | None
 
 
 class _Waits:
-    """Names what is waited for: the servers that are starting, with what the first of them does.
-
-    Args:
-        status: receives it in words.
-    """
+    """Names what is waited for: the servers that are starting, with what the first of them does."""
 
     def __init__(self, status: Callable[[str], None]) -> None:
         self._status = status

@@ -121,7 +121,7 @@ class MeasurementSpec:
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
         if self.target is not None and self.target.startswith(("http://", "https://")):
-            return f"{self.target} is a server: give it as --url, and the one that speculates as --candidate-url."
+            return f"{self.target} is a server: pass it as --url, and the speculative one as --candidate-url."
         if (self.target is None) == (self.url is None):
             return "Give either TARGET or --url with --candidate-url."
         if self.engine not in ENGINES:
@@ -134,7 +134,7 @@ class MeasurementSpec:
         if self.launch.switch is not None:
             return self._find_conflict_with_switch()
         if self.one_at_a_time:
-            return "--one-at-a-time is for servers that draftwise starts; for one that runs already, give --switch."
+            return "--one-at-a-time is for servers that draftwise starts. For a running server, use --switch."
         if not self.candidate_urls:
             return "--url needs at least one --candidate-url to compare with."
         if len(self.candidates) not in (0, len(self.candidate_urls)):
@@ -143,21 +143,21 @@ class MeasurementSpec:
 
     def _find_conflict_of_lengths(self) -> str | None:
         if self.draft_lengths:
-            return "--k is for servers that draftwise starts; those at --candidate-url have theirs."
+            return "--k is for servers that draftwise starts. Those at --candidate-url have their own k."
         return None
 
     def _find_conflict_with_switch(self) -> str | None:
         if self.candidate_urls:
-            return "With --switch all arms answer at --url, one after another: leave out --candidate-url."
+            return "With --switch, all arms answer at --url, one after another: leave out --candidate-url."
         if not self.candidates or any(each.name is None or each.spec is None for each in self.candidates):
             return "With --switch, name the arms that its command knows: --candidate NAME=JSON for each."
         return None
 
     def _find_conflict_with_target(self) -> str | None:
         if self.candidate_urls:
-            return "--candidate-url goes with --url; with TARGET, give --candidate."
+            return "--candidate-url needs --url. With TARGET, use --candidate."
         if self.launch.switch is not None:
-            return "--switch is for a server that runs already: it goes with --url. For TARGET, give --one-at-a-time."
+            return "--switch is for a running server and needs --url. For TARGET, use --one-at-a-time."
         if self.metrics_urls or self.headers:
-            return "--metrics-url, --header and --api-key-env are for servers that run already: they go with --url."
+            return "--metrics-url, --header and --api-key-env are for running servers and need --url."
         return None

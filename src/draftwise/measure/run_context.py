@@ -119,7 +119,7 @@ def describe_hardware(used: Sequence[str] | None = None) -> Hardware:
 
 
 def _memory_gib() -> float | None:
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return None
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 

@@ -96,12 +96,7 @@ def _result(finding: Finding, report: Report, place: str, index: int) -> dict[st
 
 
 def locate(where: str, place: str) -> tuple[str, int, str]:
-    """Return file, line and the place inside of what a finding is about; an empty file or 0 where that is not known.
-
-    Args:
-        where: the finding's own place.
-        place: where its setup was read.
-    """
+    """Return file, line and the place inside of what a finding is about; an empty file or 0 where that is not known."""
     found = _IN_FILE.fullmatch(where) or _IN_FILE.fullmatch(place)
     if found is None:
         return "", 0, where

@@ -18,17 +18,16 @@ from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
-from draftwise.knowledge.terms import find_term, read_terms
+from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
 
-__all__ = ["Explanation", "explain", "list_names"]
+__all__ = ["Explanation", "explain", "list_names", "show_template"]
 
 _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
-_FIELD = re.compile(r"\{(\w+)\}")
-"""A value in the text of a rule."""
-_BRACKETS = r"<\1>"
+_FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
+"""A value in the text of a rule, and braces that stand for themselves."""
 _UNEXPLAINED = "draftwise has no rule about it: look at its place in vLLM, and run `draftwise check` on your setup."
 _LEVELS: Mapping[str, str] = {
     "info": "logs it for information",
@@ -159,14 +158,7 @@ def _show(defect: Defect) -> RuleExample | None:
 def _find_terms(name: str) -> Iterator[Explanation]:
     """Yield words of the field, and environment variables."""
     if term := find_term(name):
-        yield Explanation(
-            kind=term.kind,
-            name=term.names[0],
-            text=f"{term.text} Source: {term.source}.",
-            history=history("env", term.names[0]),
-            related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
-            see=term.see,
-        )
+        yield _explain_term(term)
     elif spans := history("env", name):
         yield Explanation(kind="variable", name=name, text="An environment variable of vLLM.", history=spans)
 
@@ -210,11 +202,22 @@ def _find_values(name: str) -> Iterator[Explanation]:
             yield Explanation(kind="value", name=f"{key} {name}", text=text)
 
 
+def _explain_term(term: Term) -> Explanation:
+    return Explanation(
+        kind=term.kind,
+        name=term.names[0],
+        text=f"{term.text} Source: {term.source}.",
+        history=history("env", term.names[0]),
+        related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
+        see=term.see,
+    )
+
+
 def _find_messages(text: str) -> Iterator[Explanation]:
     """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
-        told = " ".join(f"{rule.title}. {rule.explains} {_FIELD.sub(_BRACKETS, rule.fix)}".strip() for rule in rules)
+        told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
         yield Explanation(
             kind="message",
             name=message.template,
@@ -224,6 +227,7 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         )
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
+    yield from map(_explain_term, find_said_terms(text))
 
 
 def _unknown_message(text: str) -> InvalidSetup:
@@ -235,6 +239,11 @@ def _unknown_message(text: str) -> InvalidSetup:
         fix="Paste the line with the exception itself, the last one of a traceback. What PyTorch, CUDA or a plugin "
         "raises is not known here; `draftwise check` names known defects that your setup meets.",
     )
+
+
+def show_template(text: str) -> str:
+    """Return a text of a rule with `<name>` in the place of each value."""
+    return _FIELD.sub(lambda found: f"<{found[1]}>" if found[1] else found[0][0], text)
 
 
 def list_names() -> tuple[Explanation, ...]:

@@ -62,10 +62,7 @@ def describe_missing(decision: Decision) -> str:
         return ""
     flags = [_FLAGS[name] for name in missing if name in _FLAGS]
     way_out = f" Add it with `draftwise report RUN` and {join_names(flags)}." if flags else ""
-    return (
-        f"NOT EVIDENCE: the run does not carry its {join_names(missing)}, without which nobody can "
-        f"repeat or judge it.{way_out}"
-    )
+    return f"NOT EVIDENCE: the run lacks its {join_names(missing)}, so nobody can repeat or judge it.{way_out}"
 
 
 def describe_rollback(decision: Decision) -> list[str]:
@@ -228,7 +225,7 @@ def _name_omitted(omissions: Sequence[Omission]) -> str:
 
 def _describe_lack(cell: UnmeasuredCell) -> str:
     if cell.needed is not None:
-        return f"it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
+        return f"it may remember answers, so it needs {cell.needed} prompts that no other load uses"
     others = cell.blocks_each * (cell.planned - cell.repetitions)
     odd = f" and {cell.odd_blocks} of the {others} paired blocks of the others" if cell.odd_blocks else ""
     return f"{cell.repetitions} of {cell.planned} repetitions{odd}"
@@ -236,7 +233,7 @@ def _describe_lack(cell: UnmeasuredCell) -> str:
 
 def _describe_leftovers(decision: Decision) -> Iterator[str]:
     if decision.num_unfinished:
-        yield f"{decision.num_unfinished} answers of turns that were cut off are on disk and not used"
+        yield f"{decision.num_unfinished} answers of interrupted turns are on disk but not used"
 
 
 _FLAG = "--speculative-config"

@@ -11,7 +11,8 @@ from matplotlib.ticker import FuncFormatter
 from draftwise.core.budget import Budget
 from draftwise.plan.size.sizing import Sizing
 from draftwise.plan.size.view import contexts_of, items
-from draftwise.reporting.svg import INK, PLAIN, to_svg
+from draftwise.reporting.appearance import INK, PLAIN
+from draftwise.reporting.svg import to_svg
 
 __all__ = ["COLOURS", "draw", "draw_figure"]
 

@@ -17,6 +17,7 @@ from draftwise.deciding.comparison.pooled_acceptance import ACCEPTANCE_QUANTILES
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.knowledge.signals import TOKENS_PER_STEP
+from draftwise.reporting.appearance import NO_PLOTS, VERDICT_COLOURS, Plot, can_draw
 from draftwise.reporting.conditions import (
     describe_missing,
     describe_rollback,
@@ -26,7 +27,6 @@ from draftwise.reporting.conditions import (
     describe_way_back,
     list_actions,
 )
-from draftwise.reporting.plots import VERDICT_COLOURS, draw_plots
 from draftwise.reporting.predictions import MeasuredForecast, describe_forecasts, hold_forecasts
 from draftwise.reporting.promql import ALERTS, write_alerts
 from draftwise.reporting.sentences import describe_reason, list_clauses
@@ -119,7 +119,8 @@ def render_page(found: Conclusions) -> str:
             bands=list_band_rows(decision.bands),
             findings=group_findings(decision),
             context=list_context_rows(run),
-            plots=draw_plots(found),
+            plots=_draw(found),
+            no_plots=NO_PLOTS,
             forecast_errors=describe_forecasts(hold_forecasts(run.expected, decision.comparisons)),
             colours=VERDICT_COLOURS,
             confidence=CONFIDENCE,
@@ -128,6 +129,15 @@ def render_page(found: Conclusions) -> str:
             **_tabulate(found),
         )
     )
+
+
+def _draw(found: Conclusions) -> dict[str, Plot]:
+    """Return the plots by name; none where they cannot be drawn."""
+    if not can_draw():
+        return {}
+    from draftwise.reporting.plots import draw_plots
+
+    return draw_plots(found)
 
 
 def _tabulate(found: Conclusions) -> dict[str, PageTable | list[PageTable]]:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from dataclasses import replace
 
 from draftwise.core import Acceptance, Profile
-from draftwise.replaying.acceptance_profile import tokens_per_step
 from draftwise.replaying.anchors import Anchors
+from draftwise.reporting.appearance import NO_PLOTS, Plot, can_draw
 from draftwise.reporting.page import PageTable, TableCell, TableRow, open_templates
-from draftwise.reporting.plots.plot_data import draw_panels
-from draftwise.reporting.svg import PALETTE, to_svg
 from draftwise.statistics import CONFIDENCE
 
 __all__ = ["PAGE", "render_replay"]
@@ -24,12 +17,6 @@ PAGE = "report.html"
 _FOLDED = 16
 _SHOWN_KS = (1, 2, 3, 5, 7)
 _POSITIONS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Plot:
-    svg: str
-    caption: str
 
 
 def render_replay(profile: Profile, anchors: Sequence[Anchors]) -> str:
@@ -49,6 +36,7 @@ def render_replay(profile: Profile, anchors: Sequence[Anchors]) -> str:
             settings=_tabulate_settings(profile.entries),
             positions=_tabulate_positions(profile.entries),
             plots=_draw(whole, anchors),
+            no_plots=NO_PLOTS,
             confidence=CONFIDENCE,
             folded=_FOLDED,
             colours={},
@@ -101,40 +89,12 @@ def _by_position(entry: Acceptance) -> list[float | None]:
     return [accepted / drafted if drafted else None for accepted, drafted in pairs]
 
 
-def _draw(entries: Sequence[Acceptance], anchors: Sequence[Anchors]) -> Mapping[str, _Plot]:
-    temperatures = sorted({entry.temperature for entry in entries})
-    titles = [f"T={temperature:g}" for temperature in temperatures]
-    colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(map(_label, entries)))}
+def _draw(entries: Sequence[Acceptance], anchors: Sequence[Anchors]) -> Mapping[str, Plot]:
+    if not can_draw():
+        return {}
+    from draftwise.reporting.plots.replay_plots import draw_replay
 
-    def by_k(axes: Axes, index: int) -> None:
-        for entry in (each for each in entries if each.temperature == temperatures[index]):
-            found = [entry.by_k[k].tokens_per_step for k in entry.by_k]
-            colour = colours[_label(entry)]
-            axes.plot(list(entry.by_k), [each.value for each in found], color=colour, marker="o", markersize=3,
-                      label=_label(entry))  # fmt: skip
-            low, high = [each.low for each in found], [each.high for each in found]
-            axes.fill_between(list(entry.by_k), low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-    def by_request(axes: Axes, index: int) -> None:
-        for each in (found for found in anchors if found.temperature == temperatures[index]):
-            values = np.sort(tokens_per_step(each, each.ks[-1]))
-            label = replace(each.candidate, num_speculative_tokens=None).label
-            axes.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colours[label],
-                      label=label)  # fmt: skip
-        axes.set_ylim(0, 1)
-
-    def k_figure() -> Figure:
-        return draw_panels(titles, by_k, xlabel="k, draft tokens a step at most", ylabel="tokens per step")
-
-    def request_figure() -> Figure:
-        return draw_panels(titles, by_request, xlabel="tokens per step of a request", ylabel="share of requests below")
-
-    about = "Tokens per step by draft length; the band is the interval over requests."
-    spread = "Requests one by one, with the longest drafts: half of them lie left of 0.5."
-    by_k_svg = to_svg(k_figure, "by k", title="Tokens per step by k", about=about)
-    by_request_svg = to_svg(request_figure, "by request", title="Tokens per step by request", about=spread)
-    return {"k": _Plot(by_k_svg, about), "requests": _Plot(by_request_svg, spread)}
+    return draw_replay(entries, anchors, _label)
 
 
 def _label(entry: Acceptance) -> str:

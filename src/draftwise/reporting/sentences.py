@@ -314,9 +314,10 @@ def _describe(reason: Reason) -> str:
 
 def _say_slow_server(found: _Values) -> str:
     return (
-        f"the server of {found['arm']} takes {found['step']:.1f}x as long as the other one for a decoding step and "
-        f"{found['first']:.1f}x to the first token, in which drafting has no part: is it slow itself? See to it, or "
-        f"measure it for {found['wanted_s'] / 60:.0f} minutes instead of {found['seen_s'] / 60:.1f}"
+        f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the "
+        f"other one, and the first token {found['first']:.1f}x. Drafting plays no part in either, so "
+        f"is the server itself slow? Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes "
+        f"instead of {found['seen_s'] / 60:.1f}"
     )
 
 
@@ -324,8 +325,8 @@ def _say_pace(found: _Values) -> str:
     when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
     when = "in spells" if found.get("spells") else when
     return (
-        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, and the other server's did not: "
-        "drafting cannot explain that; measure again"
+        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, and the other "
+        "server's did not: drafting cannot explain that; measure again"
     )
 
 
@@ -355,9 +356,9 @@ def _say_open(found: _Values) -> str:
         return f"{text}; more prompts{' or repetitions' if found['can_repeat'] else ''} would narrow it"
     if detectable > _BLIND:
         shown = f"only {detectable:.1f}x or more" if detectable < _NOTHING else "no gain whatever"
-        return f"{text}: so few turns would have shown {shown}; measure more repetitions"
+        return f"{text}: with these turns, the run would have shown {shown}; measure more repetitions"
     more = " or ".join(_list_remedies(found))
-    remedy = f"{more} would settle it" if more else "it lies so close to a limit that more would hardly help"
+    remedy = f"{more} would settle it" if more else "it lies too close to a limit for more to help"
     return f"{text}; a gain of {detectable:.2f}x would have been found 8 times in 10; {remedy}"
 
 
@@ -371,17 +372,17 @@ def _list_remedies(found: _Values) -> Iterator[str]:
 _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.FEW_PROMPTS: "rests on {count} prompts; at least {fewest} are needed".format_map,
     ReasonCode.DISTURBED: (
-        "{count} of {of} pairs of turns were disturbed and count for nothing ({why}): {left:.0%} of them must be left"
+        "{count} of {of} pairs of turns were disturbed and do not count ({why}); at least {left:.0%} must remain"
     ).format_map,
     ReasonCode.UNSETTLED: "{message} ({code})".format_map,
     ReasonCode.SLOW_SERVER: _say_slow_server,
     ReasonCode.PACE_CHANGED: _say_pace,
     ReasonCode.ANCHORS_MOVED: (
-        "prompts asked again at the end gained {ratio:.2f}x as much as before: one of the two servers changed; measure "
-        "again"
+        "prompts repeated at the end gained {ratio:.2f}x as much as before: one of the two servers "
+        "changed; measure again"
     ).format_map,
     ReasonCode.UNSEEN: (
-        "so few prompts may miss a kind with up to {share:.0%} of the traffic, so the interval has to clear {bar:.2f}"
+        "these prompts may miss a kind with up to {share:.0%} of the traffic, so the interval has to clear {bar:.2f}"
     ).format_map,
     ReasonCode.NO_GAIN: lambda found: (
         f"{'slower' if found.get('slower') else 'not faster'}: no gain of {found['margin']:.0%} or more is left"
@@ -391,7 +392,7 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
         f"{' and '.join(found['better'])} better, {' and '.join(found['worse'])} worse"
     ),
     ReasonCode.MAY_BE_CHANCE: (
-        "alone it would count, but with all comparisons of the run taken together p is {p:.2g}; more prompts would tell"
+        "on its own it would count, but across all comparisons of the run p is {p:.2g}; more prompts would settle it"
     ).format_map,
     ReasonCode.NOT_TRUSTED: lambda found: (
         f"{_say_change(found, gains=found['gains'])}, but not to be trusted: {found['code']} (see the findings)"
@@ -400,14 +401,14 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.LOSS: _say_loss,
     ReasonCode.GAIN_WITH_DAMAGE: lambda found: f"{_say_change(found, gains=True)} on the whole, but",
     ReasonCode.MIXED_WORKLOAD: (
-        "a mixed workload: P50 of the time per token is {half:.2f}x the baseline's, and {share:.0%} of the requests "
-        "are slower than 1.1 times its P90"
+        "a mixed workload: P50 of the time per token is {half:.2f}x the baseline's, but {share:.0%} "
+        "of the requests are slower than 1.1 times its P90"
     ).format_map,
     ReasonCode.SLOW_TAIL: "{share:.0%} of the requests are slower than 1.1 times the baseline's P90".format_map,
-    ReasonCode.LATE_FIRST_TOKEN: "the first token comes {ratio:.2f}x as late".format_map,
+    ReasonCode.LATE_FIRST_TOKEN: "the first token takes {ratio:.2f}x as long".format_map,
     ReasonCode.LATE_FIRST_TOKENS_TAIL: "P99 of the time to the first token is {ratio:.2f}x the baseline's".format_map,
     ReasonCode.ANSWERS_NOT_FASTER: lambda _: (
-        "the server puts out more, but the time per token of a request does not fall with it"
+        "the server outputs more, but the time per token of a request does not fall with it"
     ),
     ReasonCode.EQUAL: "equal within {margin:.0%}: no difference worth a change".format_map,
     ReasonCode.OPEN: _say_open,

@@ -11,15 +11,10 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-__all__ = ["INK", "PALETTE", "PLAIN", "to_svg"]
+from draftwise.reporting.appearance import INK
 
-PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
-"""Lines and bars stand out from light and dark paper by 3:1 at least (WCAG 2.2, 1.4.11)."""
-PLAIN = "#7b8390"
-"""For what is compared with."""
+__all__ = ["to_svg"]
 
-INK = "#010203"
-"""Stands for the page's text colour until the SVG is written."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10,

@@ -116,11 +116,6 @@ class RunDirectory:
             ) from None
         return cls(path)
 
-    @property
-    def has_run(self) -> bool:
-        """Whether a run was begun here: its plan is known, and it can be read and resumed."""
-        return (self.path / _MANIFEST).exists()
-
     def log_of(self, arm: str) -> Path:
         """Return the file for what the server of an arm prints."""
         return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
@@ -203,13 +198,9 @@ class RunDirectory:
         """Append how long the rest is expected to take."""
         self._append(_ESTIMATES, to_json(estimate))
 
-    def strike_omissions(self, what: str | None = None) -> None:
-        """Append that what was left out so far is going to be measured.
-
-        Args:
-            what: the one that the plan takes in again; by default all that the plan still has.
-        """
-        self._append(_OMISSIONS, {"struck": True if what is None else what})
+    def strike_omissions(self) -> None:
+        """Append that what was left out so far, and is in the plan still, is going to be measured."""
+        self._append(_OMISSIONS, {"struck": True})
 
     def read_omissions(self) -> tuple[Omission, ...]:
         """Return what is left out still."""

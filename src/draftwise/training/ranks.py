@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -82,9 +82,9 @@ ALONE = Ranks()
 """The one process of a run that nobody launched as several."""
 
 
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+def is_launched() -> bool:
     """Return whether torchrun, or what stands for it, started this process."""
-    return "TORCHELASTIC_RUN_ID" in environment
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.machine.whole_files import replacing, write_whole
-from draftwise.reporting.svg import PALETTE, to_svg
+from draftwise.reporting.appearance import PALETTE
+from draftwise.reporting.svg import to_svg
 from draftwise.runs.row_files import RowFile
 
 __all__ = ["RunFolder", "draw_curves"]

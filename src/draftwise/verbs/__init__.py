@@ -35,6 +35,7 @@ VERBS: dict[str, Row] = {
         Row("rollback", Group.DEPLOY, "Go back to serving without speculation."),
         Row("bundle", Group.DEPLOY, "Pack a deployment's weights for air-gapped machines."),
         Row("watch", Group.OPERATE, "See whether speculation helps a running service."),
+        Row("ui", Group.OPERATE, "Look at runs, forecasts and services in a browser."),
         Row("guard", Group.OPERATE, "Propose or take action when speculation stops paying off."),
         Row("mcp", Group.OPERATE, "Serve the verbs as tools of an agent (MCP)."),
         Row("skill", Group.OPERATE, "Install the skill that teaches an agent these verbs."),

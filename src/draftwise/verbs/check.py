@@ -63,8 +63,8 @@ def check(request: CheckRequest, _progress: Progress) -> CheckResult:
         open_release(version, nearest=request.nearest)
     found = [sources.read(version) for version in versions or (None,)]
     installed = None if request.installed is None else _name_packages(request.installed)
-    with open_configs(request, found) as configured:
-        first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in configured)
+    with open_configs(chain.from_iterable(one.setups for one in found), request.config_from, hub=request.hub):
+        first, *others = ([*_judge(one, installed, nearest=request.nearest)] for one in found)
     first += (Judgement.of(report, where=name) for name, report in found[0].unread)
     first += _judge_objects(sources.texts, first)
     return CheckResult(
@@ -81,7 +81,7 @@ def _name_packages(given: Iterable[str]) -> frozenset[str]:
     """Return names of packages as the index writes them, without versions."""
     named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given) if each}
     if wrong := next((each for each, match in named.items() if match is None), None):
-        refuse(f"{wrong!r} is no package; write name or name==version.", where="--installed")
+        refuse(f"{wrong!r} is not a package; write name or name==version.", where="--installed")
     return frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
 
 

@@ -15,11 +15,12 @@ from draftwise.deploying import deploy as write_files
 from draftwise.deploying.deployment_folder import Folder
 from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
-from draftwise.deploying.surroundings import read_surroundings
+from draftwise.deploying.surroundings import Surroundings, read_surroundings
 from draftwise.deploying.targets import name_targets
 from draftwise.verbs.field_types import Range
+from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.request_headers import Header, read_headers
-from draftwise.verbs.sources import SetupRequest, Source, find_sources, flags_of_vllm, open_release, with_gpu
+from draftwise.verbs.sources import JudgedRequest, Source, find_sources, flags_of_vllm, open_release, with_gpu
 from draftwise.verbs.verb import Result, refuse, verb
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["TARGETS", "DeployRequest", "DeployResult", "Mode", "ProxyKind", "dep
 
 
 @dataclass(frozen=True, slots=True)
-class DeployRequest(SetupRequest):
+class DeployRequest(JudgedRequest):
     """A run whose adopted candidate is deployed, or a setup; and where to."""
 
     _: KW_ONLY
@@ -136,7 +137,7 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     own = {f"--{each.name.replace('_', '-')}" for each in fields(DeployRequest)} & set(request.engine_flags)
     own -= set(flags_of_vllm())
     if own:
-        refuse(f"{min(own)} is an option of draftwise: write it before --, behind which flags of vLLM stand.")
+        refuse(f"{min(own)} is an option of draftwise: put it before --, which separates vLLM's flags.")
     version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
     run, around = _find_run(request), None
     if run is not None:
@@ -145,14 +146,21 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
         reading = find_sources(request).read(version).require_one()
         setup, evidence = reading.setup, RunEvidence()
         around = read_surroundings(reading)
+    with open_configs([setup], request.config_from, hub=request.hub):
+        return DeployResult(answer=_answer(request, setup, evidence, around, version))
+
+
+def _answer(
+    request: DeployRequest, setup: Setup, evidence: RunEvidence, around: Surroundings | None, version: str | None
+) -> WrittenFolder | EditedFile:
     if request.edit is not None:
         if request.to is not None or request.out is not None:
-            refuse("--edit changes a file that is there; --to and --out write new ones.")
-        return DeployResult(answer=_edit(Path(request.edit), request, setup, version))
+            refuse("--edit changes an existing file; --to and --out write new ones.")
+        return _edit(Path(request.edit), request, setup, version)
     if request.to is None or request.out is None:
         refuse("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
     if request.to not in TARGETS:
-        refuse(f"There is no platform {request.to!r}: give one of {', '.join(TARGETS)}.", where="--to")
+        refuse(f"Unknown platform {request.to!r}: give one of {', '.join(TARGETS)}.", where="--to")
     order = make_order(
         setup,
         name=request.name,
@@ -165,13 +173,11 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     if request.probe is not None:
         folder = _add_probe(folder, setup, request.probe, request)
     folder.write(Path(request.out))
-    return DeployResult(
-        answer=WrittenFolder(
-            out=str(request.out),
-            files=tuple(folder.files),
-            limits=tuple(folder.limits),
-            not_measured=tuple(order.evidence.unmeasured),
-        )
+    return WrittenFolder(
+        out=str(request.out),
+        files=tuple(folder.files),
+        limits=tuple(folder.limits),
+        not_measured=tuple(order.evidence.unmeasured),
     )
 
 
@@ -181,7 +187,7 @@ def _find_run(request: DeployRequest) -> Path | None:
     if len(given) != 1 or isinstance(given[0], Setup) or not (Path(given[0]) / "manifest.json").is_file():
         return None
     if request.speculative_config is not None or request.engine_flags or request.env_files:
-        refuse("A run says what was measured: -sc, --env-file and flags behind -- go with a setup.")
+        refuse("A run already has its setup: -sc, --env-file and flags after -- apply to other sources.")
     return Path(given[0])
 
 
@@ -193,7 +199,7 @@ def _make_folder(request: DeployRequest, to: str, order: ServiceOrder) -> Folder
         layout=None if request.layout is None else read_layout(request.layout),
     )
     if not TARGETS[to].options and platform != Platform():
-        refuse(f"--kserve, --mode, --layout and --service-account go with --to {name_targets('options')}.")
+        refuse(f"--kserve, --mode, --layout and --service-account apply to --to {name_targets('options')}.")
     platform = replace(platform, verifier=request.verifier, scale=_read_scale(request))
     proxy = (
         None
@@ -212,16 +218,15 @@ def _make_folder(request: DeployRequest, to: str, order: ServiceOrder) -> Folder
 
 def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -> Folder:
     """Return the folder with the answers of a server that runs the setup in its baseline."""
-    import asyncio
-
     from draftwise.backends.backend import ProbedPair
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.deploying.deployment_folder import BASELINE
     from draftwise.deploying.verify.running_server import verify_server
     from draftwise.verbs.probing import ask_again, load_prompts
     from draftwise.watching.fingerprint import record_baseline, take_answers
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
-    repeats = asyncio.run(ask_again(url, load_prompts(None), headers))
+    repeats = run_with_sockets(ask_again(url, load_prompts(None), headers))
     found = verify_server(setup, ProbedPair(server=repeats[0]), where=url)
     if errors := [each for each in found if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
@@ -233,7 +238,7 @@ def _add_probe(folder: Folder, setup: Setup, url: str, request: DeployRequest) -
 def _read_scale(request: DeployRequest) -> Scale | None:
     if request.max_replicas is None:
         if request.requests_per_replica is not None:
-            refuse("--requests-per-replica says when to scale: give --max-replicas, too.")
+            refuse("--requests-per-replica sets when to scale: give --max-replicas too.")
         return None
     return Scale(most=request.max_replicas, per_replica=request.requests_per_replica)
 
@@ -243,7 +248,7 @@ def _find_start(request: DeployRequest) -> float | None:
     if request.start_log is None:
         return request.cold_start_s
     if request.cold_start_s is not None:
-        refuse("--cold-start-s and --start-log say the same: give one of them.")
+        refuse("--cold-start-s and --start-log exclude each other: give one of them.")
     from draftwise.backends.vllm_log import find_start_s
     from draftwise.setups.read import find_texts
 
@@ -252,8 +257,8 @@ def _find_start(request: DeployRequest) -> float | None:
     if not seconds:
         raise InvalidSetup.because(
             "start-not-told",
-            f"{request.start_log} does not tell how long the start took: it lacks times, or the line that the server "
-            "answers.",
+            f"{request.start_log} does not show how long the start took: it lacks times, or the line that "
+            "says the server answers.",
             where="--start-log",
             fix="Give the log of vllm serve from its first line to `Application startup complete`, or --cold-start-s.",
         )
@@ -345,12 +350,12 @@ def _find_adopted(decision: Decision, path: Path) -> str:
         "nothing-to-deploy",
         f"The run {path} {text}.",
         where=str(path),
-        fix="Name the one to deploy with --candidate; the files say what was measured of it.",
+        fix="Name the candidate with --candidate. The files show what was measured for it.",
     )
 
 
 def _list_gaps(run: Run, *, adopted: bool) -> list[str]:
-    gaps = [] if adopted else ["That it pays: the run did not adopt it."]
+    gaps = [] if adopted else ["Whether it pays: the run did not adopt it."]
     if any(arm.url for arm in run.plan.arms):
-        gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
+        gaps.append("The flags of the measured servers, unless they are written here.")
     return gaps

@@ -20,6 +20,7 @@ from draftwise.engine.engine_config import (
     vllm_setup,
 )
 from draftwise.engine.families import get_family
+from draftwise.machine.posix import require_posix
 
 if TYPE_CHECKING:
     from draftwise.serve.channel import StartupPhase
@@ -58,6 +59,7 @@ def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]
     Raises:
         InvalidSetup: they cannot work, or ask for what vLLM does, whose command is then named and judged.
     """
+    require_posix("The embedded engine runs")
     given = {name: value for name, value in settings.items() if value is not None}
     if Path(model).is_dir():  # before torch, which takes seconds to import
         get_family(read_config(Path(model)), where=str(Path(model) / "config.json"))

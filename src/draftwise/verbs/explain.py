@@ -9,11 +9,11 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.rules import VllmRule
 from draftwise.knowledge.vllm import Span, releases
-from draftwise.plan.explanations import Explanation, list_names
+from draftwise.plan.explanations import Explanation, list_names, show_template
 from draftwise.plan.explanations import explain as look_up
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "VllmRule", "explain"]
+__all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "VllmRule", "explain", "show_template"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,5 @@ def explain(request: ExplainRequest, _progress: Progress) -> ExplainResult:
     if request.list_names:
         return ExplainResult(explanations=list_names(), oldest=str(known[0]), newest=str(known[-1]), is_list=True)
     if not request.name.strip():
-        refuse("Give a name or a message, or --list for the names.")
+        refuse("Give a name or a message, or list the names with --list.")
     return ExplainResult(explanations=look_up(request.name), oldest=str(known[0]), newest=str(known[-1]))

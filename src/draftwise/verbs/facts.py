@@ -176,7 +176,7 @@ def _list_defects(request: FactsRequest) -> KnownDefects:
 
     method = find_method(request.method)
     if request.method is not None and method is None:
-        refuse(f"There is no method {request.method!r}: give one of {', '.join(all_methods())}.", where="--method")
+        refuse(f"Unknown method {request.method!r}: give one of {', '.join(all_methods())}.", where="--method")
     release = None if request.vllm is None else get_release(request.vllm)
     rows = (
         row
@@ -245,8 +245,8 @@ def _remove(what: str) -> RemovedReleases:
     if not found:
         raise InvalidSetup.because(
             "facts-not-added",
-            f"vLLM {version or what} is not among the releases that were added here.",
-            fix="See `draftwise facts` for those that were.",
+            f"vLLM {version or what} is not a release that you added.",
+            fix="To list the added releases, run `draftwise facts`.",
         )
     for release in found:
         remove_release(release)

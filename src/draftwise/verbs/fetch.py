@@ -62,7 +62,7 @@ def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
         models = tuple(_describe(model, find_fetched(model)) for model in known.values())
         return FetchResult(models=models, is_list=True)
     if request.name not in known:
-        text = f"No published model is known by the name {request.name!r}."
+        text = f"Unknown published model {request.name!r}."
         raise InvalidSetup.because("unknown-published-model", text, where="NAME", fix=f"Known: {', '.join(known)}.")
     model = known[request.name]
     progress.status(f"{model.model}: {model.about}. License {model.license}; from {model.source}.")

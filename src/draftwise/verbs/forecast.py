@@ -182,9 +182,9 @@ def _compare(profile: Profile, calibration: Calibration, run: Run) -> Sequence[H
     if not held:
         raise InvalidSetup.because(
             "no-common-candidate",
-            "The run has no comparison of a candidate that was replayed and calibrated under its name.",
+            "No candidate of the run was both replayed and calibrated under its name.",
             where="--against",
-            fix="Give a run of `decide` whose candidates have the names of the calibration.",
+            fix="Give a run of `decide` whose candidates have the calibration's names.",
         )
     return held
 

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from draftwise.backends.wire import run_with_sockets
 from draftwise.core import BackendError, Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, Window
 from draftwise.core.action import Action
 from draftwise.core.documents import json_form
@@ -125,15 +126,15 @@ def guard(request: GuardRequest, progress: Progress) -> GuardResult:
         done = _undo(store) if request.undo else _acknowledge(store)
         return GuardResult(at_s=time.time(), replicas=(), actions=(), findings=(), done=done)
     if not urls:
-        refuse("Give the URLs of the replicas that speculate.")
+        refuse("Give the URLs of the speculative replicas.")
     headers = _find_headers(request)
     pages = _open_pages({"spec": urls, "plain": tuple(request.plain)}, headers)
     if request.prometheus:
-        asyncio.run(_read_history(store, request.prometheus, request.model, progress))
+        run_with_sockets(_read_history(store, request.prometheus, request.model, progress))
     given = request.baseline
     baseline = given if given is None or isinstance(given, Baseline) else read_baseline(Path(given))
     made = _make_guard(request, store, pages, baseline, headers["spec"])
-    seen = asyncio.run(_run(request, made, pages, baseline, progress))
+    seen = run_with_sockets(_run(request, made, pages, baseline, progress))
     return GuardResult(at_s=time.time(), replicas=(), actions=(), findings=()) if seen is None else seen
 
 
@@ -147,7 +148,7 @@ async def _read_history(store: Store, url: str, model: str | None, progress: Pro
     try:
         rows = await read_recorded(api, model=model, begin_s=now_s - KEPT_DAYS * 86_400, end_s=now_s)
     except BackendError as error:
-        progress.status(f"warning: {error} Drift is learned from what this guard sees itself.")
+        progress.status(f"warning: {error} The guard learns drift from its own readings.")
         return
     finally:
         api.close()
@@ -158,13 +159,13 @@ async def _read_history(store: Store, url: str, model: str | None, progress: Pro
 def _undo(store: Store) -> tuple[str, ...]:
     from draftwise.guarding.service_guard import undo
 
-    return tuple(undo(store, now_s=time.time())) or ("Nothing that was done still holds.",)
+    return tuple(undo(store, now_s=time.time())) or ("All steps are undone.",)
 
 
 def _acknowledge(store: Store) -> tuple[str, ...]:
     with store.alone():
         store.write(store.read().acknowledge(time.time()))
-    return ("The service is learned from now on, and its replicas may be acted on again.",)
+    return ("The guard now learns the service again and may act on its replicas.",)
 
 
 def _find_headers(request: GuardRequest) -> Mapping[str, Mapping[str, str]]:
@@ -238,7 +239,7 @@ async def _run(
 
     if request.once:
         progress.status(
-            f"Looking for {made.hold_s:.0f} s, as a decision takes: {MIN_WINDOWS} windows (--every), and 30 s."
+            f"Reading for {made.hold_s:.0f} s, enough for one decision: {MIN_WINDOWS} windows (--every), and 30 s."
         )
     result, num_looks = None, 0
     with suppress(asyncio.CancelledError):

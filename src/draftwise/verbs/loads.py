@@ -65,7 +65,7 @@ def read_range(given: str | float | Iterable[float]) -> tuple[float, ...]:
         except ValueError:
             refuse(f"{given!r} is neither a list like 1,8,64 nor a range like 1-256.")
     if not loads or not all(math.isfinite(load) and load > 0 for load in loads):
-        refuse(f"{given!r}: loads are above 0, and a range ends above its beginning.")
+        refuse(f"{given!r}: loads must be above 0, and a range must end above its start.")
     return loads
 
 
@@ -89,9 +89,9 @@ def read_phases(given: str | Sequence[Phase]) -> tuple[Phase, ...]:
         return tuple(given)
     phases = [_read_phase(part.strip(), given) for part in given.split(",")]
     if any(phase.duration_s is None for phase in phases[:-1]):
-        refuse(f"{given!r}: only the last part may be without a duration.")
+        refuse(f"{given!r}: only the last part may omit its duration.")
     if sum((phase.start_per_s + phase.end_per_s) * (phase.duration_s or 1) for phase in phases) == 0:
-        refuse(f"{given!r}: nothing would ever arrive.")
+        refuse(f"{given!r}: no request would ever arrive.")
     return tuple(phases)
 
 
@@ -106,9 +106,9 @@ def _read_phase(part: str, whole: str) -> Phase:
     except ValueError:
         refuse(f"{whole!r} {_PHASE_HELP}.")
     if duration == 0:
-        refuse(f"{whole!r}: a part lasts no time.")
+        refuse(f"{whole!r}: a part has a duration of 0.")
     if duration is None and start != end:
-        refuse(f"{whole!r}: a rate that changes needs a duration.")
+        refuse(f"{whole!r}: a changing rate needs a duration.")
     return Phase(start_per_s=start, end_per_s=end, duration_s=duration)
 
 
@@ -135,7 +135,7 @@ def make_conditions(
         InvalidRequest: a text or number cannot be used.
     """
     if arrivals not in tuple(Arrivals):
-        refuse(f"There are no arrivals {arrivals!r}: give one of {', '.join(Arrivals)}.", where="--arrivals")
+        refuse(f"Unknown arrivals {arrivals!r}: give one of {', '.join(Arrivals)}.", where="--arrivals")
     gaps = Arrivals(arrivals)
     streams = read_numbers(concurrency, of="concurrency", least=1, whole=True)
     loads: list[Load] = [ClosedLoop(concurrency=int(number)) for number in streams]

@@ -120,7 +120,7 @@ def split_arguments(given: str | Sequence[str]) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(given))
     except ValueError as error:
-        refuse(f"--serve-args {given!r} is no shell command line ({error}).")
+        refuse(f"--serve-args {given!r} is not a valid command line ({error}).")
 
 
 def refuse_conflict(spec: MeasurementSpec) -> None:
@@ -146,7 +146,7 @@ def refuse_changes(request: ServersRequest, *, stay: Iterable[str]) -> None:
     allowed = {*stay, "resume", "headers", "key_variables", "minutes", "began_s"}
     others = [each.name for each in fields(request) if each.name not in allowed and _is_given(request, each)]
     if others:
-        refuse(f"--resume goes on with the run as it was planned; leave out {', '.join(sorted(others))}.")
+        refuse(f"--resume continues the run as planned; leave out {', '.join(sorted(others))}.")
 
 
 def _is_given(request: ServersRequest, field: Any) -> bool:

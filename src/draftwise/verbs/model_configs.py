@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from draftwise.checkpoints.config_json import find_model_config, read_config
+from draftwise.checkpoints.config_json import find_model_config, read_config, standing_for
 from draftwise.checkpoints.headers import INDEX
 from draftwise.core import InvalidSetup, Setup, UnreadableSource
 from draftwise.knowledge.models import is_hub_name
-from draftwise.verbs.sources import FoundSetups, JudgedRequest
 from draftwise.verbs.verb import refuse
 
 if TYPE_CHECKING:
@@ -30,33 +30,32 @@ _MOST_BYTES = 64 << 20
 
 
 @contextmanager
-def open_configs(request: JudgedRequest, found: Sequence[FoundSetups]) -> Iterator[list[FoundSetups]]:
-    """Give the setups with the config.json files that a request names or asks for; they are gone afterwards.
+def open_configs(setups: Iterable[Setup], config_from: str | PathLike[str] | None, *, hub: bool) -> Iterator[None]:
+    """Let the config.json files that a request names or asks for stand for the models of setups; then they are gone.
 
     Args:
-        request: `config_from` is for the one target of the setups; `hub` for targets and drafters that are not known
-            here (`HF_ENDPOINT`, `HF_TOKEN` and the usual variables of proxies count).
-        found: the setups.
+        setups: what is judged.
+        config_from: directory, file or URL of the config.json of the one target of the setups.
+        hub: whether to ask the hub for targets and drafters that are not known here (`HF_ENDPOINT`, `HF_TOKEN` and
+            the usual variables of proxies count).
 
     Raises:
         InvalidRequest: the setups have several targets, and one config.json is given.
         UnreadableSource: a file is not there, or cannot be fetched.
     """
-    setups = [reading.setup for each in found for reading in each.readings]
+    setups = list(setups)
     with ExitStack() as stack:
         configs: dict[str, Path] = {}
-        if request.config_from is not None:
+        if config_from is not None:
             targets = {setup.target for setup in setups}
             if len(targets) != 1:
-                refuse(f"The setups serve {len(targets)} models, and one config.json is given.", where=_OPTION)
-            configs[targets.pop()] = _check(_open(str(request.config_from), stack), _OPTION)
-        for name in dict.fromkeys(each for setup in setups for each in _name_models(setup)) if request.hub else ():
+                refuse(f"The setups serve {len(targets)} models, but you gave one config.json.", where=_OPTION)
+            configs[targets.pop()] = _check(_open(str(config_from), stack), _OPTION)
+        for name in dict.fromkeys(each for setup in setups for each in _name_models(setup)) if hub else ():
             if name not in configs and _is_unknown(name):
                 configs[name] = _check(_fetch(f"{_find_endpoint()}/{name}/resolve/main", stack, where=name), name)
-        yield [
-            replace(each, readings=tuple(replace(reading, configs=configs) for reading in each.readings))
-            for each in found
-        ]
+        stack.enter_context(standing_for(configs))
+        yield
 
 
 def _open(given: str, stack: ExitStack) -> Path:
@@ -68,7 +67,7 @@ def _open(given: str, stack: ExitStack) -> Path:
     if not path.is_file():
         raise UnreadableSource.because(
             "no-such-file",
-            f"There is no directory and no file {given!r}.",
+            f"{given!r} is neither a directory nor a file.",
             where=_OPTION,
             fix="Give a directory with config.json, the file itself, or its URL.",
         )
@@ -130,12 +129,12 @@ def _fetch(base: str, stack: ExitStack, *, where: str) -> Path:
 def _get(client: httpx.Client, url: str, *, where: str, optional: bool = False) -> bytes:
     with client.stream("GET", url) as answer:
         if answer.status_code in (401, 403):
-            what = f"{url} is not open to everyone (HTTP {answer.status_code})"
+            what = f"{url} requires access (HTTP {answer.status_code})"
             raise _unreachable(where, what, "Set HF_TOKEN to a token that may read it")
         if answer.status_code == 404 and optional:
             return b""
         if not answer.is_success:
-            raise _unreachable(where, f"{url} was not answered (HTTP {answer.status_code})")
+            raise _unreachable(where, f"{url} failed (HTTP {answer.status_code})")
         read = bytearray()
         for piece in answer.iter_bytes():
             read += piece

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, overload
 
-from draftwise.core import Calibration, Finding, Ruling, SpecConfig
+from draftwise.core import Calibration, Finding, Ruling, Setup, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.advice import all_advice, give_advice, read_traffic_kinds
@@ -22,6 +22,7 @@ from draftwise.setups.read import read_words
 from draftwise.setups.write import write_shell
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.judgements import Judgement
+from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import open_release, remarks_on
 from draftwise.verbs.verb import Result, verb
 
@@ -87,6 +88,10 @@ class PickRequest:
     """Whether the server cannot fetch models."""
     engine_flags: Sequence[str] = ()
     """Flags of the deployment, as they stand on vLLM's command line."""
+    config_from: str | PathLike[str] | None = None
+    """Directory, config.json or URL of either: what the target is, where it is not known by its name."""
+    hub: bool = False
+    """Whether config.json and index of models that are not known here are fetched from the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +228,9 @@ def pick(request: PickRequest, _progress: Progress) -> PickResult:
     """
     release = open_release(request.vllm, nearest=request.nearest)
     remarks = remarks_on(release)
-    advice = choose(_read_requirements(request, str(release)))
+    target = Setup(target=str(request.target), engine="vllm", engine_version=str(release))
+    with open_configs([target], request.config_from, hub=request.hub):
+        advice = choose(_read_requirements(request, str(release)))
     first = advice.ranked[0] if advice.ranked else None
     scheduled = None if first is None or first.scheduled is None else json.dumps(dict(first.scheduled))
     return PickResult(

@@ -76,11 +76,11 @@ async def record(
     kept = f"the last {baseline.seen.duration_s:.0f} s and " if baseline.seen is not None and is_new else ""
     told = f"{path} has {kept}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
     null = 100 * (baseline.probe_null or 0)
-    text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
+    text = f"{told}: {null:.0f} % of them vary by chance. The service's state now counts as healthy."
     if null > _MOST_NULL:
-        text += " With so many, a later probe tells only a fall of tokens per step."
+        text += " At that rate, a later probe detects only a fall of tokens per step."
     if not is_new:
-        text += f" Its window is left out, with fewer than {FEWEST_DRAFTS} drafts: give a longer --interval."
+        text += f" The window is left out because it has fewer than {FEWEST_DRAFTS} drafts: use a longer --interval."
     return Finding.info("baseline-recorded", text, where=url)
 
 

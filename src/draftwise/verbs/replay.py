@@ -114,7 +114,7 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
     each candidate. When the progress asks to stop, `Stopped` is raised: the same request goes on with the rest.
     """
     if request.group_by is not None and request.group_by not in tuple(Grouping):
-        refuse(f"There is no grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")
+        refuse(f"Unknown grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")
     target = Path(request.target)
     loaded = load_workloads(request.log, takes_ids=True, keeps_times=False, seed=request.seed)
     prompts = tuple(prompt for workload in loaded for prompt in _draw(workload, request))
@@ -315,15 +315,15 @@ class _Workshop:
         if spec.options.get("parallel_drafting") or self.forced:
             raise InvalidSetup.because(
                 "served-drafts-are-chains",
-                f"{spec.label} drafts in one pass, or is to be decoded again: a server's log-probabilities do not say "
-                "what it would draft.",
+                f"{spec.label} drafts in one pass, or must be decoded again. A server's log-probabilities do "
+                "not show what it would draft.",
                 where="--draft-url",
                 fix="Leave --draft-url out. draftwise then replays the models on disk.",
             )
         if resolved.probabilistic and self.target_url is None:
             raise InvalidSetup.because(
                 "sampled-drafts-need-target",
-                f"{spec.label} samples its drafts: the target's log-probabilities also decide whether one is accepted.",
+                (f"{spec.label} samples its drafts. The target's log-probabilities also decide which are accepted."),
                 where="--target-url",
                 fix="Pass the target's server as --target-url.",
             )
@@ -340,16 +340,19 @@ class _Workshop:
         if find_spec("torch") is None:
             raise InvalidSetup.because(
                 "replay-needs-engine",
-                f"{spec.label} is replayed with its models, which needs torch.",
+                f"Replaying {spec.label} runs its models, which needs torch.",
                 where="--candidate",
                 fix="pip install 'draftwise[engine]'.",
             )
         if self.forced and resolved.probabilistic:
             raise InvalidSetup.because(
                 "forced-needs-greedy-drafts",
-                f"{spec.label} samples its drafts, and forced decoding would only see whether a draw names the text.",
+                (
+                    f"{spec.label} samples its drafts. Forced decoding would only show whether a sample matches "
+                    "the text."
+                ),
                 where="--forced",
-                fix="Leave --forced out: the dense replay takes the chance of every draft token instead.",
+                fix="Leave --forced out: the dense replay uses the probability of every draft token instead.",
             )
         return partial(self._open, spec, ks)
 
@@ -363,7 +366,7 @@ def _refuse_lossy(resolved: ResolvedSpec) -> None:
     if not isinstance(resolved.acceptance, Standard):
         raise InvalidSetup.because(
             "replay-needs-lossless",
-            f"{resolved.method} accepts drafts by a rule that changes the text, so that no log is what it would write.",
+            (f"The acceptance rule of {resolved.method} changes the text, so a log cannot show what it would write."),
             where="--candidate",
             fix="Leave out rejection_sample_method and acceptance_method.",
         )

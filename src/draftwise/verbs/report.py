@@ -85,7 +85,7 @@ def _read_exports(given: Mapping[str, str | PathLike[str]] | Iterable[str]) -> I
             try:
                 Path(path).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StorageError(f"{path}: cannot be made ({error.strerror}). Give another folder.") from None
+                raise StorageError(f"{path}: cannot be created ({error.strerror}). Give another folder.") from None
         yield name, Path(path)
 
 

@@ -94,7 +94,7 @@ def _describe(way: RollbackPlan, ran: list[str], after: list[str]) -> RollbackRe
         ("See what changes", way.compare),
         (" ".join(filter(None, ("Go back.", way.gap))), way.start),
         (way.commit, ""),
-        ("Take away the twin that ran next to it, if there is one", way.remove),
+        ("Remove the twin that ran next to it, if there is one", way.remove),
     ]
     shown = (RollbackStep(text=text, command=command) for text, command in steps if command or text == way.commit)
     return RollbackResult(steps=tuple(shown), leaves=way.leaves, ran=tuple(ran), next=tuple(after))

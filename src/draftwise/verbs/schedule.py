@@ -104,7 +104,7 @@ def schedule(request: ScheduleRequest, _progress: Progress) -> ScheduleResult:
     that is to follow it. Neither is measured: make it a candidate of `decide`.
     """
     if request.format not in FORMATS:
-        refuse(f"There is no format {request.format!r}: give one of {', '.join(FORMATS)}.", where="--format")
+        refuse(f"Unknown format {request.format!r}: give one of {', '.join(FORMATS)}.", where="--format")
     given = request.calibration
     steps = given if isinstance(given, Calibration) else read_calibration(Path(given))
     profile = request.profile if isinstance(request.profile, Profile) else read_profile(Path(request.profile))

@@ -47,7 +47,7 @@ def schema(request: SchemaRequest, _progress: Progress) -> SchemaResult:
         if request.verb == "error":
             return SchemaResult(schema=json_schema(ErrorDocument, title="draftwise VERB --json, without an answer"))
         if request.verb not in VERBS:
-            refuse(f"There is no verb {request.verb!r}.", where="VERB")
+            refuse(f"Unknown verb {request.verb!r}.", where="VERB")
         return SchemaResult(
             schema=json_schema(load_verb(request.verb).result, title=f"draftwise {request.verb} --json")
         )

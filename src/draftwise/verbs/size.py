@@ -17,6 +17,7 @@ from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import GpuMemory, Item, contexts_of, describe_memory, items
 from draftwise.verbs.field_types import Range
+from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import open_release, read_spec
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -60,6 +61,10 @@ class SizeRequest:
     """Whether an unknown release is judged by the nearest known one; the findings say so."""
     compiled: bool = False
     """Whether vLLM's compile cache exists already."""
+    config_from: str | PathLike[str] | None = None
+    """Directory, config.json or URL of either: what the target is, where it is not known by its name."""
+    hub: bool = False
+    """Whether config.json and index of models that are not known here are fetched from the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,14 @@ class SizeResult(Result):
         return int(any(finding.severity is Severity.ERROR for finding in self.findings))
 
     def to_svg(self) -> str:
-        """Return a plot of memory and concurrency, with and without the drafter."""
+        """Return a plot of memory and concurrency, with and without the drafter.
+
+        Raises:
+            InvalidSetup: matplotlib is not installed.
+        """
+        from draftwise.reporting.appearance import check_can_draw
+
+        check_can_draw()
         from draftwise.reporting.memory_plot import draw
 
         return draw(self.sizing)
@@ -117,18 +129,12 @@ def size(request: SizeRequest, _progress: Progress) -> SizeResult:
     becomes KV cache, whose capacity is given with and without the drafter.
     """
     release = open_release(request.vllm, nearest=request.nearest)
-    stored = _find_stored(str(request.target), release, request.quantization)
-    if stored is not None:
-        request = replace(request, quantization=None)
     spec, about_spec = _read_spec(request)
-    setup = Setup(
-        target=str(request.target),
-        engine="vllm",
-        engine_version=str(release),
-        spec=spec,
-        args=_read_flags(request),
-    )
-    sizing = measure_setup(setup, gpu=request.gpu, cold_start=not request.compiled, stored=stored)
+    setup = Setup(target=str(request.target), engine="vllm", engine_version=str(release), spec=spec)
+    with open_configs([setup], request.config_from, hub=request.hub):
+        stored = _find_stored(setup.target, release, request.quantization)
+        setup = replace(setup, args=_read_flags(request if stored is None else replace(request, quantization=None)))
+        sizing = measure_setup(setup, gpu=request.gpu, cold_start=not request.compiled, stored=stored)
     return _describe(
         replace(sizing, findings=(*find_remarks(release), *about_spec, *sizing.findings)),
         contexts_of(sizing, tuple(request.contexts)),

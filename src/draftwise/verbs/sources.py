@@ -114,6 +114,11 @@ class FoundSetups:
     may_be_empty: bool = False
     """Whether it is fine that no file starts a server."""
 
+    @property
+    def setups(self) -> list[Setup]:
+        """The setups alone."""
+        return [reading.setup for reading in self.readings]
+
     def require_some(self) -> None:
         """Refuse a folder in which no file starts a server, so that nothing would be judged.
 
@@ -123,8 +128,8 @@ class FoundSetups:
         if self.skipped and not (self.readings or self.unread or self.may_be_empty):
             raise UnreadableSource.because(
                 "nothing-to-read",
-                f"No file starts a vLLM server, of {len(self.skipped)} that were looked at.",
-                fix="Name the file that does, or add --skip-other-files where that is right.",
+                f"None of the {len(self.skipped)} files starts a vLLM server.",
+                fix="Name the file that does. If none should, add --skip-other-files.",
             )
 
     def require_one(self) -> SetupReading:
@@ -138,7 +143,7 @@ class FoundSetups:
         if len(self.readings) != 1:
             raise InvalidSetup.because(
                 "several-servers",
-                f"The source starts {len(self.readings)} servers, and one is deployed at a time.",
+                f"The source starts {len(self.readings)} servers, but deploy handles one at a time.",
                 fix="Give the file or the command line of one server.",
             )
         self.readings[0].require()
@@ -251,7 +256,11 @@ def open_release(version: str, *, nearest: bool) -> Release:
     except InvalidSetup as error:
         raise InvalidSetup(
             replace(
-                each, where="--vllm", fix=f"{each.fix} --nearest judges by that." if "nearest" in each.fix else each.fix
+                each,
+                where="--vllm",
+                fix=f"{each.fix} To judge by the nearest release, add --nearest."
+                if "nearest" in each.fix
+                else each.fix,
             )
             for each in error.findings
         ) from None
@@ -344,10 +353,10 @@ def _is_model(source: str) -> bool:
     if not (_MODEL_NAME.fullmatch(source) or "://" in source or find_model(source)):
         raise UnreadableSource.because(
             "no-such-source",
-            f"{source!r} is no file, folder, command line or known model.",
+            f"{source!r} is not a file, folder, command line or known model.",
             where=source,
-            fix=f"{suggest_sources(source)}A model is written as on the hub, ORG/NAME; "
-            f"one of another name as a command: 'vllm serve {source}'.",
+            fix=f"{suggest_sources(source)}Write a model as on the hub, ORG/NAME, or any other name as a "
+            f"command: 'vllm serve {source}'.",
         )
     return True
 

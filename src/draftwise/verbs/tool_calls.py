@@ -6,11 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from difflib import get_close_matches
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,22 @@ LARGEST = 1_000_000
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OPTION = re.compile(r"'[^']*'|(?<![\w`-])--?[a-z][\w-]*")
 """An option in a message; what stands in quotes is the agent's own text."""
+_OTHER_NAMES = {
+    "tp": ("tensor_parallel_size", "gpus"),
+    "pp": ("pipeline_parallel_size",),
+    "sc": ("speculative_config",),
+    "from": ("before", "from_run"),
+    "to": ("after",),
+    "k": ("lengths", "ks"),
+    "context": ("notes",),
+    "api_key_env": ("key_variables",),
+    "vllm_command": ("vllm",),
+    "interval": ("interval_s",),
+    "list": ("list_names",),
+    "target": ("model",),
+    "format": ("shape",),
+}
+"""Fields that options stand for under another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +159,7 @@ def refusal_of(error: BaseException, tool: Tool | None = None) -> ToolAnswer:
     document = describe_error(error)
     text = json.dumps(document)
     if tool is not None:
-        names = _fields_by_option(tool.verb)
-        text = _OPTION.sub(lambda found: names.get(found[0], found[0]), text)
+        text = _OPTION.sub(lambda found: found[0] if found[0][0] == "'" else _field_of(found[0], tool), text)
     return ToolAnswer(text=text, document=json.loads(text), is_error=True)
 
 
@@ -251,8 +264,10 @@ def _place(tool: Tool, given: Mapping[str, Any], permissions: Permissions) -> di
     return placed
 
 
-@cache
-def _fields_by_option(verb: str) -> dict[str, str]:
-    """Return the field that each option of the command line stands for."""
-    params = getattr(import_module(f"draftwise.cli.{verb}_command"), verb).params
-    return {name: each.name for each in params for name in each.opts if name.startswith("-")}
+def _field_of(option: str, tool: Tool) -> str:
+    """Return the field that an option of the command line stands for; the option where there is none."""
+    name = option.lstrip("-").replace("-", "_")
+    candidates = (name, f"{name}s", *_OTHER_NAMES.get(name, ()))
+    request: Any = tool.request.request
+    known = {each.name for each in fields(request)}
+    return next((each for each in candidates if each in known), option)

@@ -13,6 +13,7 @@ from draftwise.core import InvalidRequest, InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, Stopped
 from draftwise.knowledge.methods import all_methods
+from draftwise.machine.posix import require_posix
 from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -71,6 +72,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     Raises:
         Stopped: the run was asked to stop; its checkpoint is written, and the same request resumes it.
     """
+    require_posix("Training runs")
     with _explain_missing():
         from draftwise.training.run_settings import TrainSettings
         from draftwise.training.training_progress import Reporter, TrainingBars
@@ -79,7 +81,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     data = (request.data,) if isinstance(request.data, str) else tuple(request.data)
     known = {each.name for each in fields(TrainSettings)} - {"target", "data", "out", "options"}
     if unknown := [each for each in request.settings if each not in known]:
-        refuse(f"There is no setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
+        refuse(f"Unknown setting {unknown[0]!r}: give one of {', '.join(sorted(known))}.", where="settings")
     try:
         settings = TrainSettings(
             target=request.target, data=data, out=request.out, options=request.options, **request.settings

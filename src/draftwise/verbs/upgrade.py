@@ -123,8 +123,8 @@ def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
     for version in (request.before, request.after):
         open_release(version, nearest=request.nearest)
     sources = find_sources(request)
-    found = [sources.read(version) for version in (request.before, request.after)]
-    with open_configs(request, found) as (old, new):
+    old, new = (sources.read(version) for version in (request.before, request.after))
+    with open_configs([*old.setups, *new.setups], request.config_from, hub=request.hub):
         pairs = [
             _describe(left.where, compare_releases(left, right, nearest=request.nearest))
             for left, right in _pair(old, new)
@@ -146,7 +146,7 @@ def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, Se
     if len(old.readings) != len(new.readings):
         raise InvalidSetup.because(
             "servers-differ",
-            f"The first release reads {len(old.readings)} servers out of the sources, the second {len(new.readings)}.",
+            (f"The first release finds {len(old.readings)} servers in the sources, the second {len(new.readings)}."),
             fix="Give them one by one.",
         )
     return zip(old.readings, new.readings, strict=True)

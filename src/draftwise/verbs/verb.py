@@ -171,7 +171,7 @@ def _describe_failure(error: OSError) -> DraftwiseError:
     """Return the error of a file that cannot be read or written."""
     name, why = str(error.filename), error.strerror or type(error).__name__
     if error.errno == ENAMETOOLONG:
-        text = f"{name[:60]}... is too long for the name of a file."
+        text = f"{name[:60]}... is too long for a file name."
         return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")
     if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
         text = f"{name} cannot be opened ({why})."

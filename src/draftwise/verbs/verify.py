@@ -100,14 +100,14 @@ def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
 def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
     if Path(source).is_dir():
         if request.returned is not None or request.setup is not None:
-            refuse("A folder has its own setup, and --returned goes with one file of it.")
+            refuse("A folder has its own setup, and --returned applies to a single file of it.")
         for where, report in verify_folder(Path(source), gpu=request.gpu):
             yield _describe(where, report, "as it was written")
         return
     text = _open(source)
     setup = find_ordered(Path(source)) if request.setup is None else _get_setup(request)
     if setup is None and request.returned is None:
-        refuse(f"No setup.json lies next to {source}: name what was ordered with --setup.")
+        refuse(f"No setup.json is next to {source}. Give the setup with --setup.")
     if setup is not None:
         yield _describe(text.name, verify_text(text, setup, gpu=request.gpu), "as it was ordered")
     if request.returned is not None:
@@ -116,7 +116,7 @@ def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
 
 def _get_setup(request: VerifyRequest) -> Setup:
     if request.setup is None:
-        refuse("Name what was ordered with --setup.")
+        refuse("Give the setup with --setup.")
     return request.setup if isinstance(request.setup, Setup) else read_setup(Path(request.setup))
 
 
@@ -130,15 +130,15 @@ def _see_server(url: str, request: VerifyRequest) -> Iterator[Judgement]:
 
 
 def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
-    import asyncio
     import secrets
 
     from draftwise.backends.url import UrlBackend
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.measure.answer_checks import check_answers, describe_check
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
     server, plain = UrlBackend("server", url, headers=headers), UrlBackend("plain", against, headers=headers)
-    checks = asyncio.run(check_answers(server, plain, salt=secrets.token_hex(4)))
+    checks = run_with_sockets(check_answers(server, plain, salt=secrets.token_hex(4)))
     outcomes = {check.outcome for check in checks}
     verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
     report = report_of(*(describe_check(check, where=url) for check in checks))
@@ -147,10 +147,10 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
 
 def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     """Return what a server was seen to be and do."""
-    import asyncio
     import secrets
 
     from draftwise.backends.url import UrlBackend
+    from draftwise.backends.wire import run_with_sockets
     from draftwise.deploying.verify.running_server import verify_server
     from draftwise.measure.probe import load_probe, probe
     from draftwise.runs.documents import read_baseline
@@ -159,22 +159,24 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     given = request.baseline
     known = given if given is None or isinstance(given, Baseline) else read_baseline(Path(given))
     if known is not None and not known.probe:
-        refuse("--baseline has no probe: `draftwise deploy --probe` or `watch --record-baseline` adds it.")
+        refuse(
+            "--baseline has no probe. Add one with `draftwise deploy --probe` or `draftwise watch --record-baseline`."
+        )
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
     server = UrlBackend("server", url, headers=headers)
     plain = None if request.against is None else UrlBackend("plain", request.against, headers=headers)
-    probed = asyncio.run(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
+    probed = run_with_sockets(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
     findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
     if known is not None:
         findings.append(judge_probe(probed.server, known, where=url)[0])
-    return _describe(url, report_of(*findings, setup=setup), "as it was ordered, as far as it can be seen")
+    return _describe(url, report_of(*findings, setup=setup), "as ordered, as far as visible")
 
 
 def _read_log(name: str | PathLike[str], setup: Setup) -> Judgement:
     from draftwise.deploying.verify.running_server import verify_log
 
     text = _open(name)
-    return _describe(text.name, report_of(*verify_log(text, setup), setup=setup), "started as it was ordered")
+    return _describe(text.name, report_of(*verify_log(text, setup), setup=setup), "started as ordered")
 
 
 def _read_objects(name: str | PathLike[str], setup: Setup) -> tuple[list[Judgement], list[tuple[str, str]]]:
@@ -183,7 +185,7 @@ def _read_objects(name: str | PathLike[str], setup: Setup) -> tuple[list[Judgeme
     text = _open(name)
     objects = read_objects(text)
     reports = [report_of(*verify_object(each, setup), setup=setup) for each in objects]
-    judged = [_describe(text.name, each, "what was ordered, as far as the cluster tells") for each in reports]
+    judged = [_describe(text.name, each, "as ordered, as far as the cluster shows") for each in reports]
     return judged, list(list_commands(objects))
 
 

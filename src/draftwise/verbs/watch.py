@@ -182,7 +182,9 @@ def watch(request: WatchRequest, progress: Progress) -> WatchResult:
         result = _describe(service, _see_log(service, str(request.log)))
         progress.update(result)
         return result
-    seen = asyncio.run(_watch(service, progress))
+    from draftwise.backends.wire import run_with_sockets
+
+    seen = run_with_sockets(_watch(service, progress))
     return seen if seen is not None else _describe(service, Snapshot(at_s=0.0, windows=(), recent=()))
 
 
@@ -247,7 +249,7 @@ def _compare_setups(request: WatchRequest) -> SetupStep | None:
     if request.setup_before is None:
         return None
     if request.setup is None:
-        refuse("--setup-before is compared with --setup: give that, too.")
+        refuse("--setup-before is compared with --setup: give that too.")
     from draftwise.watching.rollout import compare_setups
 
     return compare_setups(Path(request.setup_before), Path(request.setup))
@@ -257,20 +259,20 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
     asked = bool(urls) and not (request.probe and request.since_rollout)
     if asked + bool(request.prometheus) + bool(request.log) != 1:
         refuse(
-            "Give the URLs of servers, or --prometheus, or --log. Only --since-rollout with --probe takes two: "
-            "--prometheus for what was recorded, and the URLs to ask."
+            "Give the URLs of servers, --prometheus, or --log. Only --since-rollout with --probe takes "
+            "two: --prometheus for the recorded history, and the URLs to probe."
         )
     twice = [url for url, count in Counter(map(_name, (*urls, *request.plain))).items() if count > 1]
     if twice:
-        refuse(f"{twice[0]} is given twice: a server counts once, and is of one pool.")
+        refuse(f"{twice[0]} is given twice: a server counts once, and belongs to one pool.")
     if (request.probe or request.record_baseline) and not urls:
-        refuse("--probe and --record-baseline ask servers: give their URLs.")
+        refuse("--probe and --record-baseline send requests to servers: give their URLs.")
     if request.since_rollout is not None and request.prometheus is None:
-        refuse("--since-rollout reads what was recorded before: give --prometheus.")
+        refuse("--since-rollout reads recorded history: give --prometheus.")
     if request.prometheus is None and (request.service or request.namespace or request.model):
-        refuse("--service, --namespace and --model select what was recorded: give --prometheus.")
+        refuse("--service, --namespace and --model select recorded servers: give --prometheus.")
     if request.probe and (baseline is None or not baseline.probe):
-        refuse("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
+        refuse("--probe needs a --baseline with a probe, as --record-baseline writes it.")
 
 
 def _name(url: str) -> str:
@@ -287,7 +289,7 @@ def _check_owner(baseline: Baseline, setup_file: Path) -> None:
             "baseline-of-other-setup",
             f"The baseline belongs to another setup than {setup_file}, so its numbers do not apply.",
             where="--baseline",
-            fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
+            fix="Give the baseline.json next to the setup, or leave --setup out.",
         )
 
 

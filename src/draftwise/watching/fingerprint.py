@@ -160,13 +160,7 @@ def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
 
 
 def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
-    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint.
-
-    Args:
-        probed: one server.
-        baseline: with a probe.
-        where: the server is.
-    """
+    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint."""
     answers = take_answers(probed)
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
     others = _count_others(probed)
@@ -176,11 +170,11 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
         told = (
             "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
         )
-        text = f"Whether engine and drafter are the baseline's is not known. {told}{limits}".rstrip()
+        text = f"Cannot tell whether engine and drafter have changed. {told}{limits}".rstrip()
         return Finding.warning("probe-undecided", text, where=where), found
     if found.differs:
         text = f"The engine or the drafter has changed: {found.summary}. {limits}".rstrip()
-        fix = "Compare release, image and checksums of the weights with those of the baseline; restart one replica."
+        fix = "Compare release, image and weight checksums with the baseline's. Restart one replica."
         return Finding.error("probe-differs", text, where=where, fix=fix), found
     text = f"Engine and drafter are unchanged: {found.summary}. {limits}".rstrip()
     return Finding.info("probe-same", text, where=where), found
@@ -190,11 +184,11 @@ def _list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str
     """Yield what limits what a probe tells, a sentence each."""
     if not answers:
         yield (
-            "The steps of an answer cannot be counted: the server sends several in one chunk (--stream-interval), "
-            "or does not say how many tokens a chunk holds."
+            "The steps of an answer cannot be counted: the server sends several in one chunk "
+            "(--stream-interval), or does not report how many tokens a chunk holds."
         )
     if others := _count_others(probed):
-        yield f"Other clients were sent {others} tokens meanwhile: in a fuller batch, rounding may differ."
+        yield f"Other clients received {others} tokens meanwhile. In a fuller batch, rounding may differ."
 
 
 def _count_others(probed: Probed) -> int | None:
@@ -256,7 +250,7 @@ def _resolve_null(null: float | None, baseline: Sequence[ProbeAnswer]) -> float:
 
 AS_SERVED = "as served"
 """Workload of what was seen in production."""
-_NO_RUN = "No run has measured this service: its break-even, its crossover and the times of its steps are not known."
+_NO_RUN = "No run has measured this service. Its break-even, its crossover and its step times are unknown."
 FEWEST_DRAFTS = 1000
 """Minimum number of drafts whose rates are kept: two digits of them are right."""
 
@@ -277,9 +271,9 @@ def record_baseline(
     if not all(repeats):
         raise InvalidSetup.because(
             "probe-undecided",
-            "The probe's steps cannot be counted on this server, so that no later probe could be compared.",
+            "The probe's steps cannot be counted on this server, so no later probe could be compared.",
             where="--record-baseline",
-            fix="Start it with --stream-interval 1, or from vLLM 0.29 on with --per-request-spec-decode-metrics.",
+            fix=("Start it with --stream-interval 1 or, from vLLM 0.29 on, with --per-request-spec-decode-metrics."),
         )
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
@@ -299,4 +293,4 @@ def _expect(window: Window | None) -> Expected | None:
 def _list_missing(expected: Expected | None) -> Iterator[str]:
     yield _NO_RUN
     if expected is None:
-        yield f"Fewer than {FEWEST_DRAFTS} drafts were seen: what to expect of the traffic is not known."
+        yield (f"The window had fewer than {FEWEST_DRAFTS} drafts, so the expected values of the traffic are unknown.")

@@ -210,8 +210,8 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
 def _nothing_in(name: str) -> Finding:
     return Finding.warning(
         "no-statistics",
-        f"{name} has no line of an engine's statistics, so that nothing is known of how it works.",
+        f"{name} has no engine statistics, so nothing is known about the engine.",
         where=name,
-        fix="vLLM logs them every ten seconds while it works, unless it was started with --disable-log-stats.",
+        fix=("vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats."),
         source=f"The last {RECENT_S:.0f} s of a log are read.",
     )

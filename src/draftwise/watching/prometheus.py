@@ -115,10 +115,10 @@ class PrometheusApi:
         try:
             body = json.loads(b"".join(data for _, data in answer.received))
             if body["status"] != "success":
-                raise BackendError(f"{self.url} refuses the query: {body.get('error', 'no reason is given')}.")
+                raise BackendError(f"{self.url} rejects the query: {body.get('error', 'no reason is given')}.")
             found: list[Series] = body["data"]["result"]
         except (ValueError, LookupError, TypeError):
-            raise BackendError(f"{self.url} answers {answer.status}, and not as Prometheus' API does.") from None
+            raise BackendError(f"{self.url} answers {answer.status}, which is not Prometheus' API.") from None
         return found
 
 
@@ -234,7 +234,7 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
             )
     models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if len(models) > 1:
-        raise BackendError(f"{url} has recorded several models, of which --model names one: {', '.join(models)}.")
+        raise BackendError(f"{url} has recorded several models. Choose one with --model: {', '.join(models)}.")
     return series
 
 

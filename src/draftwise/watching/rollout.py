@@ -81,14 +81,14 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
     if rollout is None:
         return Finding.warning(
             "rollout-unknown",
-            "Nothing recorded says when the servers were started, so that no roll-out is known.",
+            "Prometheus did not record when the servers started, so no roll-out is known.",
             where="--since-rollout",
-            fix="Give the time at which it began.",
+            fix="Give its start time.",
         )
     span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
-    text = f"{rollout.num_servers} servers that run now were started in the roll-out of {span}."
+    text = f"{rollout.num_servers} of today's servers started in the roll-out of {span}."
     if before is None or after is None:
-        text += f" Nothing is known of the time {'before' if before is None else 'after'} it."
+        text += f" Nothing is known about the time {'before' if before is None else 'after'} it."
     else:
         readings = "; ".join(_compare(before, after))
         text += f" Before and after: {readings}." if readings else " Neither side had traffic to compare."
@@ -106,7 +106,7 @@ def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
     findings: list[Finding] = [*upgrade.breaks, *upgrade.other]
     changes = "; ".join(f"{each.what} {each.before} -> {each.after}" for each in upgrade.changes)
     if changes:
-        text = f"From vLLM {upgrade.before.version} to {upgrade.after.version}, without being set: {changes}."
+        text = f"Defaults that changed from vLLM {upgrade.before.version} to {upgrade.after.version}: {changes}."
         findings.append(Finding.info("defaults-changed", text, where=str(after_file)))
     releases = upgrade.before.version, upgrade.after.version
     as_new = replace(before.setup, engine_version=after.setup.engine_version)

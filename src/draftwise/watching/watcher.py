@@ -50,8 +50,8 @@ _FASTEST = 20_000.0
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
-    "a gateway has no page of its own there. Give the address of each server (port 8000 of a pod, or the /metrics that "
-    "Prometheus scrapes), or --prometheus URL"
+    "a gateway has no metrics of its own there. Give the address of each server (port 8000 of a "
+    "pod, or the /metrics that Prometheus scrapes), or --prometheus URL"
 )
 _START_TOLERANCE_S = 1.0
 """Tolerance between two start times of one process: gateways and exporters round them."""
@@ -249,7 +249,7 @@ class HttpPage:
         at_s = time.time() - (time.perf_counter() - answer.finished)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
         if look.server is None:
-            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a server that is known: {_GATEWAY}.")
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_GATEWAY}.")
         return look
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ async def read_all(pages: Sequence[CountersPage]) -> list[Look | BackendError]:
 def _explain(status: int) -> str:
     """Return what a status says of the request, as a clause."""
     if status in (401, 403):
-        return ": it wants a key or a header (--api-key-env, --header)"
+        return ": it requires a key or a header (--api-key-env, --header)"
     if status in (404, 405, 501):
         return f": {_GATEWAY}"
     return ""
@@ -480,8 +480,8 @@ def find_several(where: str) -> Finding:
     """Return the finding for an address at which several servers answer."""
     return Finding.error(
         "several-behind-url",
-        f"Several servers answer in turns at {where}: the start of the process and its counters go back and forth. "
-        "Nothing is computed from them.",
+        f"Several servers answer in turn at {where}: the process start time and the counters jump back "
+        "and forth. Nothing is computed from them.",
         where=where,
         fix="Give the address of each pod, or use --prometheus, which scrapes each of them.",
     )
@@ -496,7 +496,10 @@ def find_twice(looks: Iterable[Look]) -> Iterator[Finding]:
         if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
             yield Finding.error(
                 "same-server-twice",
-                f"{first.instance} and {second.instance} are one server: its process and its counters are the same.",
+                (
+                    f"{first.instance} and {second.instance} are the same server: they share one process and its "
+                    "counters."
+                ),
                 where=second.instance,
                 fix="Give each server once, in its own pool.",
             )
@@ -516,5 +519,5 @@ def unread(where: str, error: BackendError) -> Finding:
         UNREAD,
         str(error),
         where=where,
-        fix="Look whether the server runs and whether this machine reaches it: what it does is not known.",
+        fix="Check that the server runs and that this machine reaches it. Its state is unknown.",
     )

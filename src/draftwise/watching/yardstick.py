@@ -23,18 +23,20 @@ def find_misleading(window: Window) -> Iterator[Finding]:
     if first and tokens and first >= _MUCH * tokens and window.tokens_per_decode_step and window.tokens_per_step:
         yield _note(
             "first-tokens-count",
-            f"Of {tokens} tokens {first:.0f} are the first of an answer, which prefill emits: tokens per step are "
-            f"{window.tokens_per_step:.2f} with them, and {window.tokens_per_decode_step:.2f} in decoding.",
+            f"Prefill emits the first token of each answer: {first:.0f} of {tokens} tokens here. Tokens "
+            f"per step are {window.tokens_per_step:.2f} with them, and {window.tokens_per_decode_step:.2f} "
+            "in decoding.",
             window,
-            "Hold it against a break-even that was measured with answers as short.",
+            "Compare it with a break-even that was measured with answers of that length.",
         )
     drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
     decoding = None if steps is None else steps - (first or 0)
     if decoding and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoding:
         yield _note(
             "drafts-on-some-steps",
-            f"Only {drafts / decoding:.0%} of the steps have a draft: acceptance length {window.acceptance_length:.2f} "
-            f"is of these, and all steps give {window.tokens_per_step:.2f} tokens.",
+            f"Only {drafts / decoding:.0%} of the steps have a draft. Acceptance length "
+            f"{window.acceptance_length:.2f} covers only these; all steps together give "
+            f"{window.tokens_per_step:.2f} tokens.",
             window,
             "Judge by tokens per step; acceptance length and rate leave out the steps without a draft.",
         )
@@ -105,20 +107,28 @@ class Yardstick:
     def list_unanswered(self, *, has_plain: bool, has_probe: bool, has_earlier: bool = False) -> Iterator[str]:
         """Yield what cannot be told with what was given, a sentence each, with what would tell it."""
         if self.baseline is None:
-            yield "Whether it pays, and what it was measured to do, is not known: give its baseline with --baseline."
+            yield "Cannot tell whether it pays, or compare it with a measurement. Pass --baseline FILE."
             if not has_plain:
-                yield "Whether it is faster than without speculation is not known: name a plain server with --plain."
+                yield (
+                    "Cannot tell whether it is faster than without speculation. Pass --plain URL with a server "
+                    "without speculation."
+                )
             return
         if self.break_even is None:
-            yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
+            yield (
+                "Cannot tell whether it pays: the baseline has no break-even. Deploy from a run that adopted "
+                "the candidate."
+            )
         if not self.baseline.curve_ms and not has_plain:
-            yield "Whether steps are slower than they were is not known: name a plain server with --plain."
+            yield ("Cannot tell whether steps have become slower. Pass --plain URL with a server without speculation.")
         if self.baseline.seen is None and not has_earlier:
-            yield "Whether prompts and adapters are as they were is not known: --record-baseline keeps a window."
+            yield (
+                "Cannot tell whether prompts and adapters have changed. Record a window with --record-baseline FILE."
+            )
         if not self.baseline.probe:
-            yield "The baseline has no probe: record one with --record-baseline while the service is known to be good."
+            yield ("The baseline has no probe. While the service is healthy, record one with --record-baseline FILE.")
         elif not has_probe:
-            yield "Whether a change is the traffic's or the engine's is not known: ask with --probe."
+            yield "Cannot tell a change of the traffic from one of the engine. Pass --probe."
 
     def _values(self, basis: RollbackBasis, metric: str) -> Iterator[float]:
         rules = () if self.baseline is None else self.baseline.rollback

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.knowledge.stored import read_rows
 from draftwise.workloads.answer_streams import assemble, find_stream
 from draftwise.workloads.conversation import from_json_text, to_messages
 from draftwise.workloads.logged_spans import read_span
@@ -84,152 +85,12 @@ class LogFormat:
     lacks: str = ""
     """What is said of a line without a request, as a predicate; empty: the line is then of another format."""
     fix: str = ""
-    convert: Callable[[Line], Line | None] | None = None
-    """Makes the row that the places are in."""
+    is_span: bool = False
+    """Whether the places are in what `read_span` makes of the line."""
 
 
 _TIMES = ("arrival_s", "timestamp", "time", "created_at", "created", "startTime", "start_time", "ts", "@timestamp")
-_STATUS = ("error", "status", "status_code")
-
-FORMATS: tuple[LogFormat, ...] = (
-    LogFormat(
-        name="vLLM's log",
-        source="vllm/entrypoints/serve/utils/request_logger.py, 0.33.0",
-        known_by=("vllm_request",),
-        request=("body",),
-        response=("response",),
-        id=("vllm_request",),
-        time=("time",),
-        kind="kind",
-        kinds=("completion",),
-        lacks="is a request in vLLM's log, which holds no prompts.",
-        fix="Start vLLM with --enable-log-requests --enable-log-outputs, and from 0.12 on with "
-        "VLLM_LOGGING_LEVEL=DEBUG (from 0.31 also --log-level DEBUG); or log at your gateway.",
-    ),
-    LogFormat(
-        name="ShareGPT",
-        source="vllm bench serve --dataset-name sharegpt",
-        known_by=("conversations",),
-        request=("conversations",),
-        id=("id",),
-        conversation=True,
-    ),
-    LogFormat(
-        name="WildChat and LMSYS-Chat",
-        source="huggingface.co/datasets/allenai/WildChat-1M and lmsys/lmsys-chat-1m, dataset cards",
-        known_by=("conversation",),
-        request=("conversation",),
-        id=("conversation_hash", "conversation_id"),
-        conversation=True,
-    ),
-    LogFormat(
-        name="OpenAI batch lines",
-        source="platform.openai.com/docs/guides/batch; vllm run-batch",
-        known_by=("body",),
-        request=("body",),
-        response=("response",),
-        id=("custom_id",),
-        time=(*_TIMES, *(f"body.{key}" for key in _TIMES)),
-        kind="url",
-        kinds=("completions", "responses", "/messages"),
-        failed=_STATUS,
-    ),
-    LogFormat(
-        name="{request, response}",
-        source="access logs of proxies",
-        known_by=("request",),
-        request=("request.body", "request"),
-        response=("response",),
-        id=("id", "request_id"),
-        time=(*_TIMES, *(f"request.{key}" for key in _TIMES)),
-        failed=_STATUS,
-    ),
-    LogFormat(
-        name="OpenAI batch output",
-        source="platform.openai.com/docs/api-reference/batch/request-output",
-        known_by=("custom_id", "response|error"),
-        request=("batch_input",),
-        response=("response",),
-        id=("custom_id",),
-        failed=_STATUS,
-        lacks="is a line of a batch's output, which holds answers without their requests.",
-        fix="Put the batch's input and output into one file (cat input.jsonl output.jsonl > log.jsonl): "
-        "lines are joined by custom_id.",
-    ),
-    LogFormat(
-        name="Helicone",
-        source="docs.helicone.ai/tools/export",
-        known_by=("request_body",),
-        request=("request_body",),
-        response=("response_body",),
-        id=("request_id", "response_id"),
-        time=("request_created_at",),
-        output_tokens=("completion_tokens",),
-        failed=("response_status",),
-    ),
-    LogFormat(
-        name="LiteLLM",
-        source="docs.litellm.ai/docs/proxy/logging_spec; table LiteLLM_SpendLogs in BerriAI/litellm, schema.prisma",
-        known_by=("call_type",),
-        request=("proxy_server_request.body", "proxy_server_request", "messages"),
-        texts=True,
-        parameters=("model_parameters",),
-        response=("response",),
-        id=("id", "request_id"),
-        time=("startTime",),
-        output_tokens=("completion_tokens",),
-        kind="call_type",
-        kinds=("completion", "responses", "anthropic_messages"),
-        failed=_STATUS,
-        lacks="is a request that LiteLLM logged without its messages.",
-        fix="Set store_prompts_in_spend_logs: true in LiteLLM's general_settings, and log traffic again.",
-    ),
-    LogFormat(
-        name="Langfuse",
-        source="api.reference.langfuse.com, observations; langfuse.com/docs/query-traces, blob storage",
-        known_by=("type", "traceId|trace_id"),
-        request=("input",),
-        texts=True,
-        parameters=("modelParameters", "model_parameters"),
-        response=("output",),
-        id=("id",),
-        time=("startTime", "start_time"),
-        output_tokens=tuple(
-            f"{place}.{key}"
-            for place in ("usageDetails", "usage_details", "usage")
-            for key in ("output", "output_tokens", "completion_tokens")
-        ),
-        kind="type",
-        kinds=("GENERATION",),
-        failed=("level",),
-        lacks="is a generation that Langfuse exported without its input.",
-        fix="Export input and output too (fields=core,basic,io of the observations API).",
-    ),
-    LogFormat(
-        name="OpenTelemetry GenAI and OpenInference spans",
-        source="opentelemetry.io/docs/specs/semconv/gen-ai; arize-ai.github.io/openinference/spec",
-        known_by=("body|kind",),
-        request=("body",),
-        response=("response",),
-        id=("id",),
-        time=("time",),
-        kind="kind",
-        kinds=("chat",),
-        failed=("failed",),
-        lacks="is a span without its messages, which instrumentations leave out by default.",
-        fix="Set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true (OpenInference: leave OPENINFERENCE_HIDE_* "
-        "unset), and record traffic again. vLLM's own spans never hold messages.",
-        convert=read_span,
-    ),
-    LogFormat(
-        name="Alpaca",
-        source="github.com/tatsu-lab/stanford_alpaca, data release",
-        known_by=("instruction", "output|response"),
-        request=("joined",),
-        lacks="has an instruction and its input apart, as no server was sent them.",
-        fix='Put them together as your application does, into "prompt" or "messages".',
-    ),
-)  # fmt: skip
+FORMATS: tuple[LogFormat, ...] = tuple(LogFormat(**row) for row in read_rows("log_formats"))
 SHAPES = (
     'Accepted: a request body ("messages", "prompt" or "input"), also with its answer; '
     '{"request": ..., "response": ...}; ' + "; ".join(each.name for each in FORMATS if not each.name.startswith("{"))
@@ -247,7 +108,7 @@ def find_logged(row: Line) -> Logged | None:
 
 def _find(row: Line) -> Logged | None:
     for each in FORMATS:
-        line = each.convert(row) if each.convert else row
+        line = read_span(row) if each.is_span else row
         if line is not None and (logged := _read(line, each)) is not None:
             return logged
     return _read_bare(row)

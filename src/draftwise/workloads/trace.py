@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Prompt
+from draftwise.knowledge.stored import read_rows
 from draftwise.workloads.text_lengths import TextSource
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
@@ -34,37 +35,7 @@ class TraceFormat:
     """Clock readings a second, where they are numbers from the trace's begin."""
 
 
-FORMATS = (
-    TraceFormat(
-        name="Azure LLM inference trace",
-        time=("TIMESTAMP",),
-        prompt=("ContextTokens",),
-        output=("GeneratedTokens",),
-        source="github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md",
-    ),
-    TraceFormat(
-        name="BurstGPT",
-        time=("Timestamp",),
-        prompt=("Request tokens",),
-        output=("Response tokens",),
-        source="github.com/HPMLL/BurstGPT, README (release 2.0)",
-    ),
-    TraceFormat(
-        name="Mooncake",
-        time=("timestamp", "created_time"),
-        prompt=("input_length", "input_tokens"),
-        output=("output_length", "output_tokens"),
-        source="github.com/kvcache-ai/Mooncake, FAST25-release/traces; aliases: dynamo_data_gen::mooncake",
-        per_s=1000.0,
-    ),
-    TraceFormat(
-        name="trace",
-        time=("arrival_s",),
-        prompt=("prompt_tokens",),
-        output=("output_tokens",),
-        source="this program's own columns",
-    ),
-)
+FORMATS = tuple(TraceFormat(**row) for row in read_rows("trace_formats"))
 
 
 def find_format(row: Any) -> TraceFormat | None:

@@ -120,7 +120,7 @@ class TestGuidellm:
         cell = only_cell(results)
         assert cell.answers == ()
         assert "weighed by tokens" in cell.aggregates["tpot"].definition
-        assert any("sampled" in note for note in results.notes)
+        assert any("a sample of the requests" in note for note in results.notes)
 
     def test_yaml_is_the_same(self, version: str, tmp_path: Path) -> None:
         (tmp_path / "report.yaml").write_text(yaml.safe_dump(load(f"guidellm-{version}.json")))

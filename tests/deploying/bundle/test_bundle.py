@@ -265,7 +265,7 @@ def test_a_mirror_stands_for_the_hub(checkpoints: Setup, tmp_path: Path, mirror:
 
 @pytest.mark.parametrize("mirror", ["https://user:word@hub.example.org", "hub.example.org"])
 def test_no_secret_is_written(checkpoints: Setup, tmp_path: Path, mirror: str) -> None:
-    with pytest.raises(InvalidSetup, match="may hold no user or password"):
+    with pytest.raises(InvalidSetup, match="must not hold a user or password"):
         write(checkpoints, tmp_path / "out", BundleOptions(mirror=mirror))
     assert not (tmp_path / "out").exists()
 

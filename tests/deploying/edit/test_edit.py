@@ -205,7 +205,7 @@ def test_two_servers_in_one_file_are_refused() -> None:
 
 def test_what_cannot_be_edited_is_left_alone() -> None:
     text = json.dumps({"target": MODEL, "engine_version": "0.26.0", "args": {}})
-    with pytest.raises(InvalidSetup, match="was found after which its server starts"):
+    with pytest.raises(InvalidSetup, match="after which its server starts"):
         edit(source_of("setup.json", text), NGRAM, engine_version="0.26.0")
 
 
@@ -228,7 +228,7 @@ def test_the_change_is_shown_and_written_on_request(tmp_path: Path) -> None:
     assert not list(Draft7Validator(schema).iter_errors(told))
     assert "--speculative-config" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o640
-    assert "starts that already" in run(*words).stdout
+    assert "already starts this setup" in run(*words).stdout
     run(MODEL, "--vllm", "0.26.0", "--edit", file, "--write")
     assert file.read_text() == FILES["deployment.yaml"]
     assert [each.name for each in tmp_path.iterdir()] == ["deployment.yaml"]

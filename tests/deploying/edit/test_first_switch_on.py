@@ -67,7 +67,7 @@ def test_one_of_several_is_chosen_by_any_of_its_names(name: str) -> None:
     assert "--select" in raised.value.findings[0].fix
     changed = edit(source_of(text), NGRAM, engine_version="0.26.0", select=name)
     assert [each.setup.spec for each in read_setups(source_of(changed.text))] == [None, NGRAM]
-    with pytest.raises(InvalidSetup, match="is called 'nobody'"):
+    with pytest.raises(InvalidSetup, match="named 'nobody'"):
         edit(source_of(text), NGRAM, engine_version="0.26.0", select="nobody")
 
 

@@ -181,3 +181,27 @@ def test_heads_and_embeddings_keep_eight_bits():
     source = RoundedBlocks("q4")
     assert source.kind_of("model.layers.0.mlp.down_proj.weight") == "q4"
     assert {source.kind_of(name) for name in ("lm_head.weight", "model.embed_tokens.weight")} == {"q8"}
+
+
+@needs_products
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_all_layers_at_once_compute_what_one_after_the_other_does(save_tiny, run_paged, family):
+    """The same bits, however a prompt is cut, and on any number of threads."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    path, _ = save_tiny(family, intermediate_size=288, **sizes)
+    model = load_model(path, device="cpu", quantization="int8")
+    at_once, model._at_once = model._at_once, None
+    tokens, aux = [list(range(1, 40)), [7, 8, 9]], (0, 1, 2)
+    one_by_one = run_paged(model, tokens, [[39], [3]], aux_layers=aux)
+    assert at_once is not None
+    model._at_once = at_once
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for cuts in ([[39], [3]], [[1] * 39, [3]], [[5, 34], [1, 1, 1]]):
+                result = run_paged(model, tokens, cuts, aux_layers=aux)
+                for ours, theirs in zip(result, one_by_one, strict=True):
+                    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+    finally:
+        torch.set_num_threads(before)

@@ -87,7 +87,7 @@ def test_a_refusal_becomes_the_answers_error() -> None:
 
 
 def test_a_server_that_refuses_everything_is_named() -> None:
-    with pytest.raises(BackendError, match="refuses a plain request: unknown field prompt"):
+    with pytest.raises(BackendError, match="rejects a plain request: unknown field prompt"):
         ask(FakeScript(refuses=("prompt",)))
 
 

@@ -113,8 +113,8 @@ def test_the_acceptance_of_a_request_is_kept() -> None:
     [
         ([completion("a"), event(error={"message": "out of pages"})], 200, "out of pages"),
         ([event(error="gone")], 200, "gone"),
-        ([DONE], 200, "the answer holds no token"),
-        ([b'{"choices": []}'], 200, 'the answer is no event stream although one was asked for: {"choices": []}'),
+        ([DONE], 200, "the answer contains no token"),
+        ([b'{"choices": []}'], 200, 'the answer is not an event stream although one was requested: {"choices": []}'),
         ([b"data: not json\n\n"], 200, "not json"),
         ([b'data: {"choices": ["a"]}\n\n'], 200, 'an event that is none of the API\'s: {"choices": ["a"]}'),
         ([b'data: {"a": 1} and more\n\n'], 200, '{"a": 1} and more'),

@@ -1,9 +1,12 @@
 """What is judged of a copy, and of a model of which the architecture alone is known."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from draftwise.core import Effect, Ruling, Setup, SpecConfig
-from draftwise.knowledge.models import read_names
+from draftwise.core import CheckOutcome, Effect, Ruling, Setup, SpecConfig
+from draftwise.knowledge.models import find_model, read_names
 from draftwise.plan.check import Report, check
 
 
@@ -76,3 +79,76 @@ def test_nothing_that_depends_on_more_than_the_architecture_is_said_of_a_name() 
             report = judge(model.id, MTP, version, max_model_len=10**7, quantization="fp8", tensor_parallel_size=7)
             assert codes(report).isdisjoint(told), model.id
             assert report.resolved is None or report.resolved.draft_architectures is None
+
+
+@pytest.mark.parametrize("version", ["0.25.0", "0.29.0", "0.33.0"])
+@pytest.mark.parametrize("target", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro", "Qwen/Qwen3-8B"])
+@pytest.mark.parametrize("has_stages", [True, False])
+def test_modules_of_the_other_kind_fail_while_they_load(
+    tmp_path: Path, target: str, version: str, has_stages: bool
+) -> None:
+    known = find_model(target)
+    assert known is not None
+    stages = {"dspark_target_layer_ids": [1, 2, 3], "dspark_block_size": 5, "dspark_noise_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps({**known.config, **(stages if has_stages else {})}))
+    for method, code in (("dspark", "dspark-stages-missing"), ("mtp", "mtp-over-dspark-stages")):
+        report = judge(str(tmp_path), {"method": method, "num_speculative_tokens": 5}, version)
+        is_wrong = has_stages == (method == "mtp") and (method == "dspark" or "DeepSeek" in target)
+        assert (code in codes(report)) == is_wrong
+        assert not is_wrong or report.outcome is CheckOutcome.FAILS_LATER
+
+
+@pytest.mark.parametrize("target", ["nobody/knows", "Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-8B"])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ({"pipeline_parallel_size": 0}, "parallel-size-not-positive"),
+        ({"max_model_len": -7}, "target-length-not-positive"),
+        ({"quantization": "nope"}, "target-quantization-unknown"),
+    ],
+)
+def test_what_no_model_can_mend_is_rejected_of_unknown_ones_too(target: str, args: dict[str, object], code: str):
+    assert code in codes(judge(target, **args), Effect.REJECTED)
+    assert not codes(judge(target, pipeline_parallel_size=1, max_model_len=2048, quantization="fp8"), Effect.REJECTED)
+
+
+def test_the_quantization_of_an_unknown_drafter_must_be_one() -> None:
+    spec = {"method": "eagle3", "model": "nobody/head", "num_speculative_tokens": 3}
+    assert "drafter-quantization-unknown" in codes(judge("Qwen/Qwen3-8B", {**spec, "quantization": "nope"}))
+    assert "drafter-quantization-unknown" not in codes(judge("Qwen/Qwen3-8B", {**spec, "quantization": "fp8"}))
+
+
+def test_quantized_weights_do_not_run_in_float32_and_those_of_modelopt_keep_their_method() -> None:
+    assert "quantized-in-float32" in codes(judge("deepseek-ai/DeepSeek-R1", dtype="float32"), Effect.REJECTED)
+    assert "quantized-in-float32" not in codes(judge("deepseek-ai/DeepSeek-R1", dtype="bfloat16"))
+    assert "quantized-in-float32" not in codes(judge("Qwen/Qwen3-8B", dtype="float32"))
+    own = judge("nvidia/MiniMax-M2.5-NVFP4", quantization="fbgemm_fp8", version="0.32.0")
+    assert "target-quantization-differs" not in codes(own)
+    assert "target-quantization-differs" in codes(judge("deepseek-ai/DeepSeek-R1", quantization="awq"))
+
+
+ARCTIC = {
+    "method": "arctic",
+    "model": "Snowflake/Arctic-LSTM-Speculator-Llama-3.1-8B-Instruct",
+    "num_speculative_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("spec", [ARCTIC, {**ARCTIC, "enable_suffix_decoding": True}])
+@pytest.mark.parametrize(
+    ("version", "installed", "outcome"),
+    [
+        ("0.11.0", {"arctic-inference"}, CheckOutcome.NOT_JUDGED),
+        ("0.18.0", {"arctic-inference"}, CheckOutcome.NOT_JUDGED),
+        ("0.33.0", {"arctic-inference"}, CheckOutcome.REJECTED),
+        ("0.11.0", set(), CheckOutcome.REJECTED),
+    ],
+)
+def test_the_plugin_method_is_judged_by_nobody_where_the_plugin_is(
+    spec: dict[str, object], version: str, installed: set[str], outcome: CheckOutcome
+) -> None:
+    target = "meta-llama/Llama-3.1-8B-Instruct"
+    setup = Setup(target=target, engine="vllm", engine_version=version, spec=SpecConfig.keep(spec))
+    report = check(setup, installed=frozenset(installed))
+    assert report.outcome is outcome
+    assert ("plugin-reads-config" in codes(report)) == (outcome is CheckOutcome.NOT_JUDGED)

@@ -80,7 +80,7 @@ def test_several_servers_of_one_script():
         ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.2", ""),
         ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.1.0-dev.1", "0.17.1"),
         ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.1.0-dev.9", ""),
-        ("ghcr.io/llm-d/llm-d-cuda:v0.9.0", ""),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.9.0", "0.26.0"),
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129", ""),
         ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.11.0", "0.11.0"),
         ("my/own-vllm-build:v0.19.1", ""),

@@ -13,13 +13,17 @@ from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.setup_reading import NoServer
 
 FOREIGN = (
-    "ghcr.io/llm-d/llm-d-cuda:v0.9.0",
+    "ghcr.io/llm-d/llm-d-cuda:v0.10.0",
+    "ghcr.io/llm-d/llm-d-xpu:v0.9.0",
+    "nvcr.io/nim/meta/llama-3.1-8b-instruct:1.8.4",
     "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.2",
     "intel/vllm:0.10.2-xpu",
     "rocm/vllm:latest",
     "lmcache/vllm-openai:v0.3.9",
     "registry.local/team/vllm:v0.20.0",
 )
+MOVING = ("", ":latest", ":nightly", ":main", ":stable", ":nightly-0a1b2c3d", ":latest-cu129", "@sha256:00ff")
+"""What stands behind the name of an image and names no release."""
 
 
 def read_pod(image: str, *words: str) -> SetupReading:
@@ -38,6 +42,16 @@ def test_another_products_tag_is_no_release(image: str):
     assert [each.code for each in reading.findings] == ["image-release-unknown"]
 
 
+@pytest.mark.parametrize("tag", MOVING)
+@pytest.mark.parametrize("name", ["vllm/vllm-openai", "registry.local/mirror/vllm-openai-cpu"])
+def test_a_tag_that_moves_is_no_release(name: str, tag: str):
+    reading = read_pod(name + tag, "--seed", "'1'")
+    report = judge(reading)
+    assert (report.outcome, report.version) == (CheckOutcome.NOT_JUDGED, "")
+    assert [each.code for each in report.findings] == ["image-release-unknown"]
+    assert judge(read_pod(f"{name}:v0.32.0-cu129", "--seed", "'1'")).outcome is CheckOutcome.ACCEPTED
+
+
 def test_nothing_of_the_newest_release_is_said_of_it():
     reading = read_pod(FOREIGN[0], "--swap-space", "'4'")
     assert [each.code for each in reading.findings] == ["image-release-unknown"]
@@ -48,8 +62,24 @@ def test_every_row_has_its_product_and_its_source():
     names = {image for source in SOURCES for image in source.images}
     assert {row["image"] for row in data["rows"]} == names
     assert all(find_release(f"{row['image']}:{row['tag']}") == row["vllm"] for row in data["rows"])
-    assert not any(carries_own_tags(f"{row['image']}:{row['tag']}") for row in data["rows"])
-    assert all(row["source"] for row in (*data["rows"], *data["own_tags"]))
+    rows = [*data["rows"], *data["documented"]]
+    assert all(find_release(f"registry.local/{row['image']}:{row['tag']}") == row["vllm"] for row in rows)
+    assert not any(carries_own_tags(f"{row['image']}:{row['tag']}") for row in rows)
+    assert all(row["source"] for row in (*rows, *data["own_tags"]))
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("ghcr.io/llm-d/llm-d-cuda:v0.8.0", "0.23.0"),
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/djl-inference:0.36.0-lmi18.0.0-cu128", "0.12.0"),
+        ("nvcr.io/nim/meta/llama-3.1-8b-instruct:2.0.5", "0.20.2"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.1.0", "0.19.0"),
+    ],
+)
+def test_the_releases_of_products_are_looked_up(image: str, release: str):
+    assert find_release(image) == release
+    assert find_release(image.replace(":", ":9")) == ""
 
 
 GROUP = """apiVersion: leaderworkerset.x-k8s.io/v1
@@ -117,3 +147,32 @@ def test_which_mapping_is_a_config(name: str, text: str, is_config: bool, tmp_pa
     else:
         with pytest.raises(NoServer):
             read_setups(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "outcome"),
+    [
+        ("0.11.0", "", CheckOutcome.ACCEPTED),
+        ("0.11.1", "", CheckOutcome.REJECTED),
+        ("0.33.0", "", CheckOutcome.REJECTED),
+        ("0.33.0", " --distributed-executor-backend ray", CheckOutcome.ACCEPTED),
+    ],
+)
+def test_a_group_joined_by_ray_alone_is_refused_from_the_release_that_counts_the_node(
+    version: str, flags: str, outcome: CheckOutcome
+):
+    """The example of vLLM's docs for LeaderWorkerSet names no backend."""
+    serve = f"multi-node-serving.sh leader; vllm serve Qwen/Qwen3-8B -tp 8 -pp 2{flags}"
+    container = (
+        f"- {{name: a, image: 'vllm/vllm-openai:v{version}', command: [sh, -c, '{serve}'], "
+        "resources: {limits: {nvidia.com/gpu: '8'}}}"
+    )
+    (reading,) = read_setups(
+        "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\nmetadata: {name: a}\nspec:\n"
+        "  leaderWorkerTemplate:\n    size: 2\n    leaderTemplate:\n      spec:\n        containers:\n"
+        f"        {container}\n    workerTemplate:\n      spec:\n        containers:\n"
+        "        - {name: w, image: x, command: [sh, -c, multi-node-serving.sh worker]}\n"
+    )
+    report = judge(reading)
+    assert report.outcome is outcome
+    assert ("world-beyond-node" in {each.code for each in report.findings}) == (outcome is CheckOutcome.REJECTED)

@@ -456,7 +456,7 @@ def test_engine_arguments_of_ray_serve():
 def test_severities_come_with_the_rules():
     (reading,) = read_setups("docker run vllm/vllm-openai m --no-such-flag")
     assert {finding.code: finding.severity for finding in reading.findings} == {
-        "version-unknown": Severity.WARNING, "unknown-flag": Severity.ERROR,
+        "image-release-unknown": Severity.WARNING, "unknown-flag": Severity.ERROR,
     }  # fmt: skip
 
 

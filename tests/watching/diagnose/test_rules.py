@@ -91,7 +91,7 @@ def test_a_new_release_is_named_where_nothing_else_changed_and_it_accepts_less()
     upgraded = replace(ASKED, probe=DIFFERS, releases=("0.26.0", "0.33.0"))
     found = judge(change(positions=(0.3, 0.12, 0.05)), asked=upgraded)
     assert name(found)[0] == "after-upgrade"
-    assert "since vLLM 0.33.0 serves what 0.26.0 did" in found[0].message
+    assert "when vLLM 0.33.0 replaced 0.26.0" in found[0].message
     as_good = replace(upgraded, probe=replace(DIFFERS, change=0.0))
     assert name(judge(HEALTHY, asked=as_good)) == ["drafter-changed"]
 
@@ -129,7 +129,7 @@ def test_a_long_sequence_now_and_then_leaves_later_positions_as_they_were() -> N
 def test_more_runs_at_once_than_the_run_measured_leaves_steps_unknown() -> None:
     (found, *_) = judge(change(running=80.0, step_s=0.2))
     assert found.code == "above-crossover"
-    assert found.evidence[1] == "steps were measured up to 64 running: whether they are slower is not known"
+    assert found.evidence[1] == "steps were measured only up to 64 running, so it is unknown whether they are slower"
 
 
 def test_prefill_explains_no_more_of_a_step_than_the_time_it_takes() -> None:

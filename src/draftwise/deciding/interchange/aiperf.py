@@ -85,9 +85,9 @@ def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
         spec=_spec(profiled),
     )
     counted = any("usage_completion_tokens" in row["metrics"] for row in profiled)
-    notes = [] if counted else ["output tokens are counted by the client's tokenizer, not by the server"]
+    notes = [] if counted else ["the client's tokenizer counts output tokens, not the server"]
     if not answers:
-        notes.append("no readings of single requests (profile_export.jsonl): no interval can be stated")
+        notes.append("the file has no readings of single requests (profile_export.jsonl), so it gives no interval")
     return Results(
         source=source,
         tool=TOOL if summary.get("aiperf_version") or records else "genai-perf or aiperf",

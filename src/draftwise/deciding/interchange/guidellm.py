@@ -55,9 +55,9 @@ def read_guidellm(document: Mapping[str, Any], source: str) -> Results:
         label = _condition(_strategy(benchmark))
         repetitions[label] += 1
         cells.append(_cell(benchmark, label if repetitions[label] == 1 else f"{label} #{repetitions[label]}"))
-    notes = ["times of single chunks are not recorded in this format: no ITL"]
+    notes = ["this format records no times of single chunks: no ITL"]
     if any(not cell.answers for cell in cells):
-        notes.append("not every request is in the report (sampled): aggregates are used, without intervals")
+        notes.append("the report holds only a sample of the requests: aggregates are used, without intervals")
     return Results(source=source, tool=TOOL, context=_context(document), cells=tuple(cells), notes=tuple(notes))
 
 

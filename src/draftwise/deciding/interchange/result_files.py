@@ -45,21 +45,23 @@ def read_results(path: Path) -> Results:
         if len(documents) == 1 and is_aiperf_summary(documents[0]):
             return read_aiperf((), documents[0], source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise make_unreadable(source, f"a field is not what it should be ({error!r})") from error
+        raise make_unreadable(source, f"a field is invalid ({error!r})") from error
     if documents and isinstance(documents[0], dict) and "experiments" in documents[0]:
-        raise make_unreadable(source, "it is genai-perf's raw record; profile_export_genai_perf.json beside it is read")
-    raise make_unreadable(source, "it has none of the formats")
+        raise make_unreadable(
+            source, "it is genai-perf's raw record; draftwise reads profile_export_genai_perf.json next to it"
+        )
+    raise make_unreadable(source, "it has no known format")
 
 
 def _documents(path: Path) -> Sequence[Any]:
     """Return the JSON documents of a file, one after another, or the YAML document."""
     if not path.is_file():
-        raise make_unreadable(str(path), "there is no such file" if not path.exists() else "the folder holds none")
+        raise make_unreadable(str(path), "the file does not exist" if not path.exists() else "the folder holds none")
     try:
         text = path.read_text(encoding="utf-8")
         return [yaml.load(text, Loader=_LOADER)] if path.suffix in (".yaml", ".yml") else _parse_json(text)
     except (UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
-        raise make_unreadable(str(path), f"it is no JSON or YAML ({str(error).splitlines()[0]})") from error
+        raise make_unreadable(str(path), f"it is not JSON or YAML ({str(error).splitlines()[0]})") from error
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -56,7 +56,7 @@ def export_run(run: Run, name: str, path: Path) -> list[Path]:
     """
     if name not in FORMATS:
         raise InvalidSetup.because(
-            "unknown-format", f"{name} is none of {', '.join(FORMATS)}.", where="--export", fix="Write FORMAT=FILE."
+            "unknown-format", f"{name} is not one of {', '.join(FORMATS)}.", where="--export", fix="Write FORMAT=FILE."
         )
     write, suffix = FORMATS[name]
     texts = {part.file_stem: write(run, part) for part in _parts(run)}

@@ -63,11 +63,11 @@ def read_vllm_bench(documents: Sequence[Mapping[str, Any]], source: str) -> Resu
         repetitions[label] += 1
         cell = _cell(document, label, repetitions[label])
         cells[label] = _join(cells[label], cell) if label in cells else cell
-    notes = ["the sampling temperature and the prompts are not recorded in this format"]
+    notes = ["this format records neither the sampling temperature nor the prompts"]
     if any(not cell.answers for cell in cells.values()):
-        notes.append("no readings of single requests (give --save-detailed): no interval can be stated")
+        notes.append("the file has no readings of single requests (use --save-detailed), so it gives no interval")
     if any("latencies" not in document for document in documents):
-        notes.append("before vLLM 0.30 the tool's own TPOT and e2e ran on to the usage chunk")
+        notes.append("before vLLM 0.30, the tool's own TPOT and e2e included the usage chunk")
     return Results(
         source=source,
         tool=TOOL,

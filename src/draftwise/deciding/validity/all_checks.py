@@ -99,7 +99,9 @@ def _wrong_when_greedy(
         other = each.comparison
         if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
             text = f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs are not the baseline's: "
-            yield Finding.error("outputs-differ", f"{text}it is another model, or broken, at every temperature.")
+            yield Finding.error(
+                "outputs-differ", f"{text}the server has another model, or is broken, at every temperature."
+            )
             return
 
 
@@ -123,7 +125,7 @@ def _repeated_prompts(run: Run) -> Iterator[Finding]:
 
 def _estimated_counts(run: Run) -> Iterator[Finding]:
     if any(answer.total_exact and not answer.counts_exact for answer in run.answers):
-        text = "a server does not say how many tokens a chunk holds: one each is assumed (totals are exact)."
+        text = "a server does not report how many tokens a chunk holds, so each counts as one (totals are exact)."
         yield Finding.warning("token-counts-estimated", text)
 
 
@@ -135,10 +137,11 @@ def _disturbed(run: Run, lost: Sequence[LostPair]) -> Iterator[Finding]:
     left = Counter(arm for arm, _ in {(turn.arm, turn.block_key) for turn in run.turns})
     each_of = [f"{name} {count} of {count + left[name]}" for name, count in counts.most_common()]
     text = (
-        "pairs of a candidate's turn and the baseline's were disturbed each time that they were taken, and count for "
-        f"nothing: {', '.join(each_of)}; the first ({lost[0].block[0]}, {lost[0].block[1]}) because {lost[0].reason}"
+        "pairs of a candidate's turn and the baseline's were disturbed every time and do not count: "
+        f"{', '.join(each_of)}; the first ({lost[0].block[0]}, {lost[0].block[1]}) because "
+        f"{lost[0].reason}"
     )
-    severity, fix = Severity.INFO if run.turns else Severity.WARNING, "Stop what else runs there and measure again."
+    severity, fix = Severity.INFO if run.turns else Severity.WARNING, "Stop the other processes, and measure again."
     yield Finding(code="disturbed-blocks", severity=severity, message=f"{text}.", fix=fix)
 
 
@@ -185,14 +188,14 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
             growth = f"{measure_growth(splits):.2f}x the tokens per step when prompts come back"
             text = f"a cross-request cache helps it ({growth}), and it had answered these prompts under "
             text += f"{earlier[0].condition} before."
-            fix = "Measure one load per run with it, or give each load prompts of its own."
+            fix = "Measure one load per run with it, or give each load its own prompts."
             yield Finding.error("warmed-by-other-loads", text, fix=fix)
     first = min(cell.repetitions, default=0)
     of_first: Sequence[Answer] = [answer for answer in mine if answer.repeat == first]
     splits = split_by_first(of_first, lambda answer: answer.measured)
     if shows_gain(splits, cell, thresholds.warmed):
         text = (
-            "prompts are sent several times within a turn, and a cross-request cache helps it: "
+            "prompts are sent several times within a turn, and a cross-request cache helps: "
             f"{measure_growth(splits):.2f}x the tokens per step from the second time on."
         )
         yield Finding.error("warmed-within-a-turn", text, fix="Give the workload more prompts.")
@@ -203,12 +206,12 @@ def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     why = f"it could remember answers ({run.plan.remembering[estimates.cell.candidate]}), and that prompts gain "
     why += "nothing by coming back has not been shown"
     if not estimates.is_new:
-        text = f"{why}: every paired block asks it something that it had been asked before."
+        text = f"{why}: every paired block sends it a prompt that it had already answered."
         yield Finding.error(
             "memory-not-excluded", text, fix="Give the workload more prompts, enough that none has to come back."
         )
     elif estimates.repeated is not None:
-        text = f"{why}: its numbers rest on the paired blocks in which every prompt is new to it."
+        text = f"{why}: its numbers use only the paired blocks in which every prompt is new to it."
         yield Finding.info("first-answers-only", text, fix="Give the workload more prompts to have more of them.")
 
 
@@ -243,10 +246,12 @@ def _left_out(estimates: Estimates) -> Iterator[Finding]:
         return
     new, old = (each.counters[each.candidate].tokens_per_step or 0 for each in (estimates.cell, estimates.repeated))
     warm = (
-        "" if estimates.warm_speedup is None else f"; with every prompt known it would be {estimates.warm_speedup:.2f}x"
+        ""
+        if estimates.warm_speedup is None
+        else f"; if it knew every prompt, it would be {estimates.warm_speedup:.2f}x"
     )
     yield Finding.info(
         "repeated-prompts-warm-cache",
-        f"a cross-request cache helps it: {old:.2f} tokens per step when prompts come back, {new:.2f} the first time. "
-        f"Its numbers rest on the first repetition alone{warm}.",
+        f"a cross-request cache helps it: {old:.2f} tokens per step when prompts come back, {new:.2f} "
+        f"the first time. Its numbers use only the first repetition{warm}.",
     )

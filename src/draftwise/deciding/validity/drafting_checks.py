@@ -18,7 +18,7 @@ UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
 _MORE_TEXT = 1.05
 """Times the text in an event of a stream, from which a server drafts and the other one does not."""
-_NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
+_NAME_COUNTERS = "Pass its metrics page: --metrics-url ARM=http://HOST:PORT/metrics."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,7 @@ class _Evidence:
 
 
 def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thresholds) -> list[Finding]:
-    """Return what speaks against speculation, and nothing else, having made the difference.
-
-    Args:
-        cell: of the comparison.
-    """
+    """Return what speaks against speculation, and nothing else, having made the difference."""
     evidence = _gather_evidence(run, cell)
     return [
         *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
@@ -126,7 +122,10 @@ def _speculation(
         yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
         return
     if not evidence.is_role_known:
-        text = "nothing shows which of the two servers speculates: no counters of drafts, and events of alike text"
+        text = (
+            "nothing shows which of the two servers speculates: there are no draft counters, and stream "
+            "events hold similar amounts of text"
+        )
         yield Finding.error("roles-unknown", f"{text}.", fix=_NAME_COUNTERS)
     if not evidence.is_counted:
         yield _judge_stream(evidence, thresholds)
@@ -138,18 +137,18 @@ def _speculation(
     # With arrivals that do not wait, a server just below its limit can be any number of times slower.
     closed = condition.concurrency is not None
     if closed and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
-        text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step can give"
+        text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step allow"
         why = "Something else differs between the servers, or the machine is busy."
         if speedup.low > most:
             yield Finding.error("unexplained-speedup", f"{text}.", fix=why)
         else:
-            text = f"{text}, which may be chance: too few prompts to tell."
-            yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would tell.")
+            text = f"{text}, which may be chance: there are too few prompts."
+            yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would settle it.")
 
 
 def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
     """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
-    text, seen = "there is no proof that it speculated: its counters cannot be read", evidence.text_per_event
+    text, seen = "nothing proves that it speculated: its counters cannot be read", evidence.text_per_event
     if evidence.resolved is not None and not evidence.resolved:
         return Finding.error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
     if seen is None or seen <= 1 + thresholds.margin:
@@ -173,12 +172,12 @@ def _find_no_drafts(evidence: _Evidence, condition: Condition, *, faster: bool) 
             code="not-speculating-under-load",
             severity=Severity.ERROR if faster else Severity.INFO,
             message=text,
-            fix="A schedule by batch size can ask for that; see the findings.",
+            fix="A schedule by batch size can cause this; see the findings.",
         )
     if not candidate.generation_tokens:
-        text = "there is no proof that it speculated: its counters stood still while it answered"
-        return Finding.error("not-speculating", f"{text}, so they are another server's.", fix=_NAME_COUNTERS)
-    text = f"there is no proof that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
+        text = "nothing proves that it speculated: its counters stood still while it answered"
+        return Finding.error("not-speculating", f"{text}, so they belong to another server.", fix=_NAME_COUNTERS)
+    text = f"nothing proves that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
     if resolved is not None:
         text += f" and the server says that its speculative config is {resolved or 'empty'}"
     return Finding.error("not-speculating", f"{text}.")
@@ -201,7 +200,7 @@ def _prefix_cache(
         text = f"the prefix cache {rates}{less}."
         yield Finding.warning("prefix-hits-lost", text, fix=fix)
     if -lost > thresholds.prefix_hit_loss:
-        fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
+        fix = "Speculation cannot raise the hit rate: its server has seen these prompts before. Restart both servers."
         yield Finding.error(
             "prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix=fix
         )
@@ -222,12 +221,12 @@ def _judge_first_token(ttft: Interval, why: str) -> Finding:
     times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.span})"
     if ttft.low > 1:
         return Finding.warning("ttft-damaged", f"the first token comes {times}.", fix=why)
-    text = f"the first token may come later: it came {times}, which does not exclude that nothing is lost."
+    text = f"the first token may come later: it came {times}, which does not rule out that nothing is lost."
     if not ttft.is_bounded:
-        return Finding.info("ttft-damaged", text, fix="More prompts would tell.")
+        return Finding.info("ttft-damaged", text, fix="More prompts would settle it.")
     # An interval shrinks with the square root of the number of prompts.
     more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
-    return Finding.info("ttft-damaged", text, fix=f"About {max(2, more)} times as many prompts would tell.")
+    return Finding.info("ttft-damaged", text, fix=f"About {max(2, more)} times as many prompts would settle it.")
 
 
 def _why_late(*, alone: bool, lost_hits: bool) -> str:
@@ -235,10 +234,11 @@ def _why_late(*, alone: bool, lost_hits: bool) -> str:
         return "First cause to look at: the prefix cache above."
     if alone:
         return (
-            "With one stream the usual causes are a drafter that reads the prompt as well, and a method for which the "
-            "engine turns asynchronous scheduling off."
+            "With one stream, the usual causes are a drafter that also reads the prompt, and a method for "
+            "which the engine turns asynchronous scheduling off."
         )
     return (
-        "Under load the usual cause is that each step verifies k + 1 tokens a sequence, so that a new prompt waits "
-        "longer for its part of the step: try a smaller k there, or a larger max_num_batched_tokens."
+        "Under load, the usual cause is that each step verifies k + 1 tokens per sequence, so a new "
+        "prompt waits longer for its share of the step. Try a smaller k there, or a larger "
+        "max_num_batched_tokens."
     )

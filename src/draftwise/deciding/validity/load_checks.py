@@ -64,7 +64,7 @@ def _failures(run: Run) -> Iterator[Finding]:
         return
     first = failed[0]
     why = f"{first.arm}, {first.workload} prompt {first.prompt_id!r}: {(first.error or '').rstrip('.')}."
-    text = f"{len(failed)} of {len(asked)} requests failed and are left out; the first: {why}"
+    text = f"{len(failed)} of {len(asked)} requests failed and are left out; the first one: {why}"
     yield Finding.warning("failed-requests", text)
 
 
@@ -78,7 +78,9 @@ def _not_reached(
         begin, end = min(each.sent for each in measured), max(each.finished for each in measured)
         reached.append(_count_in_flight(answers, begin, end))
     if (typical := median(reached)) < wanted * thresholds.load_reached:
-        text = f"{arm} had {typical:.1f} requests in flight on average at {condition.label}: the load was not reached."
+        text = (
+            f"{arm} had {typical:.1f} requests in flight on average at {condition.label}, so the load was not reached."
+        )
         yield Finding.warning(
             "load-not-reached", text, fix="Give the workload more prompts, or the load generator more processes."
         )
@@ -198,7 +200,7 @@ def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> I
     typical = [[median(each) for each in turns.values()] for turns in seconds.values()]
     spread = median([(max(each) - min(each)) / median(each) for each in typical] or [0.0])
     if spread > thresholds.noise:
-        text = f"the baseline server's time for one and the same prompt varies by {spread:.0%}: the machine is busy."
+        text = f"the baseline server's time for the same prompt varies by {spread:.0%}: the machine is busy."
         yield Finding.warning("noisy-machine", text, fix="Stop what else runs there and measure again.")
 
 

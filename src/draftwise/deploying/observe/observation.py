@@ -30,7 +30,7 @@ _GRAFANA_SCHEMA = 42
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
 
-_UNVERIFIED = "The analysis of a canary does not run `draftwise verify`: no image that holds it was named (--verifier)."
+_UNVERIFIED = "The analysis of a canary does not run `draftwise verify`, because --verifier names no image with it."
 _UNJUDGED = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
 
 
@@ -69,7 +69,7 @@ def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: 
         ),
         **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
-            "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
+            "route, receivers and inhibitions for Alertmanager, to merge into its configuration",
             _ROUTES + _write("alertmanager", order, service_matcher=f"service={json.dumps(naming.service)}"),
         ),
         "dashboard.json": ("a dashboard for Grafana: does it pay?", _make_dashboard(order, naming)),

@@ -110,12 +110,7 @@ def find_expected(decision: Decision, arm: str) -> Expected | None:
 
 
 def make_baseline(evidence: RunEvidence, setup: str) -> Baseline:
-    """Return the baseline of a deployment.
-
-    Args:
-        evidence: what was measured of it.
-        setup: the text of its setup.json.
-    """
+    """Return the baseline of a deployment."""
     return Baseline(
         setup_sha256=sha256(setup.encode()).hexdigest(),
         run=evidence.run,
@@ -130,10 +125,10 @@ def make_baseline(evidence: RunEvidence, setup: str) -> Baseline:
 
 def _list_missing(evidence: RunEvidence) -> Iterator[str]:
     if evidence.expected is None:
-        yield "What its counters are expected to say: no run counted it for this model, release and GPU."
+        yield "The expected counter values: no run measured them for this model, release and GPU."
     if not evidence.curve_ms:
         yield "How long a step takes: no run had it under a fixed number of streams, for this model, release and GPU."
     if not evidence.rollback:
         yield "When to go back: no run adopted it for this model, release and GPU."
     yield NO_PROBE
-    yield "What each hour of the week expects: that takes three weeks of its own traffic."
+    yield "The expected values for each hour of the week: this takes three weeks of its own traffic."

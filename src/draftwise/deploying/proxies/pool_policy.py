@@ -134,9 +134,10 @@ class Policy:
             yield f"Requests with tools: {self.tools}"
         if self.context is not None:
             yield (
-                f"Requests of more than {self.longest_body} bytes or {self.longest_answer} output tokens: beyond "
-                f"{self.context} tokens one of them stops drafting for all that run beside it. Bytes are an estimate "
-                f"({_BYTES_PER_TOKEN} a token), and a request that names no limit may still grow longer."
+                f"Requests of more than {self.longest_body} bytes or {self.longest_answer} output tokens: "
+                f"beyond {self.context} tokens, one of them stops drafting for every request in its batch. "
+                f"Bytes are an estimate ({_BYTES_PER_TOKEN} per token), and a request without a limit may "
+                "still grow longer."
             )
         if self.models:
             yield f"Requests for other models than {', '.join(self.models)}: the drafter knows no adapter."

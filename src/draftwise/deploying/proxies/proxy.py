@@ -57,12 +57,7 @@ def _render_route(policy: Policy, pools: Pools) -> str:
 
 
 def _render_picker(policy: Policy, pools: Pools) -> str:
-    """Return the EndpointPickerConfig.
-
-    Args:
-        policy: what the speculative pool must not get.
-        pools: are found by their labels.
-    """
+    """Return the EndpointPickerConfig."""
     return _write("picker", policy, pools)
 
 

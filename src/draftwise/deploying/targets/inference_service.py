@@ -187,7 +187,7 @@ def _make_account(order: ServiceOrder) -> StepFile:
     return StepFile(
         text=dump_yaml(fill_part("account_object", order, _HUB, of=_PARTS)),
         about=f"the account {name}, for a namespace that has none of that name; it names the secret, and holds none",
-        does=f"Make the account {name} where there is none, with a token of the hub that lies in a file",
+        does=f"If it does not exist, create the account {name}, with a hub token from a file",
         command=f"kubectl create secret generic {_HUB['secret']} --from-file={_HUB['token']}=TOKEN-FILE\n"
         f"kubectl get serviceaccount {name} || kubectl apply -f {_ACCOUNT}",
     )
@@ -197,7 +197,7 @@ def _build_modelcar(order: ServiceOrder, image: str) -> StepFile:
     """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
     names = [each.directory for each in order.placement.staged]
     copies = [json.dumps([name, f"{_STAGING}/{name}"]) for name in names]
-    lines = ["# Weights lie beside this file, each in its directory.", "FROM busybox:1.37"]
+    lines = ["# The weights are next to this file, each in its directory.", "FROM busybox:1.37"]
     fetch = [
         f"hf download {each.name} --local-dir {quote(each.directory)}"
         + (f" --revision {quote(each.revision)}" if each.revision else "")
@@ -216,7 +216,7 @@ def _make_claim(order: ServiceOrder, claim: str) -> StepFile:
     return StepFile(
         text=dump_yaml(fill_part("claim_object", order, values, of=_PARTS)),
         about=f"the claim {claim}, for a cluster that has none of that name",
-        does=f"Make the claim {claim} where there is none",
+        does=f"If it does not exist, create the claim {claim}",
         command=f"kubectl get pvc {claim} || kubectl apply -f {_CLAIM}",
     )
 

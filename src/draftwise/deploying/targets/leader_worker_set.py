@@ -41,7 +41,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
     """
     args = order.setup.args
     if count_hosts(order.setup) == 1:
-        refuse_other_hosts(order.setup, fix="Leave it out, and say how many hosts there are, e.g. --nnodes 2.")
+        refuse_other_hosts(order.setup, fix="Leave it out, and set the number of hosts, e.g. --nnodes 2.")
         return order
     _refuse(args, _OF_HOST, "is for one host of several, whose place its number in the group takes")
     _refuse(args, _EACH_ANSWERS, "has each host answer, and of a group one does")

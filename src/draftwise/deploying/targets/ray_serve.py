@@ -74,7 +74,7 @@ def _refuse(order: ServiceOrder) -> None:
         "it names the model once": not (isinstance(names, list | tuple) and len(names) == 1 and names[0]),
         "it brings the workers up itself": args.get(_EXECUTOR, "ray") != "ray",
         "it reports the metrics, for which statistics are needed": args.get("disable_log_stats") is True,
-        "it takes arguments of the engine only": bool(order.setup.extra_args),
+        "it accepts only engine arguments": bool(order.setup.extra_args),
     }
     for reason in (reason for reason, holds in refused.items() if holds):
         raise refusal("argument-not-taken", reason=reason)

@@ -92,7 +92,7 @@ def _read(value: Mapping[str, Any], where: str) -> Setup | None:
 
 def _compare(found: Setup, ordered: Setup, where: str) -> Iterator[Finding]:
     if not found.engine_version:
-        yield Finding.info("not-told", f"The image of {where} does not tell its release.", where=where)
+        yield Finding.info("not-told", f"The image of {where} does not show its release.", where=where)
     elif found.engine_version != ordered.engine_version:
         text = f"{where} runs vLLM {found.engine_version}, and {ordered.engine_version} was ordered."
         yield Finding.error("runs-otherwise", text, where=where)
@@ -137,7 +137,7 @@ def _compare_applied(value: Mapping[str, Any], found: Setup, where: str) -> Iter
 def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
     status = get_mapping(value, "status")
     if not status:
-        yield Finding.info("not-told", f"Whether {where} is ready is not told: it has no status.", where=where)
+        yield Finding.info("not-told", f"Cannot tell whether {where} is ready: it has no status.", where=where)
         return
     reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
     if not reasons and status.get("phase", _RUNNING) != _RUNNING:
@@ -147,7 +147,7 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
     if not reasons and _is_ready(value, status):
         yield Finding.info("seen", f"{where} is ready.", where=where)
     elif not reasons:
-        yield Finding.info("not-told", f"Whether {where} is ready is not told: no condition says it.", where=where)
+        yield Finding.info("not-told", f"Cannot tell whether {where} is ready: no condition shows it.", where=where)
     for each in status.get("containerStatuses") or ():
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
@@ -200,7 +200,7 @@ def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
     port = found.args.get("port", _PORT) if found is not None else _PORT
     yield "What happened to it", f"kubectl describe {name}{space}"
     yield "The release", f"kubectl exec {at} -- python3 -c 'import vllm; print(vllm.__version__)'"
-    yield "What it made of the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
+    yield "How it resolved the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
     yield "The log of the container before", f"kubectl logs {at} --previous"
     if root := next((each for each in MODEL_ROOTS if found is not None and found.target.startswith(each)), ""):
         sums = "if [ -f CHECKSUMS ]; then sha256sum -c CHECKSUMS; fi"

@@ -167,7 +167,7 @@ def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
     try:
         sizing = size(found, gpu=gpu)
     except InvalidSetup as error:
-        text = f"Whether it fits its GPUs is not known. {error.findings[0].message}"
+        text = f"Cannot tell whether it fits its GPUs. {error.findings[0].message}"
         yield Finding.info("not-told", text, where=error.findings[0].where)
     else:
         yield from (each for each in sizing.findings if each.severity is Severity.ERROR)

@@ -22,7 +22,7 @@ __all__ = ["verify_log", "verify_server"]
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
     """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""
     if told is None:
-        text = "Which release runs is not told."
+        text = "Cannot tell which release runs."
         yield Finding.warning("not-told", text, where=where)
     elif told.partition("+")[0] != setup.engine_version:
         text = f"Release {told} runs, and vLLM {setup.engine_version} was ordered."
@@ -39,7 +39,7 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
         fix: what to do if nothing tells them.
     """
     if told is None:
-        text = "How the speculative config resolved is not told."
+        text = "Cannot tell how the speculative config resolved."
         yield Finding.info("not-told", text, where=where, fix=fix)
         return
     resolved = check(setup).resolved
@@ -72,7 +72,7 @@ def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
         text = f"The server did not start: {cause}"
         yield Finding.error("start-failed", text, where=source.name)
     elif not log.is_ready:
-        text = "Whether the server became ready is not told: the log ends before."
+        text = "Cannot tell whether the server became ready: the log ends before."
         yield Finding.warning("not-told", text, where=source.name)
 
 
@@ -101,7 +101,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     yield from _check_model(setup, server, where)
     told = server.info.version.get("speculative_config")
     yield from _compare_resolved(
-        setup, told, where, fix="Give the start-up log with --log: servers tell it in development mode only."
+        setup, told, where, fix="Give the start-up log with --log: servers report it only in development mode."
     )
     yield from _check_drafting(setup, server, where)
     yield from _check_steps(server, where, expected)
@@ -137,7 +137,7 @@ def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Findin
             text = "The server counts drafts, and a plain one was ordered."
             yield Finding.error("runs-otherwise", text, where=where)
     elif server.growth.generation_tokens is None:
-        text = "Whether the server drafts is not told: its /metrics cannot be read."
+        text = "Cannot tell whether the server drafts: its /metrics cannot be read."
         yield Finding.warning("not-told", text, where=where)
     elif not stats.num_drafts:
         must = server.counts_drafts is False or _always_drafts(setup)
@@ -145,7 +145,7 @@ def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Findin
         if must:
             yield Finding.error("drafts-missing", text, where=where)
         else:
-            text = f"{text} Lookup drafts where text repeats, so that this decides nothing."
+            text = f"{text} Lookup drafts only where text repeats, so this decides nothing."
             yield Finding.warning("drafts-missing", text, where=where)
     elif stats.num_drafts >= _FEWEST_DRAFTS and _always_drafts(setup) and (stats.acceptance_length or 0) < _HARDLY:
         text = (
@@ -169,18 +169,18 @@ def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator
     """Yield the tokens per step, held against those that were expected where nobody else was served meanwhile."""
     found, generated = server.growth.tokens_per_step, server.growth.generation_tokens
     if found is None or generated is None:
-        yield Finding.warning("not-told", "How many tokens a step gives is not told.", where=where)
+        yield Finding.warning("not-told", "Cannot tell how many tokens a step gives.", where=where)
         return
     num_prompts = len(server.answers)
     if generated > server.num_tokens:
         others = generated - server.num_tokens
-        text = f"What a step of the probe gave is not known: {others} tokens of other clients are in the counters."
+        text = f"Cannot tell the tokens per step of the probe: the counters include {others} tokens of other clients."
         yield Finding.warning("not-told", text, where=where)
         return
     limit = None if expected is None else expected * (1 - _SURE * _SPREAD / sqrt(num_prompts))
     text = f"A step gave {found:.2f} tokens over {num_prompts} prompts"
     if limit is not None and found < limit:
-        text = f"{text}, and {expected:.2f} were expected: more than chance makes of so many prompts."
+        text = f"{text}, but {expected:.2f} were expected. With that many prompts, the difference is more than chance."
         yield Finding.error("fewer-tokens-per-step", text, where=where)
     else:
         yield Finding.info("seen", f"{text}{'' if expected is None else f' ({expected:.2f} expected)'}.", where=where)

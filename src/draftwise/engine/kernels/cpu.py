@@ -28,9 +28,10 @@ __all__ = ["CpuKernels", "QuantizedLinear", "Team", "attend_rows"]
 
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
-_JobValues = ctypes.c_int64 * 20
+_JobValues = ctypes.c_int64 * 32
 # Calls that keep the interpreter lock: they last microseconds, and losing it to another thread costs more.
 _CompiledKernel = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_LongKernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Code(NamedTuple):
@@ -248,18 +249,33 @@ class QuantizedLinear:
 
 
 class Team:
-    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached."""
+    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached.
+
+    Attributes:
+        count_threads: address of the function that counts those of a parallel region, 0 where there is one thread only.
+    """
 
     def __init__(self) -> None:
-        self._parallel = _find_gomp_parallel()
+        library = _find_openmp()
+        self._parallel = None if library is None else _parallel_of(ctypes.PyDLL(library))
+        self._long_parallel = None if library is None else _parallel_of(ctypes.CDLL(library))
+        self.count_threads = 0
+        if library is not None:
+            count = ctypes.CDLL(library).omp_get_num_threads
+            self.count_threads = ctypes.cast(count, ctypes.c_void_p).value or 0
 
-    def kernel(self, compiled: Any) -> Callable[..., None]:
+    def kernel(self, compiled: Any, *, is_long: bool = False) -> Callable[..., None]:
         """Return a function that runs a compiled kernel over a job.
 
         Its first argument says whether to use all threads; the rest are the job's int64 values after the task
         counter.
+
+        Args:
+            compiled: the kernel.
+            is_long: whether other threads of Python are to run meanwhile.
         """
-        address, call, parallel = compiled.address, _CompiledKernel(compiled.address), self._parallel
+        address, call = compiled.address, (_LongKernel if is_long else _CompiledKernel)(compiled.address)
+        parallel = self._long_parallel if is_long else self._parallel
 
         def run(wide: bool, *values: int) -> None:
             job = _JobValues(0, *values)
@@ -271,19 +287,21 @@ class Team:
         return run
 
 
-def _find_gomp_parallel() -> Callable[..., None] | None:
-    """Return `GOMP_parallel(function, data, num_threads, flags)` of the OpenMP runtime that torch has loaded.
+def _parallel_of(library: ctypes.CDLL) -> Callable[..., None]:
+    """Return `GOMP_parallel(function, data, num_threads, flags)`; LLVM's and Intel's runtimes have it as GNU's has."""
+    call = library.GOMP_parallel
+    call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    call.restype = None
+    return call
 
-    LLVM's and Intel's runtimes export it as well as GNU's.
-    """
+
+def _find_openmp() -> str | None:
+    """Return the file of the OpenMP runtime that torch has loaded, if it can be used."""
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         return None
     for library in dict.fromkeys(re.findall(r"/\S*lib(?:gomp|iomp5|omp)\b\S*", mapped)):
-        call = getattr(ctypes.PyDLL(library), "GOMP_parallel", None)
-        if call is not None:
-            call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-            call.restype = None
-            return call
+        if all(hasattr(ctypes.CDLL(library), name) for name in ("GOMP_parallel", "omp_get_num_threads")):
+            return library
     return None

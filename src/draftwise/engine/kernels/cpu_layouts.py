@@ -15,9 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "GROUP", "LAYOUTS", "BlockLayout", "PackedMatrix", "QuantizedTable", "Table"]
+__all__ = ["BLOCK", "GROUP", "LAYOUTS", "LAYOUT_VERSION", "BlockLayout", "PackedMatrix", "QuantizedTable", "Table"]
 
 GROUP, BLOCK = 16, 32
+
+LAYOUT_VERSION = 1
+"""Counts changes of what follows, because packed matrices are kept on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 
-__all__ = ["Kernels", "RotaryTable", "Rotations"]
+__all__ = ["Kernels", "RotaryTable", "Rotations", "look_up"]
 
 Rotations = tuple[Tensor, Tensor]
 """What `Kernels.rotations` returns and `Kernels.rotate_and_store` reads, once a pass for all its layers."""
@@ -59,7 +59,7 @@ class Kernels:
         factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the embeddings of the tokens times a factor, put into `total_NH` where given, and their RMS norm."""
-        x_NH = _look_up(tokens_N, embedding_VH)
+        x_NH = look_up(tokens_N, embedding_VH)
         return self.add_norm(x_NH if factor == 1.0 else x_NH * factor, None, weight_H, total_NH)
 
     def embed_beside(
@@ -82,7 +82,7 @@ class Kernels:
             state_first: whether the state is the left half.
             positions_N: where given, the row at position 0 gets no token: its embedding is 0.
         """
-        token_NH = _look_up(tokens_N, embedding_VH)
+        token_NH = look_up(tokens_N, embedding_VH)
         if positions_N is not None:
             token_NH = token_NH.masked_fill((positions_N == 0).unsqueeze(1), 0)
         if norms is not None:
@@ -176,7 +176,8 @@ class Kernels:
         return _rotate(q_NAD, *rotations)
 
 
-def _look_up(tokens_N: Tensor, table_VH: Table) -> Tensor:
+def look_up(tokens_N: Tensor, table_VH: Table) -> Tensor:
+    """Return the rows of tokens, [N, H]."""
     return F.embedding(tokens_N, table_VH) if isinstance(table_VH, Tensor) else table_VH(tokens_N)
 
 

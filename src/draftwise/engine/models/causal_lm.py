@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.families import Multipliers
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.kernels.cpu_layouts import Table
+from draftwise.engine.kernels.reference import look_up
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mixture import MixtureShape
 from draftwise.engine.models.rope import Rope
+
+if TYPE_CHECKING:
+    from draftwise.engine.kernels.cpu_layers import QuantizedLayers
 
 __all__ = ["CausalLM", "GatedMlp", "Layer", "Weights", "decoder_layer"]
 
@@ -157,6 +161,7 @@ class CausalLM:
             for kind in kinds
         ]
         self._kernels = self._kinds[0][0]
+        self._at_once = self._join_layers(eps) if is_quantized else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,6 +182,65 @@ class CausalLM:
     def compile(self) -> None:
         """Compile the kernels that its first step would compile otherwise, and those of its drafters."""
         self._kernels.compile()
+        if self._at_once is not None:
+            self._at_once.compile()
+
+    def _join_layers(self, eps: float) -> QuantizedLayers | None:
+        """Return all layers as one call; None where some are of a kind that it does not know."""
+        from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+        from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
+
+        shape, parts = self.shape, []
+        share = shape.num_heads // shape.num_kv_heads * shape.head_dim
+        if len(self._kinds) > 1 or shape.head_dim % 16 or share % 32:
+            return None
+        for layer in self.weights.layers:
+            mlp, qkv, o = layer.mlp, layer.qkv, layer.o
+            if not isinstance(mlp, GatedMlp) or mlp.gelu or layer.output_norms[0] is not None:
+                return None
+            gate_up, down = mlp.gate_up, mlp.down
+            norms = (_input_norm(layer), layer.post_norm, *(layer.qk_norms or ()))
+            if any(norm.dtype != torch.float32 for norm in norms) or not (
+                isinstance(qkv, QuantizedLinear)
+                and isinstance(o, QuantizedLinear)
+                and isinstance(gate_up, QuantizedLinear)
+                and isinstance(down, QuantizedLinear)
+            ):
+                return None
+            parts.append(
+                LayerParts(
+                    input_norm=norms[0],
+                    qkv=qkv,
+                    qk_norms=layer.qk_norms,
+                    o=o,
+                    post_norm=layer.post_norm,
+                    gate_up=gate_up,
+                    down=down,
+                )
+            )
+        scale = self.multipliers.attention or shape.head_dim**-0.5
+        return QuantizedLayers(parts, shape, eps=eps, scale=scale, window=self._kinds[0][1])
+
+    def _run_at_once(
+        self,
+        layers: QuantizedLayers,
+        tokens_N: Tensor,
+        rotations: Rotations,
+        kv: PagedKV,
+        plan: AttentionPlan,
+        states: dict[int, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the last layer does, and put residual streams into `states`, which has room for them."""
+        from draftwise.engine.kernels.cpu_layers import Rows
+
+        x_NH = look_up(tokens_N, self.weights.embedding_VH)
+        factor = self.multipliers.embedding / self.multipliers.residual
+        x_NH = x_NH.contiguous() if factor == 1.0 else x_NH * factor
+        wanted_R = None if plan.wanted is None else plan.wanted.rows_R.contiguous()
+        rows = Rows(
+            slots_N=plan.slots_N.contiguous(), page_table_BP=plan.page_table_BP, looks=plan.looks, wanted_R=wanted_R
+        )
+        return layers(x_NH, rotations, kv, rows, states)
 
     def forward(
         self,
@@ -212,10 +276,15 @@ class CausalLM:
             else {}
         )
         states: dict[int, Tensor] = {}
+        delta_norm: Tensor | None = None
+        if self._at_once is not None and not kv.is_narrow and len(tokens_N):
+            size = len(tokens_N), self.shape.hidden_size
+            states = {i: places[i] if i in places else torch.empty(size) for i in aux_layers if i < last}
+            x_NH, delta = self._run_at_once(self._at_once, tokens_N, rotations[0], kv, plan, states)
+            return self._finish(x_NH, delta, None, states, places, aux_layers)
         first_norm, factor = _input_norm(weights.layers[0]), self.multipliers.embedding / self.multipliers.residual
         x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, first_norm, places.get(0), factor=factor)
         delta_NH: Tensor | None = None
-        delta_norm: Tensor | None = None
         for i, layer in enumerate(weights.layers):
             if i > 0:
                 x_NH, normed_NH = kernels.add_norm(
@@ -230,6 +299,20 @@ class CausalLM:
                 is_last=is_last, scale=self.multipliers.attention, window=window,
             )  # fmt: skip
             delta_norm = layer.output_norms[1]
+        assert delta_NH is not None, "a model has layers"
+        return self._finish(x_NH, delta_NH, delta_norm, states, places, aux_layers)
+
+    def _finish(
+        self,
+        x_NH: Tensor,
+        delta_NH: Tensor,
+        delta_norm: Tensor | None,
+        states: dict[int, Tensor],
+        places: dict[int, Tensor],
+        aux_layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return what `forward` does, from what the last layer leaves."""
+        kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         states[last], states[last + 1] = kernels.add_norm(
             x_NH, delta_NH, weights.norm, places.get(last), delta_weight_H=delta_norm
         )

@@ -134,7 +134,9 @@ def _map(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
 
 
 @contextmanager
-def open_packed(files: Iterable[Path], dtype: torch.dtype, device: torch.device) -> Iterator[PackedFile | None]:
+def open_packed(
+    files: Iterable[Path], dtype: torch.dtype, device: torch.device, how: str = ""
+) -> Iterator[PackedFile | None]:
     """Open the packed matrices of a checkpoint; None where they are not shared.
 
     The first process packs and writes them, and the others wait for it. They belong to exactly these files, this
@@ -144,13 +146,14 @@ def open_packed(files: Iterable[Path], dtype: torch.dtype, device: torch.device)
         files: all that the weights depend on; none: they are not shared.
         dtype: of the weights in memory.
         device: where the model runs.
+        how: what else tells these matrices from others of the same files.
     """
     chosen = sorted(set(files))
     size = sum(file.stat().st_size for file in chosen)
     if not chosen or size < _LEAST_BYTES or not can_pack(device, dtype) or not _can_view():
         yield None
         return
-    folder = cache_folder() / "packed" / _key(chosen, dtype)
+    folder = cache_folder() / "packed" / _key(chosen, dtype, how)
     places = _read_index(folder)
     if places is None:
         with one_at_a_time("packed"):
@@ -209,11 +212,13 @@ def _remove_unused(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _key(files: list[Path], dtype: torch.dtype) -> str:
+def _key(files: list[Path], dtype: torch.dtype, how: str) -> str:
     """Return a name that changes with whatever the packed bytes depend on."""
     stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    return hashlib.sha256(json.dumps([stamps, str(dtype), torch.__version__, _processor(), isa]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([stamps, str(dtype), torch.__version__, _processor(), isa, how]).encode()
+    ).hexdigest()
 
 
 def _processor() -> list[str]:

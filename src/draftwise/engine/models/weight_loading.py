@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.families import Family, Multipliers, get_family
-from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, PackedMatrix, QuantizedTable, Table
+from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUT_VERSION, PackedMatrix, QuantizedTable, Table
 from draftwise.engine.models.causal_lm import AttentionKind, CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.gguf_unpacking import GgufWeights
@@ -86,16 +86,18 @@ def load_model(
         notes.append(_slow(kind))
         blocks = None
     if blocks is not None:
-        kind, quantization = torch.float32, None
+        kind = torch.float32
     if gguf and kind in (torch.float32, torch.float64):
         checkpoint.read_exactly = gguf.values
     if family.is_gemma:  # whose factor is a tensor
         factor = torch.tensor(multipliers.embedding, dtype=kind).item()
         multipliers = dataclasses.replace(multipliers, embedding=factor)
-    as_stored = checkpoint.files and quantization is None
+    as_stored = checkpoint.files and (quantization is None or blocks is not None)
     files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
     files += [gguf.file] if gguf and checkpoint.read_exactly else []
-    with open_packed(files, kind, place) as packed:
+    how = "" if blocks is None else f"{quantization or 'blocks'} {LAYOUT_VERSION}"
+    quantization = quantization if blocks is None else None
+    with open_packed(files, kind, place, how) as packed:
         reader = WeightReader(
             checkpoint, shape, family, kind, place, quantization=quantization, packed=packed, blocks=blocks
         )

@@ -86,7 +86,7 @@ class Client:
             if (refusal := await client._try(hello)) is None:
                 break
         else:
-            raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}. Look at its log.")
+            raise BackendError(f"{backend.name}: {backend.url} rejects a plain request: {refusal}. Check its log.")
         for client.full_length in _FULL_LENGTH:
             if await client._try(replace(hello, ignore_eos=True)) is None:
                 break

@@ -24,7 +24,7 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     """
     if sys.platform == "linux":
         return asyncio.SelectorEventLoop(_PreciseSelector())
-    return asyncio.new_event_loop()
+    return asyncio.SelectorEventLoop()  # Windows's usual loop watches no sockets
 
 
 if sys.platform == "linux":

@@ -236,8 +236,9 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
         release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
+            report = replace(report, version="") if "engine_version" in reading.unknown else report
         else:
-            context = get_context(setup, release, installed=installed, origins=reading.origins, configs=reading.configs)
+            context = get_context(setup, release, installed=installed, origins=reading.origins)
             report = check_context(context)
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)

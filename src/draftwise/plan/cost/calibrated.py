@@ -126,9 +126,6 @@ class LeftOut:
 class CalibratedCosts:
     """The cost model of a calibration, fitted when it is made.
 
-    Args:
-        calibration: what was measured.
-
     Raises:
         InvalidSetup: its config.json is not that of a decoder, or its release is not known.
     """

@@ -84,10 +84,6 @@ def find_waiting(costs: CalibratedCosts, setting: str) -> Waiting:
     """Return what first tokens took beyond the steps that computed their prompts; nothing where that was not measured.
 
     With one request in flight it is the front end's time, with several also steps that were under way.
-
-    Args:
-        costs: of the calibration.
-        setting: name of the server.
     """
     k = next(each.k for each in costs.calibration.settings if each.name == setting)
     firsts = [each for each in costs.calibration.firsts if each.setting == setting]

@@ -110,13 +110,7 @@ def _accept_all(k: int) -> AcceptanceAtK:
 
 
 def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst | None:
-    """Return a comparison with the forecast for its candidate, workload and load; None without a forecast.
-
-    Args:
-        made: the forecast.
-        k: draft tokens of the candidate.
-        comparison: what was measured.
-    """
+    """Return a comparison with the forecast for its candidate, workload and load; None without a forecast."""
     cell = find_cell(made, comparison.candidate, k, comparison.workload, comparison.condition)
     if cell is None:
         return None

@@ -222,7 +222,7 @@ def _get_target(name: str) -> ModelConfig:
         "unknown-target",
         f"{name!r} is neither a directory nor in the table of well-known models.",
         where="TARGET",
-        fix=f"{near_models(name)}Otherwise give a directory with its config.json, or the JSON itself.",
+        fix=f"{near_models(name)}Otherwise give its config.json with --config-from, or the JSON itself.",
     )
 
 

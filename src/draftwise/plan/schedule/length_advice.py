@@ -57,7 +57,6 @@ def advise_lengths(
     *,
     batches: Sequence[int],
     version: str | None = None,
-    context: float | None = None,
 ) -> tuple[LengthAdvice, ...]:
     """Return what to draft with each server that was calibrated and replayed.
 
@@ -66,13 +65,12 @@ def advise_lengths(
         calibration: how long steps last.
         batches: ascending numbers of sequences that decode together, equally frequent.
         version: release of vLLM; None for the calibrated one.
-        context: mean length of sequences; None for that of the calibration's points.
 
     Raises:
         InvalidSetup: the release is not known, or nothing is in both.
     """
     costs = CalibratedCosts(calibration)
-    length = context or sum(point.context for point in calibration.points) / len(calibration.points)
+    length = sum(point.context for point in calibration.points) / len(calibration.points)
     found = [
         _advise(costs, setting, entry, batches, version or calibration.engine_version, length)
         for setting, entry in match_settings(profile, calibration)

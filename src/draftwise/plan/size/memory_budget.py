@@ -12,6 +12,7 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.core.budget import Budget, KVCache
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
+from draftwise.knowledge.stored import read_data
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
 from draftwise.plan.size.activations import ProfiledStep, activations, buffers
 from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, StateBlocks, align_block_size, lay_out
@@ -22,22 +23,7 @@ from draftwise.plan.size.weight_parts import PipelineStage, stages
 
 __all__ = ["cached_layers", "drafter_layers", "in_flight", "kv_cache", "kv_value_bytes", "measure"]
 
-_VALUE_BYTES = {
-    "auto": 2.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "half": 2.0,
-    "float32": 4.0,
-    "float": 4.0,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-    "fp8_inc": 1.0,
-    "int8_per_token_head": 1.0,
-    "fp8_per_token_head": 1.0,
-    "int4_per_token_head": 0.5,
-    "nvfp4": 0.5625,
-}
+_VALUE_BYTES: Mapping[str, float] = read_data("precisions")["kv_value_bytes"]
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
 """Of each head and token, under the `_per_token_head` types."""

@@ -157,7 +157,7 @@ def _get_target(context: Context) -> ModelConfig:
             f"The sizes of the target {name!r} are not known: it is neither a checkpoint's directory nor in the table "
             "of known models with its config.json.",
             where="target",
-            fix="Give the checkpoint's directory, or the config.json itself.",
+            fix="Give the checkpoint's directory, or its config.json with --config-from, or fetch that with --hub.",
         )
     return context.target
 

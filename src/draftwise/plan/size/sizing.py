@@ -24,13 +24,7 @@ _SHARE_FLAG = "--gpu-memory-utilization"
 
 
 def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator[Finding]:
-    """Yield everything about a request's budget, most pressing first.
-
-    Args:
-        request: what was asked for.
-        budget: of it.
-        plain: of the same without speculation.
-    """
+    """Yield everything about a request's budget, most pressing first."""
     yield from request.rulings
     yield from _find_lack(request, budget)
     yield from _find_overrun(budget)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.stored import read_data
 
 __all__ = [
     "BF16",
@@ -52,44 +53,11 @@ class Precision:
         return total
 
 
-BF16 = Precision(name="bf16", bits=16)
-PRECISIONS: Mapping[str, Precision] = {
-    each.name: each
-    for each in (
-        BF16,
-        Precision(name="fp32", bits=32),
-        Precision(name="fp8", bits=8, row_bytes=4),
-        Precision(name="fp8-block", bits=8, block=128),
-        Precision(name="int8", bits=8, row_bytes=4),
-        Precision(name="int4", bits=4, group=128, group_bits=16 + 4),
-        Precision(name="mxfp4", bits=4, group=32, group_bits=8),
-        Precision(name="nvfp4", bits=4, group=16, group_bits=8),
-    )
-}
-"""By name: 4-bit integers in groups of 128 with a 16-bit scale and a 4-bit zero point (AWQ, GPTQ), MXFP4 in blocks of
-32 with an 8-bit exponent, NVFP4 in blocks of 16 with an 8-bit scale (model_executor/layers/quantization)."""
+_TABLE = read_data("precisions")
+PRECISIONS: Mapping[str, Precision] = {row["name"]: Precision(**row) for row in _TABLE["weights"]}
+BF16 = PRECISIONS["bf16"]
 
-_ALIASES: Mapping[str, str] = {
-    "auto": "bf16",
-    "bfloat16": "bf16",
-    "float16": "bf16",
-    "half": "bf16",
-    "fp16": "bf16",
-    "float32": "fp32",
-    "float": "fp32",
-    "awq": "int4",
-    "awq_marlin": "int4",
-    "gptq": "int4",
-    "gptq_marlin": "int4",
-    "w4a16": "int4",
-    "w8a8": "int8",
-    "w8a16": "int8",
-    "fp8_e4m3": "fp8",
-    "ptpc_fp8": "fp8",
-    "modelopt": "fp8",
-    "modelopt_fp4": "nvfp4",
-    "experts_int8": "int8",
-}
+_ALIASES: Mapping[str, str] = _TABLE["aliases"]
 
 
 def get_precision(name: str, *, where: str = "--quantization") -> Precision:

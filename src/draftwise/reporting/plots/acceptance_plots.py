@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.deciding.comparison.pooled_acceptance import Conversion, PooledAcceptance
+from draftwise.reporting.appearance import INK, PLAIN
 from draftwise.reporting.plots.plot_data import PlotData, draw_panels
-from draftwise.reporting.svg import INK, PLAIN
 
 __all__ = ["LOSSES", "draw_by_position", "draw_by_temperature", "draw_conversions"]
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from draftwise.core import Answer, Condition, Timing
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
+from draftwise.reporting.appearance import INK
 from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, TimeAxis, draw_panels, list_loads, set_load_axis
-from draftwise.reporting.svg import INK
 from draftwise.statistics import Array
 
 __all__ = ["TIMINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "draw_timeline", "pick_cells"]

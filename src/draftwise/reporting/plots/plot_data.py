@@ -14,16 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from draftwise.core import Answer, Arm, Comparison, Condition, Timing, Verdict
+from draftwise.core import Answer, Arm, Comparison, Condition, Timing
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.latencies import Latencies
 from draftwise.deciding.conclusions import Conclusions
-from draftwise.reporting.svg import PALETTE, PLAIN
+from draftwise.reporting.appearance import PALETTE, PLAIN
 from draftwise.reporting.units import LOAD_UNITS
 from draftwise.statistics import Array
 
 __all__ = [
-    "VERDICT_COLOURS",
     "WIDTH",
     "LoadSweep",
     "Place",
@@ -138,16 +137,6 @@ def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Compar
             yield LoadSweep(workload=workload, temperature=temperature, axis=axis, points=tuple(sorted(points.items())))
 
 
-VERDICT_COLOURS = {
-    Verdict.ADOPT: "#15803d",
-    Verdict.REJECT: "#dc2626",
-    Verdict.MIXED: "#b45309",
-    Verdict.NO_GAIN: "#b04a4a",
-    Verdict.NOT_BEST: "#0e7490",
-    Verdict.INCONCLUSIVE: "#6b7280",
-    Verdict.BLOCKED: "#9333ea",
-}
-"""White text on each can be read (4.5:1), and each stands out from light and dark paper (3:1)."""
 WIDTH = 7.6
 """Inches of a whole figure."""
 _PANEL_HEIGHT = 2.5

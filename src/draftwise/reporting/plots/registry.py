@@ -11,6 +11,7 @@ from draftwise.core import Comparison, Condition
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.pooled_acceptance import DEFINITION
 from draftwise.deciding.conclusions import Conclusions
+from draftwise.reporting.appearance import Plot
 from draftwise.reporting.plots.acceptance_plots import draw_by_position, draw_by_temperature, draw_conversions
 from draftwise.reporting.plots.latency_plots import (
     TIMINGS,
@@ -26,21 +27,13 @@ from draftwise.reporting.svg import to_svg
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["Plot", "draw_plots"]
+__all__ = ["draw_plots"]
 
 _SURE = f"{100 * CONFIDENCE:.0f} %"
 _MOST_ROWS = 60
 """Comparisons up to which a plot of all of them side by side can be read."""
 _MOST_CANDIDATES = 12
 """Panels of single candidates up to which all are drawn; of more only each workload's fastest candidate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """A figure, and how to read it."""
-
-    svg: str
-    caption: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from draftwise.core import Comparison, Crossover
+from draftwise.reporting.appearance import INK, PLAIN, VERDICT_COLOURS
 from draftwise.reporting.plots.plot_data import (
-    VERDICT_COLOURS,
     WIDTH,
     LoadSweep,
     PlotData,
@@ -19,7 +19,6 @@ from draftwise.reporting.plots.plot_data import (
     list_loads,
     set_load_axis,
 )
-from draftwise.reporting.svg import INK, PLAIN
 from draftwise.reporting.units import format_load
 
 __all__ = ["draw_crossovers", "draw_speedups"]

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
-from draftwise.knowledge.images import carries_own_tags
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
@@ -45,8 +44,6 @@ class SetupReading:
     unknown: Mapping[str, Finding] = field(default_factory=dict)
     """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`, each with the one of `findings` that
     says so: nobody can say what the setup does."""
-    configs: Mapping[str, Path] = field(default_factory=dict)
-    """Directories that hold the config.json of models: name in the setup -> directory."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
     path: str = ""
@@ -217,8 +214,6 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         yield get_rule("other-version-asked").ruling(
             version=launch.version, engine_version=engine_version, where=launch.where
         )
-    elif not (launch.version or engine_version or launch.image_unknown) and carries_own_tags(launch.image):
-        yield get_rule("version-unknown").ruling(image=launch.image, last=releases()[-1], where=launch.where)
 
 
 def is_shown(variable: str) -> bool:
@@ -245,7 +240,7 @@ def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]
     if launch.image_unknown and not version:
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
-    elif launch.image and not version and not carries_own_tags(launch.image):
+    elif launch.image and not version:
         yield "engine_version", get_rule("image-release-unknown").ruling(image=launch.image, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
         described = (describe_unknown(name, launch.env.unknown[name]),)

@@ -382,11 +382,6 @@ def _read_config_file(document: YamlDocument, engine_version: str | None, source
 
     A mapping may be anything, such as a recipe: all of its keys must be flags, but for a slip among several, unless it
     is called a config. One that nobody chose must name the model as well.
-
-    Args:
-        document: the file.
-        engine_version: of the server that is to take it.
-        source: the text that it is in.
     """
     findings: list[Finding] = []
     release = choose_release(engine_version)

@@ -32,7 +32,7 @@ def _find_no_traffic(case: PoolCase) -> RuleMatch | None:
     tokens = case.window.output_tokens
     if tokens is None or tokens >= MIN_TOKENS or case.window.sleeping:
         return None
-    return RuleMatch(message=f"Only {tokens:,} tokens were generated: too few to tell anything.", loss=0.0)
+    return RuleMatch(message=f"The servers generated only {tokens:,} tokens, too few to judge.", loss=0.0)
 
 
 def _find_asleep(case: PoolCase) -> RuleMatch | None:
@@ -46,7 +46,7 @@ def _find_spec_off(case: PoolCase) -> RuleMatch | None:
     if case.window.counts_drafts is not False or not _generates(case.window):
         return None
     return RuleMatch(
-        message="The servers generate tokens and have no counter of drafts: they do not speculate.",
+        message="The servers generate tokens but have no draft counter: they do not speculate.",
         evidence=(f"{case.window.output_tokens:,} tokens, no counter of drafts",),
         loss=find_losses(case).acceptance,
     )
@@ -76,7 +76,7 @@ def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
     if not silent or others is None:
         return None
     return RuleMatch(
-        message=f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, and its other engines do.",
+        message=(f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do."),
         evidence=tuple(f"engine {each.engine}: {each.output_tokens:,} tokens, no draft" for each in silent),
         loss=_lose_beside(case.window, others),
         where=silent[0].instance,
@@ -89,7 +89,7 @@ def _find_drafts_stopped(case: PoolCase) -> RuleMatch | None:
     if case.window.sums.finished is not None and count_requests(case.window) < MIN_REQUESTS:
         return None  # lookups may have found nothing to copy in so few
     return RuleMatch(
-        message="Tokens are generated and not one draft is made.",
+        message="The servers generate tokens but make no drafts.",
         evidence=(f"{case.window.output_tokens:,} tokens, no draft",),
         loss=find_losses(case).acceptance,
     )
@@ -111,8 +111,8 @@ def _find_schedule_ignored(case: PoolCase) -> RuleMatch | None:
     if wanted is None or drafted is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or drafted < wanted + 0.5:
         return None
     return RuleMatch(
-        message=f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, and the schedule says "
-        f"{wanted} there.",
+        message=f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, but the "
+        f"schedule sets {wanted} there.",
         evidence=(tell("mean k", drafted, wanted, of="scheduled"), tell("running", case.window.batch)),
         loss=find_losses(case).machine,
     )

@@ -56,7 +56,7 @@ def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
     if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
     return RuleMatch(
-        message=f"A step gives {tokens:.2f} tokens; below {even:.2f} speculation is slower than plain decoding.",
+        message=(f"A step gives {tokens:.2f} tokens. Below {even:.2f}, speculation is slower than plain decoding."),
         evidence=(tell("tokens per step", tokens, even, of="break-even"),),
         loss=log(even / tokens),
     )
@@ -73,7 +73,7 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
     heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
     beyond = []
     if heaviest is not None and batch is not None and batch > heaviest:
-        beyond.append(f"steps were measured up to {heaviest:g} running: whether they are slower is not known")
+        beyond.append(f"steps were measured only up to {heaviest:g} running, so it is unknown whether they are slower")
     return RuleMatch(
         message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
         evidence=(
@@ -88,7 +88,7 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     ratio = _step_up(case.window, case)
     if ratio is None or not case.window.counters.spec.num_drafts:
         return None
-    says = f"A step takes {ratio:.2f} times what was measured at {case.window.batch:.0f} running requests"
+    says = f"A step takes {ratio:.2f} times as long as measured at {case.window.batch:.0f} running requests"
     plain, evidence = case.comparable, [_tell_step(case.window, case)]
     in_plain = None if plain is None else case.expected.yardstick.step_ratio(plain, plain=True)
     if plain is None or in_plain is None or not _times_tell(plain):
@@ -96,15 +96,15 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     evidence.append(f"plain: {_tell_step(plain, case, plain=True)}")
     if abs(log(ratio / in_plain)) <= _ALIKE:
         return RuleMatch(
-            message=f"{says}, and {in_plain:.2f} times in the plain pool: it is what both have in common.",
+            message=f"{says}, and {in_plain:.2f} times in the plain pool. Both pools share the cause.",
             evidence=tuple(evidence),
             loss=log(ratio),
-            fix="Look at the GPUs' clocks, power limits and neighbors, and at how long the requests are: speculation "
-            "is not the cause.",
+            fix="Check the GPUs' clocks, power limits and other users, and the length of requests. "
+            "Speculation is not the cause.",
             excludes=_OF_SPECULATION,
         )
     return RuleMatch(
-        message=f"{says}, and only {in_plain:.2f} times in the plain pool: it is what speculation adds to a step.",
+        message=f"{says}, but only {in_plain:.2f} times in the plain pool. Speculation adds the difference.",
         evidence=tuple(evidence),
         loss=log(ratio),
         fix="Compare start-up log and configuration of the speculative servers with those of the run: k, graphs, "
@@ -137,8 +137,8 @@ def _find_machine_slower(case: PoolCase) -> RuleMatch | None:
     if mine is None or theirs is None or abs(log(mine / theirs)) > _ALIKE or not _is_same_work(case):
         return None
     return RuleMatch(
-        message=f"Steps take {mine:.2f} times what was measured with speculation and {theirs:.2f} times without: it is "
-        "the machine.",
+        message=f"Steps take {mine:.2f} times as long as measured with speculation and {theirs:.2f} times "
+        "without. The machine is the cause.",
         evidence=(_tell_step(case.window, case), f"plain: {_tell_step(case.plain, case, plain=True)}"),
         loss=log(min(mine, theirs)),
     )
@@ -153,8 +153,8 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     if in_plain is None and log(ratio) > _explain_by_prefill(case) + _STEP_UP:
         return None
     return RuleMatch(
-        message=f"A step takes {ratio:.2f} times what was measured, with {now:.1f} prompt tokens to compute for each "
-        f"output token instead of {then:.1f}.",
+        message=f"A step takes {ratio:.2f} times as long as measured, with {now:.1f} prompt tokens to compute "
+        f"for each output token instead of {then:.1f}.",
         evidence=(_tell_step(case.window, case), tell("computed prompt tokens an output token", now, then)),
         loss=log(ratio),
     )
@@ -167,8 +167,8 @@ def _find_plain_slower(case: PoolCase) -> RuleMatch | None:
     if plain is None or theirs is None or mine is None or log(theirs / mine) <= _ALIKE or not _times_tell(case.window):
         return None
     return RuleMatch(
-        message=f"A step of the plain pool takes {theirs:.2f} times what was measured, and {mine:.2f} times in this "
-        "pool: compared with it, speculation looks faster than it is.",
+        message=f"A step of the plain pool takes {theirs:.2f} times as long as measured, and {mine:.2f} times "
+        "in this pool. Compared with the plain pool, speculation looks faster than it is.",
         evidence=(_tell_step(plain, case, plain=True),),
         loss=0.0,
     )
@@ -185,7 +185,7 @@ def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
     assert mine is not None
     assert theirs is not None
     return RuleMatch(
-        message=f"A token takes {1000 * mine:.3g} ms, and {1000 * theirs:.3g} ms in the plain pool.",
+        message=f"A token takes {1000 * mine:.3g} ms, but {1000 * theirs:.3g} ms in the plain pool.",
         evidence=(tell("ms per token", 1000 * mine, 1000 * theirs, of="plain"),),
         loss=log(mine / theirs),
     )

@@ -65,8 +65,8 @@ def describe_mute(mute: Sequence[Window], windows: Sequence[Window]) -> RuleMatc
     first, others = mute[0], [each for each in windows if each not in mute]
     lacking = sorted(frozenset.union(*map(_list_told, others)) - _list_told(first))
     return RuleMatch(
-        message=f"{first.instance} does not count {len(lacking)} of the things that the other servers of its pool do: "
-        "the readings below leave it out.",
+        message=f"{first.instance} does not count {len(lacking)} of the things that the other servers of its "
+        "pool count. The readings below leave it out.",
         evidence=(f"not counted: {', '.join(lacking)}",),
         where=first.instance,
     )
@@ -77,7 +77,7 @@ def _find_pools_swapped(case: PoolCase) -> RuleMatch | None:
     if plain is None or not _drafts(plain) or case.window.counts_drafts is not False:
         return None
     return RuleMatch(
-        message="The servers of this pool have no counter of drafts, and those that were given as plain make drafts.",
+        message="The servers of this pool have no draft counter, but those given as plain make drafts.",
         evidence=(f"plain: {plain.counters.spec.num_drafts:,} drafts",),
     )
 
@@ -87,7 +87,7 @@ def _find_plain_pool_drafts(case: PoolCase) -> RuleMatch | None:
     if plain is None or not _drafts(plain) or not case.window.counts_drafts:
         return None
     return RuleMatch(
-        message=f"{plain.instance} was given as a server without speculation, and makes drafts.",
+        message=f"{plain.instance} was given as a server without speculation, but it makes drafts.",
         evidence=(f"plain: {plain.counters.spec.num_drafts:,} drafts",),
         where=plain.instance,
     )
@@ -181,7 +181,7 @@ def _tell_worse(name: str, ill: Sequence[Window], pooled: Window, other: str, re
         is_less(each.acceptance_length, then, by=_LESS / 2, error=0.0) for each in ill
     ):
         return RuleMatch(
-            message=f"With {count} a draft gives {now:.2f} tokens, with those of {other} {then:.2f}.",
+            message=f"With {count}, a draft gives {now:.2f} tokens; with those of {other}, {then:.2f}.",
             evidence=(tell("acceptance length", now, then, of=other),),
             loss=log(rest.tokens_per_step / pooled.tokens_per_step)
             if rest.tokens_per_step and pooled.tokens_per_step
@@ -191,7 +191,7 @@ def _tell_worse(name: str, ill: Sequence[Window], pooled: Window, other: str, re
     step, other_step = pooled.step_s, rest.step_s
     if is_same_load(pooled, rest) and is_less(other_step, step, by=_SLOWER, error=error):
         return RuleMatch(
-            message=f"With {count} a step takes {1000 * (step or 0):.3g} ms, with those of {other} "
+            message=f"With {count}, a step takes {1000 * (step or 0):.3g} ms; with those of {other}, "
             f"{1000 * (other_step or 0):.3g} ms.",
             evidence=(tell("ms a step", 1000 * (step or 0), 1000 * (other_step or 0), of=other),),
             loss=log(step / other_step) if step and other_step else None,
@@ -208,7 +208,7 @@ def _find_pools_unlike(case: PoolCase) -> RuleMatch | None:
     if not differ_in_prompts(window, plain) or max(now / then, then / now) < _UNLIKE:
         return None
     return RuleMatch(
-        message=f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool: times are not compared.",
+        message=(f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool, so times are not compared."),
         evidence=(tell("prompt tokens", now, then, of="plain"),),
         loss=0.0,
     )
@@ -224,8 +224,8 @@ def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
             continue
         here, there = medians[0] or (0.0, 0.0), medians[1] or (0.0, 0.0)
         mean, before = window.seconds_per_token, other.seconds_per_token
-        if mean is None or before is None or mean > (1 + _SAME) * before:
-            continue  # all of them are slower
+        if mean is None or before is None or mean > (1 + _SAME) * before or not _answers_alike(window, other):
+            continue  # all of them are slower, or the mean of a request is one of fewer tokens
         if now[0] < then[1] or here[1] > there[1] or not _is_sure_tail(window, other, then[1]):
             continue
         return RuleMatch(
@@ -236,6 +236,11 @@ def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
             ),
         )
     return None
+
+
+def _answers_alike(window: Window, other: Window) -> bool:
+    here, there = window.mean_output_tokens, other.mean_output_tokens
+    return bool(here and there and max(here / there, there / here) < _UNLIKE)
 
 
 def _is_sure_tail(window: Window, other: Window, edge_s: float) -> bool:
@@ -260,13 +265,13 @@ def _find_change_unproven(case: PoolCase) -> RuleMatch | None:
             continue
         needed = requests_to_tell(change, case.expected.earlier)
         if needed is None:
-            more = "the earlier window is too short to tell: record a longer one"
+            more = "the earlier window is too short: record a longer one"
         else:
             rate, missing = case.window.finished_per_s, max(1.0, needed - requests)
             minutes = f", {max(1, round(missing / rate / 60))} minutes at this rate" if rate else ""
             more = f"about {ceil(missing)} more requests are needed{minutes}"
         return RuleMatch(
-            message=f"{name} {now:.2f} tokens instead of {then:.2f}, and {requests:.0f} requests do not tell that from "
+            message=f"{name} {now:.2f} tokens instead of {then:.2f}. With {requests:.0f} requests, this may be "
             f"chance: {more}.",
             evidence=(tell("requests", requests),),
             loss=0.0,

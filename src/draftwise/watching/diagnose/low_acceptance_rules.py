@@ -63,7 +63,9 @@ def _find_woke_without_weights(case: PoolCase) -> RuleMatch | None:
     if found is None:
         return None
     return RuleMatch(
-        message="Nothing is accepted since the server woke.", evidence=("it slept", *found.evidence), loss=found.loss
+        message="Nothing has been accepted since the server woke.",
+        evidence=("it slept", *found.evidence),
+        loss=found.loss,
     )
 
 
@@ -110,7 +112,7 @@ def _find_drafter_noise(case: PoolCase) -> RuleMatch | None:
     first = case.window.rate_per_pos[0] if case.window.rate_per_pos else 0.0
     return replace(
         found,
-        message=f"Only {first:.1%} of the first draft tokens are accepted, as of a drafter of another model.",
+        message=(f"Only {first:.1%} of the first draft tokens are accepted, as with a drafter for another model."),
         evidence=(*found.evidence, probe.summary),
     )
 
@@ -135,7 +137,7 @@ def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
     if not _accepts_little(case) or stats.num_accepted_tokens <= _PERFECT * stats.num_draft_tokens:
         return None
     return RuleMatch(
-        message=f"{stats.acceptance_rate:.1%} of the draft tokens are accepted, which text does not allow.",
+        message=(f"{stats.acceptance_rate:.1%} of the draft tokens are accepted, which real text does not allow."),
         evidence=(tell("accepted per draft token", stats.acceptance_rate),),
     )
 
@@ -143,7 +145,7 @@ def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
 def _find_synthetic(case: PoolCase) -> RuleMatch | None:
     if case.asked.spec is None or not case.asked.spec.has_synthetic_acceptance:
         return None
-    return RuleMatch(message="The config draws acceptance at random (rejection_sample_method is synthetic).")
+    return RuleMatch(message="The config accepts drafts at random (rejection_sample_method is synthetic).")
 
 
 def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
@@ -161,8 +163,8 @@ def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
     if not fallen:
         return None
     return RuleMatch(
-        message=f"The first draft token is accepted as before, and a later one only in {fallen[0][0]:.0%} of the "
-        f"drafts that reach it instead of {fallen[0][1]:.0%}.",
+        message=f"The first draft token is accepted as before, but a later one only in {fallen[0][0]:.0%} of "
+        f"the drafts that reach it instead of {fallen[0][1]:.0%}.",
         evidence=tuple(tell(f"conditional at position {index}", a, b) for index, (a, b) in enumerate(pairs)),
         loss=find_losses(case).acceptance,
     )
@@ -175,7 +177,7 @@ def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
     if rates[-1] >= _NOISE or rates[0] < 2 * _NOISE:
         return None
     return RuleMatch(
-        message=f"The last of {len(rates)} draft tokens is accepted in {rates[-1]:.1%} of the drafts only.",
+        message=f"The last of {len(rates)} draft tokens is accepted in only {rates[-1]:.1%} of the drafts.",
         evidence=(tell(f"accepted at position {len(rates) - 1}", rates[-1]),),
     )
 
@@ -186,7 +188,7 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
         return None
     window, rest = low
     return RuleMatch(
-        message=f"{window.instance} accepts {_per_draft(window):.2f} tokens a draft and the other servers {rest:.2f}.",
+        message=(f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}."),
         evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),
         loss=find_losses(case).acceptance,
         where=window.instance,
@@ -203,7 +205,7 @@ def _find_fades_with_uptime(case: PoolCase) -> RuleMatch | None:
     if window.uptime_s is None or window.uptime_s < _OLDER * max(others):
         return None
     return RuleMatch(
-        message=f"{window.instance} is the oldest server and accepts the least.",
+        message=f"{window.instance} is the oldest server and has the lowest acceptance.",
         evidence=tuple(
             f"{tell(f'{each.instance}: a draft', _per_draft(each))}, up {(each.uptime_s or 0) / 3600:.0f} h"
             for each in case.replicas.values()
@@ -232,8 +234,8 @@ def _find_traffic_changed(case: PoolCase) -> RuleMatch | None:
     if found is None or probe is None or probe.differs:
         return None
     return RuleMatch(
-        message=f"The traffic has changed: {found.message[0].lower()}{found.message[1:-1]}, and the probe is as "
-        "it was.",
+        message=f"The traffic has changed: {found.message[0].lower()}{found.message[1:-1]}, while the probe "
+        "did not change.",
         evidence=(*found.evidence, probe.summary),
         loss=found.loss,
     )
@@ -269,7 +271,7 @@ def _find_drafter_changed(case: PoolCase) -> RuleMatch | None:
         return None
     found = _find_acceptance_fell(case)
     return RuleMatch(
-        message="The drafter or the engine is another one than the baseline's: its probe takes other steps.",
+        message="The drafter or the engine differs from the baseline's: its probe takes different steps.",
         evidence=(probe.summary, *(found.evidence if found else ())),
         loss=max(found.loss or 0.0 if found else 0.0, -(probe.change or 0.0)),
     )
@@ -282,8 +284,8 @@ def _find_after_upgrade(case: PoolCase) -> RuleMatch | None:
     if (probe.change or 0.0) > log(1 - _FELL) and _find_acceptance_fell(case) is None:
         return None
     return RuleMatch(
-        message=f"The same prompts are accepted less since vLLM {releases[1]} serves what {releases[0]} did, and the "
-        "setup has not changed otherwise.",
+        message=f"Acceptance of the same prompts fell when vLLM {releases[1]} replaced {releases[0]}. Nothing "
+        "else in the setup changed.",
         evidence=(f"vLLM {releases[0]} -> {releases[1]}", *found.evidence),
         loss=found.loss,
     )
@@ -298,7 +300,7 @@ def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
     if found is None:
         return None
     return RuleMatch(
-        message=f"The servers are {max(ages) / 60:.0f} minutes old: {method.name} has seen few answers to draft from.",
+        message=(f"The servers are {max(ages) / 60:.0f} minutes old, so {method.name} has few answers to draft from."),
         evidence=found.evidence,
         loss=found.loss,
     )

@@ -86,7 +86,7 @@ def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch
     if step is not None and other is not None:
         evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
     return RuleMatch(
-        message=f"On {name} {says}, on the others {theirs}.",
+        message=f"On {name} {says}; on the others, {theirs}.",
         evidence=evidence,
         where=worst.instance,
     )

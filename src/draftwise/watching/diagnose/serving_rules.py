@@ -57,7 +57,7 @@ def _find_counter_reset(case: PoolCase) -> RuleMatch | None:
     if not new:
         return None
     return RuleMatch(
-        message=f"{new[0].instance} was restarted within the window.",
+        message=f"{new[0].instance} restarted within the window.",
         loss=0.0,
         where=new[0].instance,
     )
@@ -106,20 +106,22 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
     evidence.append(tell("queue in the plain pool", in_plain, unit=" s"))
     if _waiting(plain) >= 1 and in_plain >= _BOTH_QUEUE * queued:
         return RuleMatch(
-            message=f"{says}; the plain pool queues as well ({in_plain:.2g} s): it is the load.",
+            message=f"{says}. The plain pool queues too ({in_plain:.2g} s), so the load is the cause.",
             evidence=tuple(evidence),
             loss=loss,
-            fix="Add replicas, or admit less traffic: speculation does not take the room.",
+            fix="Add replicas, or admit less traffic. Speculation does not take the room.",
             excludes=frozenset({"admission-squeezed"}),
         )
     same = "at a like load" if is_same_load(window, plain) else "under another load"
     return RuleMatch(
-        message=f"{says}; in the plain pool {same} it waits {in_plain:.2g} s.",
+        message=f"{says}. In the plain pool, {same} it waits {in_plain:.2g} s.",
         evidence=tuple(evidence),
         loss=loss,
-        fix="See what the drafter takes with `draftwise size`, and lower k or max_num_seqs where the cache is full."
+        fix=(
+            "Check how much the drafter takes with `draftwise size`, and lower k or max_num_seqs if the cache is full."
+        )
         if is_same_load(window, plain)
-        else "Spread the load evenly over both pools before you compare them, or add replicas to this one.",
+        else ("Before you compare them, spread the load evenly over both pools, or add replicas to this one."),
     )
 
 
@@ -152,9 +154,9 @@ def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
         return found
     return replace(
         found,
-        message=f"{found.message[:-1]}; in the plain pool {hits:.0%}: it is the traffic.",
-        fix="Look at what changed in the prompts, such as a system prompt or the order of their parts, and at which "
-        "requests the router sends to the same replica.",
+        message=f"{found.message[:-1]}; in the plain pool {hits:.0%}. The traffic is the cause.",
+        fix="Check what changed in the prompts, such as a system prompt or the order of their parts, and "
+        "which requests the router sends to the same replica.",
     )
 
 
@@ -185,7 +187,7 @@ def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
         return None
     excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
     return RuleMatch(
-        message=f"A prompt token that is not cached takes {now / then:.2f} times the plain pool's prefill time.",
+        message=(f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time."),
         evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of="plain"),),
         loss=find_request_loss(window, excess),
     )
@@ -206,7 +208,7 @@ def _find_decode_is_little(case: PoolCase) -> RuleMatch | None:
     if share is None or share >= _LITTLE_DECODING or not _has_requests(case.window):
         return None
     return RuleMatch(
-        message=f"Only {share:.0%} of a request's time is decoding, which is all that speculation shortens.",
+        message=f"Decoding is only {share:.0%} of a request's time, and speculation shortens nothing else.",
         evidence=(tell("share of decoding", share),),
     )
 

@@ -40,7 +40,6 @@ def get_context(
     *,
     installed: frozenset[str] | None = None,
     origins: Mapping[str, str] = MappingProxyType({}),
-    configs: Mapping[str, Path] = MappingProxyType({}),
 ) -> Context:
     """Look up what a setup names.
 
@@ -49,13 +48,12 @@ def get_context(
         release: that judges it; None stands for the setup's own.
         installed: optional Python packages that the server has; None: they are not known here.
         origins: directories of the server that hold a model of the hub: path -> the model's name.
-        configs: directories that hold the config.json of models that are served by another name: name -> directory.
 
     Raises:
         InvalidSetup: the setup's release is not known.
     """
     release = release or get_release(setup.engine_version or "newest")
-    rulings, context = collect(_look_up(setup, release, installed, origins, configs))
+    rulings, context = collect(_look_up(setup, release, installed, origins))
     return replace(context, rulings=rulings)
 
 
@@ -64,11 +62,10 @@ def _look_up(
     release: Release,
     installed: frozenset[str] | None,
     origins: Mapping[str, str],
-    configs: Mapping[str, Path],
 ) -> Step[Context]:
     rules = Rulebook(release.version)
     faults: list[Finding] = []
-    model = _find_model(setup.target, configs, faults)
+    model = _find_model(setup.target, faults)
     given = yield from _read_flags(rules, release, setup.args)
     platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
     yield from find_refused(rules, release, ServerSettings(given=given, platform=platform, env=setup.env))
@@ -76,10 +73,10 @@ def _look_up(
     verifier, spec = yield from _read_served(rules, release, setup.target, model, written)
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)
-    target = model if verifier is None else _find_model(verifier, configs, faults)
+    target = model if verifier is None else _find_model(verifier, faults)
     if target is not None:
         target = yield from _override(rules, target, given.get("hf_overrides"))
-    drafter = _find_drafter(spec, origins, configs, faults)
+    drafter = _find_drafter(spec, origins, faults)
     return Context(
         setup=setup,
         release=release,
@@ -128,20 +125,17 @@ def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Map
 
 
 def _find_drafter(
-    spec: Mapping[str, Any] | None, origins: Mapping[str, str], configs: Mapping[str, Path], faults: list[Finding]
+    spec: Mapping[str, Any] | None, origins: Mapping[str, str], faults: list[Finding]
 ) -> ModelConfig | None:
     name = None if spec is None else spec.get("model")
     if not isinstance(name, str) or not name:
         return None
-    found = _find_model(origins.get(name, name), configs, faults)
+    found = _find_model(origins.get(name, name), faults)
     return None if found is None else replace(found, name=name)
 
 
-def _find_model(name: str, configs: Mapping[str, Path], faults: list[Finding]) -> ModelConfig | None:
+def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     try:
-        if name in configs:
-            found = find_model_config(str(configs[name]))
-            return None if found is None else replace(found, name=name)
         if _URL.match(name):
             raise InvalidSetup.because(
                 "model-is-url",

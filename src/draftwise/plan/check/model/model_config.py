@@ -9,7 +9,7 @@ from typing import Any, Literal
 from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
 from draftwise.knowledge.model_types import read_config_keys
-from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
+from draftwise.knowledge.quantization import is_deprecated, reads_weights_of, runs_in_float32
 from draftwise.knowledge.transformers import fill_in, is_buildable
 from draftwise.plan.check.stages import Context, Step
 
@@ -20,6 +20,7 @@ __all__ = [
     "build_model",
     "find_architecture",
     "find_class_faults",
+    "find_quantization",
     "has_interface",
     "place_of",
     "supports",
@@ -267,6 +268,8 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
             yield from context.rules.ruling("target-needs-bfloat16-kernels", method=own, dtype=dtype)
         if context.rules.holds("gpt-oss-takes-its-own-method"):
             return own
+    if own is not None and _takes_own_method(config) and context.rules.holds("modelopt-takes-its-own-method"):
+        method, chosen = None, own
     if method is not None and own is not None and not reads_weights_of(method, own):
         yield from context.rules.ruling(f"{role}-quantization-differs", asked=asked, own=own)
         return own
@@ -281,7 +284,24 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
     yield from _find_deprecated(context, chosen, role)
     if role == "target":
         yield from _find_float16_kernel(context, config, method)
+        if context.flags.get("dtype") in ("float", "float32") and not runs_in_float32(chosen):
+            yield from context.rules.ruling("quantized-in-float32", method=chosen)
     return chosen
+
+
+def find_quantization(context: Context, asked: object, role: str) -> Iterator[Ruling]:
+    """Yield why a requested quantization is refused whatever the model is."""
+    if isinstance(asked, str):
+        yield from _resolve_quantization(context, HfConfig({}), asked, role)
+
+
+def _takes_own_method(config: HfConfig) -> bool:
+    """Say whether a checkpoint of ModelOpt names its algorithm, by which vLLM replaces the method that is asked for."""
+    stored = config.get("quantization_config")
+    inner = stored.get("quantization", stored) if isinstance(stored, Mapping) else None
+    algorithm = inner.get("quant_algo") if isinstance(inner, Mapping) else None
+    is_known = isinstance(algorithm, str) and any(part in algorithm.upper() for part in ("FP8", "FP4", "MIXED"))
+    return is_known and str(config.quantization).startswith("modelopt")
 
 
 def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Ruling]:

@@ -23,6 +23,7 @@ from draftwise.plan.check.model.model_config import (
     build_model,
     find_architecture,
     find_class_faults,
+    find_quantization,
     place_of,
     supports,
 )
@@ -41,8 +42,10 @@ _QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
 def read_target(context: Context) -> Step[Model | None]:
     """Return the target as ModelConfig holds it, and yield why it is refused; None where it cannot be read here."""
+    yield from _find_sizes(context)
     if context.target is None:
         yield from _find_unread(context)
+        yield from find_quantization(context, context.given.get("quantization"), "target")
         return None
     yield from find_other_name(context.rules, context.target.name, context.target, where="target")
     yield from _find_format(context, context.target)
@@ -53,11 +56,11 @@ def read_target(context: Context) -> Step[Model | None]:
         yield from find_class_faults(context, HfConfig(context.target.config), "target")
         known = {"name": context.target.name, "names": ", ".join(context.target.architectures)}
         yield from context.rules.ruling("target-partly-known", **known, waiting=_count_waiting(context))
+        yield from find_quantization(context, context.given.get("quantization"), "target")
         return None
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
         return None
-    yield from _find_sizes(context)
     length = context.given.get("max_model_len")
     quantization = context.given.get("quantization")
     return (
@@ -118,13 +121,7 @@ def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:
-    """Yield what the engine's config says of the target once the speculative config stands.
-
-    Args:
-        context: the setup.
-        target: the served model.
-        method: as resolved, None where it is not.
-    """
+    """Yield what the engine's config says of the target once the speculative config stands."""
     for ruling in _find_target_parallel(context, target.config):
         yield replace(ruling, stage=Stage.CONFIG) if _stands_in(context, method) else ruling
     yield from _find_unquantized(context, target.config)

@@ -217,10 +217,6 @@ def _find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
     """Yield what is wrong or worth knowing about the files of a setup that is accepted.
 
     Directories that hold a config.json and no weights at all are a question about configs, and nothing is said of them.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config.
     """
     told = [*_judge_pair_of_configs(context, resolved)]
     yield from told

@@ -15,7 +15,7 @@ from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.model_copies import find_base
 from draftwise.knowledge.models import is_hub_name
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
-from draftwise.plan.check.model.model_config import HfConfig, build_model
+from draftwise.plan.check.model.model_config import HfConfig, build_model, find_quantization
 from draftwise.plan.check.spec.detection import (
     TOP_K_KEY,
     detect_method,
@@ -33,6 +33,8 @@ __all__ = ["resolve_drafter"]
 
 _CLASS_PATH = re.compile(r"([A-Za-z_]\w*\.)+[A-Z]\w*")
 _TOKENS = "num_speculative_tokens"
+_DSPARK_STAGES = ("DSparkDraftModel", "DSparkV41DraftModel")
+"""Classes of the stages that DeepSeek's checkpoints ship."""
 _TREE = "speculative_token_tree"
 _LONGEST_TREE = 1000
 """The tree of a chain grows with the square of its length; a longer one is not written out."""
@@ -60,6 +62,7 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
     spec = replace(spec, parallel_drafting=always or bool(spec.get("parallel_drafting")))
     spec = yield from _settle_tokens(context, spec)
     spec = yield from _require_tokens(context, spec)
+    yield from _find_other_stages(context, spec)
     spec = yield from _resolve_dspark(context, spec)
     spec = yield from _settle_parallel_size(context, spec)
     return (yield from _settle_length(context, spec))
@@ -70,6 +73,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     is_target = spec.model == (context.verifier or context.setup.target)
     own = context.target if is_target else context.drafter
     if own is None or own.is_partial:
+        yield from find_quantization(context, spec.get("quantization"), "drafter")
         if not is_target:
             return (yield from _judge_unknown(context, spec))
         return spec if own is None else (yield from find_missing_modules(context, spec, HfConfig(own.config)))
@@ -244,6 +248,16 @@ def _find_malformed_tree(context: Context, tree: str) -> Iterator[Ruling]:
         sorted(choices, key=lambda path: (len(path), path))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         yield from context.rules.ruling("token-tree-malformed")
+
+
+def _find_other_stages(context: Context, spec: Spec) -> Iterator[Ruling]:
+    """Yield that a checkpoint has no modules of the method's kind: DeepSeek stores DSpark's where MTP's would be."""
+    config = None if spec.draft is None else spec.draft.config
+    if config is None or not {*_DSPARK_STAGES, "DeepSeekV4MTPModel"} & set(config.architectures):
+        return
+    has_stages = config.get("dspark_target_layer_ids") is not None
+    code = "mtp-over-dspark-stages" if has_stages else "dspark-stages-missing"
+    yield from context.rules.ruling(code, method=spec.method, model=spec.model)
 
 
 def _resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:

@@ -139,6 +139,12 @@ _RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
 _WINDOW, _LONGEST_WINDOW = "fly_window_size", 6
 
 
+def _is_for_plugin(context: Context) -> bool:
+    """Say whether the config is one of arctic-inference, and the server has the package."""
+    is_own = context.keys.get("method") == "arctic" or "enable_suffix_decoding" in context.keys
+    return is_own and "arctic-inference" in (context.installed or ())
+
+
 def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
     """Return what the speculative config becomes where that can be known, and yield every finding about it.
 
@@ -146,6 +152,9 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
         context: with a speculative config.
         target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
     """
+    if _is_for_plugin(context) and context.rules.holds("plugin-reads-config"):
+        yield from context.rules.ruling("plugin-reads-config")
+        return None
     if context.rules.applies("draft-model-refused", context.keys.get("method", "")):
         yield from context.rules.ruling("draft-model-refused")
     spec = yield from read_spec(context, target)

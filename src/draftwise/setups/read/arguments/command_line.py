@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
 from draftwise.setups.read.arguments.flag_values import RefusedValue, get_value
@@ -20,30 +21,11 @@ from draftwise.setups.read.shell.words import Word
 
 __all__ = ["Arguments", "explain_unknown", "read_arguments", "to_vllm"]
 
-_RENAMED: Mapping[str, str] = {
-    "--model-id": "--model",
-    "--model-dir": "--model",
-    "--model-name": "--served-model-name",
-    "--model-revision": "--revision",
-    "--max-length": "--max-model-len",
-}
-_WITH_VALUE = frozenset(
-    [
-        "--backend",
-        "--task",
-        "--http-port",
-        "--grpc-port",
-        "--workers",
-        "--max-threads",
-        "--max-asyncio-workers",
-        "--tensor-input-names",
-        "--predictor-host",
-        "--predictor-protocol",
-        "--log-config-file",
-        "--access-log-format",
-    ]
-)
-_SWITCHES = frozenset(["--disable-lower-case", "--disable-special-tokens", "--return-token-type-ids"])
+_FLAGS = read_data("kserve_flags")
+"""The flags that KServe's server has itself."""
+_RENAMED: Mapping[str, str] = _FLAGS["renamed"]
+_WITH_VALUE = frozenset(_FLAGS["with_value"])
+_SWITCHES = frozenset(_FLAGS["switches"])
 
 
 def to_vllm(words: Sequence[Word]) -> tuple[Word, ...]:

@@ -36,12 +36,7 @@ _CLAIM, _IMAGE = "pvc://", "oci"
 
 
 def find_refusals(predictor: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Yield what of a predictor is refused, or not done.
-
-    Args:
-        predictor: of an InferenceService.
-        where: it stands, for messages.
-    """
+    """Yield what of a predictor is refused, or not done."""
     for finding in _find(predictor):
         yield replace(finding, where=where)
 

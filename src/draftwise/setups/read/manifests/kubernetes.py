@@ -83,12 +83,7 @@ _HEADLESS = "--headless"
 
 
 def find_groups(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
-    """Yield the servers of a set: what the first pod of a group starts, and others that are no workers of it.
-
-    Args:
-        document: the set.
-        stores: where variables of its containers may come from.
-    """
+    """Yield the servers of a set: what the first pod of a group starts, and others that are no workers of it."""
     size = get_mapping(document.value, *_GROUP).get("size", 1)
     num_pods = size if isinstance(size, int) and not isinstance(size, bool) else None
     leaders, workers = (

@@ -28,14 +28,7 @@ def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def get_words(document: YamlDocument, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
-    """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant.
-
-    Args:
-        document: the document that the list is in.
-        path: of the list.
-        value: the list.
-        found: takes what is wrong.
-    """
+    """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant."""
     if not isinstance(value, list):
         return () if value is None else _read_no_list(document, path, value, found)
     words: list[Word] = []

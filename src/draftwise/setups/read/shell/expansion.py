@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.open_texts import Hole, Holes, find_holes, is_known, without_marks
+from draftwise.setups.read.shell.open_texts import (
+    MAX_CHARS,
+    Hole,
+    Holes,
+    find_holes,
+    is_known,
+    too_long,
+    without_marks,
+)
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, Value
 from draftwise.setups.read.shell.syntax import (
     Arithmetic,
@@ -21,7 +29,6 @@ from draftwise.setups.read.shell.syntax import (
     Substitution,
     parse,
 )
-from draftwise.setups.read.shell.words import MAX_CHARS, too_long
 
 __all__ = ["ASSIGNMENT", "NAME", "Expansion"]
 

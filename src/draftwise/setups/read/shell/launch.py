@@ -10,6 +10,7 @@ from typing import Literal
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.images import find_release, split_image
 from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
@@ -66,35 +67,7 @@ _API_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(?:.*/)?vllm/en
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
-_SWITCHES_OF_RUN = frozenset(
-    [
-        "--rm",
-        "--detach",
-        "--interactive",
-        "--tty",
-        "--privileged",
-        "--init",
-        "--publish-all",
-        "--read-only",
-        "--no-healthcheck",
-        "--quiet",
-        "--oom-kill-disable",
-        "--sig-proxy",
-        "-d",
-        "-i",
-        "-t",
-        "-P",
-        "-q",
-        "-it",
-        "-ti",
-        "-dit",
-        "-itd",
-        "-id",
-        "-di",
-        "-td",
-        "-dt",
-    ]
-)
+_SWITCHES_OF_RUN = frozenset(read_data("docker_run")["switches"])
 _ONLY_OF_VLLM = frozenset({"--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"})
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
@@ -142,19 +115,14 @@ class Launch:
         return replace(change(self), others=tuple(change(other) for other in self.others))
 
 
-def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
+def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Launch]:
     """Yield every vLLM server that a shell script or a command line starts.
-
-    Args:
-        text: the script.
-        line: number of its first line.
-        env: what the shell finds in its environment.
 
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
     count = 0
-    for command in run_script(text, line=line, env=env).commands:
+    for command in run_script(text, env=env).commands:
         launch = _find_in_command(command, env)
         if launch is None:
             continue

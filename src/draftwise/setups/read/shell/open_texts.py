@@ -6,13 +6,45 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from draftwise.setups.read.shell.text_length import too_long
+from draftwise.core import InvalidSetup
 
-__all__ = ["Hole", "Holes", "OpenText", "find_holes", "is_known", "without_marks"]
+__all__ = [
+    "MAX_CHARS",
+    "Hole",
+    "Holes",
+    "OpenText",
+    "check_length",
+    "find_holes",
+    "is_known",
+    "too_long",
+    "without_marks",
+]
+
+MAX_CHARS = 1_000_000
+"""Longest text that is read, before and after variables are put in."""
 
 _FIRST = 0xF0000
 _MOST = 60_000
 _MARK = re.compile("[\U000f0000-\U000fffff]")
+
+
+def check_length(texts: Iterable[str]) -> None:
+    """Refuse texts that are together longer than `MAX_CHARS`.
+
+    Raises:
+        InvalidSetup: they are.
+    """
+    if sum(map(len, texts)) > MAX_CHARS:
+        raise too_long()
+
+
+def too_long() -> InvalidSetup:
+    """Return the error of a text that is too long with its variables put in."""
+    return InvalidSetup.because(
+        "too-long",
+        f"The text is longer than {MAX_CHARS:,} characters with its variables put in.",
+        fix="Give the one command that starts the server.",
+    )
 
 
 def is_known(text: str) -> bool:

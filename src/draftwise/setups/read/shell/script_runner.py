@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.shell.branch_tests import Conditions
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.expansion import ASSIGNMENT, NAME
@@ -37,39 +38,19 @@ from draftwise.setups.read.shell.syntax import (
 
 __all__ = ["PINNED", "ReachedCommand", "Shell", "find_installed"]
 
-_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_COMMANDS = read_data("shell_commands")
+_DECLARING = frozenset(_COMMANDS["declaring"])
 _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_profile)$")
 """Files that set no variable of a script of one's own."""
-_SUCCEEDS = frozenset(
-    {
-        "set",
-        "unset",
-        "shift",
-        "exec",
-        "echo",
-        "printf",
-        ":",
-        "true",
-        "trap",
-        "shopt",
-        "alias",
-        "sleep",
-        "wait",
-        "ulimit",
-        "umask",
-    }
-)
+_SUCCEEDS = frozenset(_COMMANDS["succeeds"])
 PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
 """A vLLM of one release, as `pip install` takes it."""
-_SETTING = frozenset({"read", "mapfile", "readarray", "getopts", "printf", "let", "unset"})
+_SETTING = frozenset(_COMMANDS["setting"])
 """Commands that set variables by their names."""
 _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
-_BUILTINS = frozenset(
-    ["true", ":", "false", "[", "test", "exit", "return", "break", "continue", "unset", "shift", "set", "read",
-     "mapfile", "readarray", "getopts", "printf", "let", "eval", "source", ".", "exec"]
-)  # fmt: skip
+_BUILTINS = frozenset(_COMMANDS["builtins"])
 
 
 @dataclass(slots=True)

@@ -120,7 +120,6 @@ class Document:
 
     delimiter: str
     is_quoted: bool
-    strips_tabs: bool
     body: tuple[Part, ...] = ()
     line: int = 0
 
@@ -243,7 +242,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
 _BRACED_NAME = re.compile(r"[A-Za-z_]\w*|[0-9]+|[@*#?$!-]")
 _OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//?[#%]?|\^\^?|,,?|@[A-Za-z]|:")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
-_HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|(\\?)([\w.-]+))")
+_HERE = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|(\\?)([\w.-]+))")
 _REDIRECTION = re.compile(r"(?:&>>?|<<<|<>|>>|>\||[<>]&|[<>])[ \t]*-?")
 _LOST = re.compile(r"\\[ \t]+\r?\n")
 _RESERVED = re.compile(
@@ -263,11 +262,7 @@ _MAX_DOCUMENTS = 20
 
 
 def parse(text: str, *, line: int = 1) -> CommandList:
-    """Return a script as a tree.
-
-    Args:
-        text: the script.
-        line: number of its first line.
+    """Return a script, whose first line has a number, as a tree.
 
     Raises:
         InvalidSetup: a quote is never closed.
@@ -696,8 +691,8 @@ class _Parser:
     def read_redirection(self, documents: list[Document]) -> None:
         if (here := _HERE.match(self.text, self.pos)) and not self.text.startswith("<<<", self.pos):
             self.pos = here.end()
-            name = here[2] or here[3] or here[5]
-            document = Document(name, here[5] is None or bool(here[4]), bool(here[1]))
+            name = here[1] or here[2] or here[4]
+            document = Document(name, here[4] is None or bool(here[3]))
             documents.append(document)
             self.waiting.append(document)
             return
@@ -712,8 +707,8 @@ class _Parser:
             self.num_documents += 1
             if self.num_documents > _MAX_DOCUMENTS:
                 return
-            tabs = r"[ \t]*"  # meant as an end even where a shell would go on
-            end = re.compile(rf"^{tabs}{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE).search(
+            # Spaces around it: meant as an end even where a shell would go on.
+            end = re.compile(rf"^[ \t]*{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE).search(
                 self.text, self.pos
             )
             stop = end.start() if end else len(self.text)

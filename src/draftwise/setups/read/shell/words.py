@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from draftwise.core import InvalidSetup
-from draftwise.setups.read.shell.open_texts import OpenText
-from draftwise.setups.read.shell.text_length import MAX_CHARS, check_length, too_long
+from draftwise.setups.read.shell.open_texts import MAX_CHARS, OpenText, check_length
 
 __all__ = [
     "MAX_CHARS",
@@ -18,7 +17,6 @@ __all__ = [
     "check_length",
     "find_meant_json",
     "split_words",
-    "too_long",
     "unclosed_quote",
 ]
 

@@ -1,0 +1,277 @@
+"""The embedded engine and llama.cpp on the same GGUF file: tokens/s, prompts, and how far each is from float32.
+
+    python benchmarks/cpu/versus_llama_cpp.py --model FILE.gguf --llama-python VENV/bin/python --out results.json
+
+Each engine has a process of its own and answers one turn at a time, so that the others are idle meanwhile. For one
+thread seconds are processor time, so that other programs on the machine matter less; for more they are wall time.
+Ratios are those of medians. llama.cpp is `llama-cpp-python`, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TEXTS = {
+    "chat": "Explain how a bicycle stays upright, in detail.",
+    "edit": "Write this again and correct the spelling: "
+    + "Yesterday we goed to the market and buyed apples, pears and bred for diner. " * 6,
+}
+CONTEXT = 2048
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+
+Generate = Callable[[list[int], int], int]
+"""(prompt, new tokens) -> tokens generated."""
+
+
+def load_draftwise(model: str, options: dict[str, Any]) -> tuple[Generate, Callable[[str], list[int]]]:
+    from draftwise import LLM, SamplingParams
+
+    spec = options.get("spec")
+    llm = LLM(model, speculative_config=spec, max_model_len=CONTEXT, max_num_seqs=1, enable_prefix_caching=False)
+
+    def generate(prompt: list[int], count: int) -> int:
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        return len(llm.generate([{"prompt_token_ids": prompt}], params)[0].outputs[0].token_ids)
+
+    return generate, llm.get_tokenizer().encode
+
+
+def load_llama(model: str, options: dict[str, Any]) -> tuple[Generate, Callable[[str], list[int]]]:
+    import numpy as np
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+
+    threads = int(os.environ["OMP_NUM_THREADS"])
+
+    def load(file: str, **more: Any) -> Llama:
+        return Llama(file, n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False, **more)
+
+    class Draft(LlamaDraftModel):
+        """A smaller model that drafts greedily."""
+
+        def __init__(self, file: str, k: int) -> None:
+            self.model, self.k = load(file), k
+
+        def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+            tokens = self.model.generate(input_ids.tolist(), temp=0)
+            return np.array([next(tokens) for _ in range(self.k)], dtype=np.intc)
+
+    draft = None
+    if options.get("lookup"):
+        draft = LlamaPromptLookupDecoding(max_ngram_size=4, num_pred_tokens=options["lookup"])
+    elif options.get("draft"):
+        draft = Draft(options["draft"], options["k"])
+    llm = load(model, draft_model=draft)
+
+    def generate(prompt: list[int], count: int) -> int:
+        llm.reset()
+        done = 0
+        for _ in llm.generate(prompt, temp=0):
+            done += 1
+            if done == count:
+                break
+        return done
+
+    return generate, lambda text: llm.tokenize(text.encode(), special=True)
+
+
+def work() -> None:
+    """Answer one line after the other: prompt and tokens in, seconds and tokens out."""
+    name, model, options = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+    generate, encode = (load_draftwise if name == "draftwise" else load_llama)(model, options)
+    print("RESULT {}", flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        prompt = encode(task["text"])[: task.get("cut", CONTEXT)]
+        wall, processor = time.perf_counter(), time.process_time()
+        tokens = generate(prompt, task["count"])
+        answer = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+        print("RESULT " + json.dumps(answer | {"tokens": tokens, "prompt": len(prompt)}), flush=True)
+
+
+class Peer:
+    """A process that runs one engine in one way."""
+
+    def __init__(self, python: str, name: str, model: str, options: dict[str, Any], threads: int) -> None:
+        command = [python, __file__, "work", name, model, json.dumps(options)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.pid = self._child.pid
+        self._read()
+
+    def run(self, **task: Any) -> dict[str, Any]:
+        """Answer a turn."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(task) + "\n")
+        self._child.stdin.flush()
+        return self._read()
+
+    def memory(self) -> int:
+        """Return bytes of memory that is the process's own or maps files."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+    def close(self) -> None:
+        """End it."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(timeout=60)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+        raise SystemExit(f"A process ended early with exit code {self._child.wait()}")
+
+
+def measure(args: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Return milliseconds a token of every engine and kind of text, and of prompts; and the ratios to llama.cpp."""
+    ways: dict[str, tuple[str, dict[str, Any]]] = {
+        "draftwise": ("draftwise", {}),
+        "llama.cpp": ("llama", {}),
+        "draftwise lookup": ("draftwise", {"spec": NGRAM}),
+        "llama.cpp lookup": ("llama", {"lookup": NGRAM["num_speculative_tokens"]}),
+    }
+    if args.head:
+        ways["draftwise eagle3"] = ("draftwise", {"spec": _spec("eagle3", args.head, args.k)})
+    if args.draft:
+        ways["draftwise draft model"] = ("draftwise", {"spec": _spec("draft_model", args.draft, args.k)})
+        ways["llama.cpp draft model"] = ("llama", {"draft": args.draft, "k": args.k})
+    pythons = {"draftwise": sys.executable, "llama": args.llama_python}
+    peers = {way: Peer(pythons[name], name, args.model, options, threads) for way, (name, options) in ways.items()}
+    clock = "processor" if threads == 1 else "wall"
+    times: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
+    for peer in peers.values():
+        peer.run(text=TEXTS["chat"], count=8)
+    order = list(peers)
+    for i in range(args.rounds):
+        for way in order[i % len(order) :] + order[: i % len(order)]:
+            for kind, text in TEXTS.items():  # a short answer less a long one: the prompt is in both
+                short, long = (peers[way].run(text=text, count=count) for count in (args.tokens // 4, args.tokens))
+                spent = (long[clock] - short[clock]) / (long["tokens"] - short["tokens"])
+                times[way].setdefault(kind, []).append(1e3 * spent)
+            if "spec" not in ways[way][1] and ways[way][1] == {}:
+                prompt = peers[way].run(text=TEXTS["edit"] * 4, cut=512, count=1)
+                times[way].setdefault("prompt", []).append(1e3 * prompt[clock] / prompt["prompt"])
+    medians = {way: {kind: statistics.median(each) for kind, each in kinds.items()} for way, kinds in times.items()}
+    memory = {way: peer.memory() for way, peer in peers.items()}
+    for peer in peers.values():
+        peer.close()
+    ratios = {
+        f"{way} / {way.replace('draftwise', 'llama.cpp')}": {
+            kind: round(medians[way.replace("draftwise", "llama.cpp")][kind] / value, 3)
+            for kind, value in medians[way].items()
+        }
+        for way in ways
+        if way.startswith("draftwise") and way.replace("draftwise", "llama.cpp") in ways
+    }
+    for way in ways:
+        if way.startswith("draftwise "):
+            ratios[f"{way} / draftwise"] = {
+                kind: round(medians["draftwise"][kind] / value, 3) for kind, value in medians[way].items()
+            }
+    shown = {way: {kind: round(value, 3) for kind, value in kinds.items()} for way, kinds in medians.items()}
+    return {"clock": clock, "ms_a_token": shown, "times_as_fast": ratios, "memory_bytes": memory}
+
+
+def _spec(method: str, model: str, k: int) -> dict[str, Any]:
+    return {"method": method, "model": model, "num_speculative_tokens": k}
+
+
+LLAMA_LOGITS = """
+import sys, numpy as np
+from llama_cpp import Llama
+model, ids, out = sys.argv[1:]
+llm = Llama(model, n_ctx=2048, logits_all=True, verbose=False)
+llm.eval(np.load(ids).tolist())
+np.save(out, llm.scores[: llm.n_tokens])
+"""
+
+
+def compare_logits(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return how far the next token's distributions are from those of float32 with the file's weights."""
+    import numpy as np
+    import torch
+
+    from draftwise.engine.attention.pass_rows import Spans, plan_attention
+    from draftwise.engine.memory.kv import PagedKV
+    from draftwise.engine.models import load_model
+    from draftwise.engine.models.gguf_unpacking import checkpoint_of
+    from draftwise.engine.text.tokenizer import load_tokenizer
+
+    checkpoint = checkpoint_of(args.model)
+    text = Path(args.text).read_text(encoding="utf-8")
+    ids = load_tokenizer(checkpoint, skip=False).encode(text)[:480]
+
+    @torch.inference_mode()
+    def distributions(dtype: str) -> torch.Tensor:
+        model = load_model(checkpoint, dtype=dtype, device="cpu")
+        pages = -(-len(ids) // 16)
+        kv = PagedKV(model.shape, num_pages=pages, block_size=16, dtype=model.dtype, device="cpu")
+        table = torch.arange(pages + 1, dtype=torch.int32).unsqueeze(0)
+        plan = plan_attention(Spans.of([0], [len(ids)], "cpu"), table, block_size=16)
+        hidden, _ = model(torch.tensor(ids), torch.arange(len(ids)), kv, plan)
+        return model.logits(hidden).float().log_softmax(-1)
+
+    np.save(folder / "ids.npy", ids)
+    places = [str(folder / name) for name in ("ids.npy", "logits.npy")]
+    subprocess.run([args.llama_python, "-c", LLAMA_LOGITS, args.model, *places], check=True)
+    exact = distributions("float32")
+    others = {name: distributions(dtype) for name, dtype in (("draftwise", "auto"), ("bfloat16", "bfloat16"))}
+    others["llama.cpp"] = torch.from_numpy(np.load(places[1])).log_softmax(-1)
+    answer = {}
+    for name, other in others.items():
+        divergence = (exact.exp() * (exact - other)).sum(-1)
+        same = (exact.argmax(-1) == other.argmax(-1)).float().mean()
+        answer[name] = {"mean": float(divergence.mean()), "largest": float(divergence.max()), "same_token": float(same)}
+    return answer
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["work"]:
+        work()
+        return
+    import tempfile
+
+    from provenance import provenance, write
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a GGUF file")
+    parser.add_argument("--llama-python", required=True, help="python of an environment with llama-cpp-python")
+    parser.add_argument("--head", help="folder of an EAGLE-3 head")
+    parser.add_argument("--draft", help="GGUF file of a draft model")
+    parser.add_argument("--text", default="README.md", help="what distributions are compared on")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--k", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        divergence = compare_logits(args, Path(folder))
+    settings = {name: getattr(args, name) for name in ("rounds", "tokens", "k")}
+    settings |= {"model": Path(args.model).name, "model_bytes": Path(args.model).stat().st_size}
+    result = {
+        **provenance(),
+        "settings": settings,
+        "divergence_from_float32": divergence,
+        "threads": {str(threads): measure(args, threads) for threads in args.threads},
+    }
+    print(json.dumps(result, indent=1))
+    write(result, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`draftwise ui`: pages over your runs, in a browser on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from draftwise.core.progress import Silent
+from draftwise.verbs.ui import UiRequest, UiResult
+from draftwise.verbs.ui import ui as run_ui
+
+__all__ = ["render", "ui"]
+
+
+class _Announcement(Silent):
+    def status(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+@click.command(short_help="Look at runs, forecasts and services in a browser.")
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True,
+              help="Port on 127.0.0.1; 0 for a free one.")  # fmt: skip
+def ui(**given: Any) -> None:
+    """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C.
+
+    RUNS are run directories, or folders that hold them; without any, the current folder. The pages are served to this
+    machine only. They write nothing but the report of a run that you ask for.
+
+    \b
+    Examples:
+      draftwise ui runs/
+    """
+    run_ui.run(UiRequest(**given), _Announcement())
+
+
+def render(console: Console, result: UiResult) -> None:
+    """Print where the pages were."""
+    console.print(f"The pages at {result.address} are closed.", highlight=False)

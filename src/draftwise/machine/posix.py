@@ -1,0 +1,23 @@
+"""Refuses parts that need Linux or macOS: on Windows they run in WSL."""
+
+from __future__ import annotations
+
+import os
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["require_posix"]
+
+
+def require_posix(what: str) -> None:
+    """Do nothing on POSIX systems.
+
+    Raises:
+        InvalidSetup: the system starts no processes as POSIX does.
+    """
+    if not hasattr(os, "fork"):
+        raise InvalidSetup.because(
+            "needs-posix",
+            f"{what} on Linux and macOS only.",
+            fix="On Windows, use WSL (`wsl --install`), or name a server that runs already by its URL.",
+        )

@@ -1,0 +1,43 @@
+"""Errors and log lines as people paste them: cut off, wrapped, and of what vLLM stands on."""
+
+from random import Random
+
+import pytest
+
+from draftwise.core import InvalidSetup
+from draftwise.knowledge.terms import read_terms
+from draftwise.knowledge.vllm import all_keys
+from draftwise.knowledge.vllm_messages import find_messages
+from draftwise.plan.explanations import explain
+
+LONG = sorted(
+    each for each in all_keys("messages") if len(each) > 120 and "{}" in each[16:60] and "{}" not in each[:16]
+)
+
+
+@pytest.mark.parametrize("template", Random(44).sample(LONG, 12))
+def test_a_message_that_lacks_its_end_is_found(template: str) -> None:
+    cut = template[:90].rpartition(" ")[0].replace("{}", "17")
+    told = find_messages(f"ERROR 11-02 09:11:04 [core.py:842] ValueError: {cut}")
+    assert any(each.template.lower().startswith(template[:20].lower()) for each in told)
+
+
+@pytest.mark.parametrize("term", [each for each in read_terms() if each.says], ids=lambda term: term.names[0])
+def test_errors_of_what_vllm_stands_on_lead_to_a_term(term) -> None:
+    for part in term.says:
+        found = explain(f"(EngineCore_DP0 pid=221) ERROR 11-02 09:11:04 [x.py:1] {part} 17 of /some/where")
+        assert term.names[0] in {each.name for each in found}
+        assert all(explain(name) for name in term.see)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AttributeError: 'NoneType' object has no attribute 'shape' in my own plugin",
+        "INFO 11-02 09:11:04 [launcher.py:38] Route: /health, Methods: GET",
+        "ValueError: the cat sat on 17 mats and would not move",
+    ],
+)
+def test_other_lines_lead_to_nothing(line: str) -> None:
+    with pytest.raises(InvalidSetup, match="No message of vLLM"):
+        explain(line)
