@@ -120,6 +120,15 @@ LISTED = dict(re.findall(r"^\| (\S+) \| (.*) \| `", third_party.PAGE.read_text(e
 """License of each package."""
 
 
+def test_scripts_that_agents_are_sent_to_are_there() -> None:
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    named = re.findall(r"python (?:-m )?([\w./]+)`", text)
+    assert len(named) >= 4
+    for name in named:
+        path = ROOT / (name if name.endswith(".py") else name.replace(".", "/"))
+        assert path.exists() or path.with_suffix(".py").exists(), name
+
+
 class TestLicenses:
     def test_every_package_that_is_asked_for_is_listed(self) -> None:
         asked = {canonicalize_name(each.name) for needs in third_party.declared().values() for each in needs}
