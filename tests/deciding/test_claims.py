@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
-from draftwise.core import Arm, Comparison, Estimate, Run, Settled, Verdict
+from draftwise.core import Arm, Comparison, Estimate, Origin, Run, Settled, Verdict
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.reporting.summary import summarise
+from draftwise.workloads import draw
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]
 
@@ -89,3 +90,20 @@ def test_a_run_that_ends_before_its_time_says_that_nothing_was_left_to_ask(at_s,
     run = replace(run, plan=replace(run.plan, workloads=(whole,), minutes=6.0), estimates=(end,))
     codes = [each.code for each in conclude_run(run).decision.findings]
     assert ("ended-early" in codes) is is_said
+
+
+def test_a_log_whose_gain_depends_on_the_place_says_where() -> None:
+    prompts = tuple(
+        replace(each, origin=Origin(row=row, place=row)) for row, each in enumerate(workload(num_prompts=40).prompts)
+    )
+    parts = replace(gains(1.0), step_s=lambda prompt, _: 0.020 / (1.46 if int(prompt.split("-")[1]) < 15 else 0.7))
+    whole = replace(workload(num_prompts=40), prompts=draw(prompts, 3, "code"), population=40)
+    run = make_run({"ngram k=3": parts}, workloads=[whole], repeats=2)
+    (each,) = gather_evidence(run).comparisons
+    (found,) = (finding for finding in each.findings if finding.code == "gain-depends-on-place")
+    assert found.message.startswith("the gain depends on where in the log a prompt stands: 1.3")
+    assert "up to row 15, 0.7" in found.message
+    assert each.log_itself is not None
+    assert each.log_itself.high - each.log_itself.low < each.speedup.high - each.speedup.low
+    even = make_run({"ngram k=3": gains(1.2)}, workloads=[whole], repeats=1)
+    assert all(finding.code != "gain-depends-on-place" for finding in gather_evidence(even).comparisons[0].findings)

@@ -199,3 +199,35 @@ def test_a_wait_is_named_by_the_servers_that_are_waited_for() -> None:
     assert told[0] == "plain is starting: importing vLLM (3 s)"
     assert told[1] == "plain is starting: importing vLLM (3 s); eagle too"
     assert told[-1] == "eagle is starting: compiling (10 s)"
+
+
+class Differing(FakeBackend):
+    """A fake whose outputs are not the others' for some of its requests, by their numbers."""
+
+    numbers: range
+
+    async def stream(self, path, body, received=None):
+        if body:
+            self.count = getattr(self, "count", 0) + 1
+            differs_at = 5 if self.count in self.numbers else None
+            self.engine.script = replace(self.engine.script, differs_at=differs_at, gap=4.0)
+        return await super().stream(path, body, received)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"), [(range(10_000), "outputs-differ"), (range(30, 45), "outputs-differed-once")]
+)
+def test_outputs_that_differ_are_asked_for_again_before_they_are_called_different(tmp_path, numbers, code) -> None:
+    session = make_session(tmp_path / "run", make_plan(workloads=LONG), (PLAIN, FASTER), budget_s=60.0)
+    differing = Differing("candidate 1", FASTER)
+    differing.numbers = numbers
+    session.backends = [FakeBackend("plain", replace(PLAIN, gap=4.0)), differing]
+    virtual_time.run(session.run())
+    run = RunDirectory(tmp_path / "run").read()
+    (each,) = conclude_run(run).decision.comparisons
+    codes = {finding.code for finding in each.findings}
+    assert code in codes
+    again = [row.again for row in run.divergences if row.again is not None]
+    assert again
+    assert set(again) == {code == "outputs-differ"}
+    assert each.verdict is (Verdict.BLOCKED if code == "outputs-differ" else Verdict.ADOPT)

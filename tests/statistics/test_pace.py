@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.statistics import find_drift_apart, find_pace_change, has_moved
+from draftwise.statistics import find_drift_apart, find_pace_change, find_spells, has_moved
 
 
 def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
@@ -71,3 +71,26 @@ def test_anchors_that_moved_together_are_told_from_those_that_scatter() -> None:
     assert not has_moved([0.6, -0.7, 0.65, -0.75, 0.6, -0.7])
     assert not has_moved([0.1, 0.11, 0.1, 0.11, 0.1, 0.11]), "less than 15 %"
     assert not has_moved([0.6, 0.7, 0.65])
+
+
+def test_spells_of_one_arm_are_told_from_chance_and_from_what_both_share() -> None:
+    rng = np.random.default_rng(5)
+    found = {"own": 0, "shared": 0, "chance": 0}
+    for _ in range(200):
+        begin = int(rng.integers(8))
+        slow = np.where((np.arange(48) + begin) // 6 % 2 == 0, np.log(1.7), 0.0)
+        own, other = rng.normal(0, 0.05, size=(2, 48))
+        found["own"] += find_spells(own + slow, other) is not None
+        found["shared"] += find_spells(own + slow, other + slow) is not None
+        found["chance"] += find_spells(6 * own, other, lags=1) is not None
+    assert found["own"] >= 198
+    assert found["shared"] <= 1
+    assert found["chance"] <= 2
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_an_ordered_log_that_is_asked_at_a_regular_distance_has_no_spells(parts: int) -> None:
+    places = (0.3 + np.arange(60) * 0.6180339887) % 1
+    gains = np.log(1.5) * (np.floor(places * 2 * parts) % 2)
+    noise = np.random.default_rng(parts).normal(0, 0.05, size=(2, 60))
+    assert find_spells(gains + noise[0], noise[1], lags=2) is None

@@ -24,7 +24,7 @@ class ReasonCode(StrEnum):
     seconds of the `wanted_s` that would tell."""
     PACE_CHANGED = "pace-changed"
     """A decoding step of `arm` took `ratio` times as long after a `share` of the paired blocks (None: at the end, of a
-    drift), which the other arm's did not."""
+    drift), or in `spells`, which the other arm's did not."""
     ANCHORS_MOVED = "anchors-moved"
     """Prompts that were asked again gained `ratio` times as much."""
     UNSEEN = "unseen"

@@ -278,6 +278,8 @@ class Divergence:
     condition: str = "c=1"
     among_best: bool | None = None
     """Whether both tokens are among the best of both servers; None where they give no token ids."""
+    again: bool | None = None
+    """Whether the outputs differed as well when both servers were asked again; None where they were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ async def look_at_lengths(
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*done)
         for task in done:
             name, prompt = asking[task]
             if (answer := task.result()).error is None:

@@ -6,8 +6,9 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ from draftwise.backends import Backend, LineUp
 from draftwise.core import (
     Answer,
     BackendError,
+    Divergence,
     Expectation,
     Finding,
     InvalidSetup,
@@ -28,10 +30,11 @@ from draftwise.core import (
     Stopped,
 )
 from draftwise.core.documents import to_json
-from draftwise.deciding.comparison.cell import OutputDifference
+from draftwise.deciding.comparison.cell import OutputDifference, find_difference
 from draftwise.deciding.conclusions import find_early_end
 from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
+from draftwise.deciding.validity.output_checks import find_rounding, is_flagged
 from draftwise.deciding.validity.server_checks import find_differences
 from draftwise.knowledge.methods import find_method
 from draftwise.measure.device_state import DeviceReader
@@ -79,6 +82,10 @@ _MANY_SERVERS = 4
 """Servers from which on it is looked at how many the time has room for, before they all start."""
 _LOOKED_AT_MORE = 1.3
 """Times what its prompts take, for a candidate's warm-up and the look at its pace."""
+_ASKED_AGAIN = 24
+"""Outputs of a candidate that both servers are asked for again before they are called different."""
+_RETURN_S = 30.0
+"""Wait for the server of somebody else that breaks while nothing is measured."""
 _TIMED = 5
 """Readings of counters and of the machine of which the median tells how long they take."""
 _PLANNED = 0.98
@@ -266,6 +273,9 @@ class Session:
             group, up = await self._start_what_fits(roster, group, budget, salt)
             budget.start_s = clock() - began
             await roster.greet([each for each in group if each.name not in up], greeting, salt=salt)
+            for arm in self.plan.arms:
+                if arm.url is not None and arm.name in roster.clients:
+                    roster.clients[arm.name].patience_s = _RETURN_S  # somebody may be restarting it
             if self.examine is not None:
                 servers = {each.name: await describe_server(each, self.context.notes) for each in roster.present}
                 self.examine(self.plan, replace(self.context, servers=servers))
@@ -465,6 +475,30 @@ class Session:
             keep=self.directory.add_divergence,
             arm_by_arm=self.line_up is not None,
         )
+        if self.line_up is None:
+            await self._ask_again(clients, budget)
+
+    async def _ask_again(self, clients: Mapping[str, Client], budget: TimeBudget) -> None:
+        """Ask both servers again where outputs differ by more than rounding: what does not come back is chance."""
+        run, baseline = self.directory.read(), self.plan.arms[0].name
+        scale = find_rounding(run, get_thresholds(run))
+        prompts = {(each.name, prompt.id): prompt for each in self.plan.workloads for prompt in each.prompts}
+        flagged: dict[str, list[Divergence]] = {}
+        for each in run.divergences:
+            if each.candidate in clients and each.again is None and is_flagged(each, scale):
+                flagged.setdefault(each.candidate, []).append(each)
+        flagged.pop(baseline, None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(budget.examination_end):
+                for each in chain.from_iterable(mine[:_ASKED_AGAIN] for mine in flagged.values()):
+                    unit = (each.workload, each.prompt_id)
+                    pair = [
+                        (await answer_greedily(clients[arm], self.plan, [(each.workload, prompts[unit])]))[0]
+                        for arm in (baseline, each.candidate)
+                    ]
+                    if pair[0] is not None and pair[1] is not None:
+                        again = find_difference(unit, pair[0], pair[1]) is not None
+                        self.directory.add_divergence(replace(each, again=again))
 
 
 def _sort_by_promise(plan: RunPlan, backends: Sequence[Backend]) -> list[Backend]:

@@ -269,6 +269,8 @@ def _explain(each: Comparison) -> str:
         for guard in each.guards
         if guard.answer == "no power" and each.verdict == "adopt"
     ]
+    if each.log_itself is not None:
+        parts.append(f"these {each.population} prompts themselves: {each.log_itself.span}")
     if each.adjusted_p is not None:
         parts.append(f"p = {each.adjusted_p:.3g}")
     if each.prompts_needed and each.verdict == "inconclusive":

@@ -137,8 +137,14 @@ def _is_open(each: Comparison) -> bool:
 
 def _tell_gain(each: Comparison) -> str:
     """Return a gain with what it rests on: `1.48x as fast (1.41-1.55, 64 prompts)`."""
-    rests = [each.deciding.span, count_drawn(each), *_tell_guards(each), *_tell_delay([each])]
+    rests = [each.deciding.span, count_drawn(each), *_tell_log(each), *_tell_guards(each), *_tell_delay([each])]
     return f"{each.deciding.value:.2f}x as fast ({', '.join(rests)})"
+
+
+def _tell_log(each: Comparison) -> Iterator[str]:
+    """Yield the gain on the prompts of the log themselves, where it is known."""
+    if each.log_itself is not None:
+        yield f"these {each.population} prompts themselves {each.log_itself.span}"
 
 
 def _tell_guards(each: Comparison) -> Iterator[str]:
@@ -317,6 +323,7 @@ def _say_slow_server(found: _Values) -> str:
 
 def _say_pace(found: _Values) -> str:
     when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
+    when = "in spells" if found.get("spells") else when
     return (
         f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, and the other "
         "server's did not: drafting cannot explain that; measure again"

@@ -20,7 +20,8 @@ from draftwise.statistics.harm import (
     guard_delay,
     guard_tail,
 )
-from draftwise.statistics.pace import PaceChange, find_drift_apart, find_pace_change, has_moved
+from draftwise.statistics.log_order import OrderBreak, bound_log_itself, find_order_break
+from draftwise.statistics.pace import PaceChange, find_drift_apart, find_pace_change, find_spells, has_moved
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
 from draftwise.statistics.racing import RACE_LOOKS, Leaver, LeaveReason, find_lead, find_leavers, leads_surely
 from draftwise.statistics.ratios import (
@@ -55,20 +56,24 @@ __all__ = [
     "Leaver",
     "LoadPoint",
     "Looks",
+    "OrderBreak",
     "PaceChange",
     "PowerOutlook",
     "RatioEstimate",
     "Spread",
     "adjust_family",
+    "bound_log_itself",
     "conclude",
     "find_bar",
     "find_crossing",
     "find_drift_apart",
     "find_lead",
     "find_leavers",
+    "find_order_break",
     "find_outlook",
     "find_pace_change",
     "find_rounding_scale",
+    "find_spells",
     "find_spread",
     "find_unseen_share",
     "goodput_change",

@@ -12,7 +12,7 @@ import numpy as np
 from draftwise.statistics.estimate import student_quantile
 from draftwise.statistics.ratios import Array
 
-__all__ = ["PaceChange", "find_drift_apart", "find_pace_change", "has_moved"]
+__all__ = ["PaceChange", "find_drift_apart", "find_pace_change", "find_spells", "has_moved"]
 
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
@@ -20,6 +20,9 @@ _SPLIT_T, _SLOPE_T = 5.0, 4.0
 """Values of |t| beyond which a split, or a slope, is no chance: the largest of all splits is looked at."""
 _LEAST_CHANGE = math.log(1.15)
 """Smallest change that is a reason for doubt."""
+_FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALIKE_Z = 20, 1.25, 3.3
+"""Readings from which on spells are looked for, ratio of the slower half's steps to the others' that is one, and
+standard errors of an autocorrelation that are no chance."""
 _SHARED = 0.5
 """Share of a change that the other arm has to leave for it to be the arm's own."""
 _FEWEST_ANCHORS = 4
@@ -90,6 +93,36 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array) -> PaceChan
     if abs(slope) <= max(_LEAST_CHANGE, _SLOPE_T * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))
+
+
+def find_spells(own_T: Array, other_T: Array, *, lags: int = 1) -> float | None:
+    """Return how many times as long an arm's steps take in spells that the other arm does not share; None without any.
+
+    Prompts come in an order that is spread over the log, so that one turn's pace says nothing of the next one's; spells
+    make neighbours alike (autocorrelation, one-sided 0.05 %).
+
+    Args:
+        own_T: as for `find_pace_change`.
+        other_T: likewise.
+        lags: distances at which they have to be alike: with drafts a step depends on the prompt, and an ordered log
+            that is asked at a regular distance may have its own rhythm.
+    """
+    count = len(own_T)
+    if count < _FEWEST_IN_SPELLS:
+        return None
+    apart_T = own_T - other_T
+    series = (apart_T - apart_T.mean(), own_T - own_T.mean())
+    if not all(_is_alike(each, lag) for each in series for lag in range(1, lags + 1)):
+        return None
+    ordered_T = np.sort(apart_T)
+    ratio = math.exp(float(ordered_T[count // 2 :].mean() - ordered_T[: count // 2].mean()))
+    return ratio if ratio > _LEAST_SPELLS else None
+
+
+def _is_alike(series_T: Array, lag: int) -> bool:
+    """Return whether readings so far apart in a series around 0 are more alike than chance makes them."""
+    total = float(series_T @ series_T)
+    return total > 0 and float(series_T[lag:] @ series_T[:-lag]) / total > _ALIKE_Z / math.sqrt(len(series_T))
 
 
 def has_moved(differences: Sequence[float]) -> bool:

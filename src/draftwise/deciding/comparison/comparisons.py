@@ -25,13 +25,17 @@ from draftwise.statistics import (
     Design,
     GuardReading,
     Looks,
+    OrderBreak,
     PowerOutlook,
     RatioEstimate,
     adjust_family,
+    bound_log_itself,
     find_drift_apart,
     find_lead,
+    find_order_break,
     find_outlook,
     find_pace_change,
+    find_spells,
     goodput_change,
     guard_delay,
     guard_tail,
@@ -99,6 +103,8 @@ class Estimates:
     """Pairs that were measured."""
     is_end: bool
     """Whether this is the end of it: it was not stopped by a look."""
+    draw: Draw | None
+    """How its prompts were drawn; None for several workloads together."""
 
     @property
     def level(self) -> float:
@@ -115,7 +121,8 @@ class PaceDoubt:
     ratio: float
     """Seconds of a decoding step after over before; without an arm, of the speed-up."""
     share: float | None
-    """Share of the blocks that came before; None for a drift."""
+    """Share of the blocks that came before; None for a drift and for spells."""
+    in_spells: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +168,8 @@ class ComparisonNumbers:
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     conclusion: Conclusion | None = None
     """At which it may stop, as one of the comparisons of the run; None: go on."""
+    order_break: tuple[int, OrderBreak] | None = None
+    """Last row before the prompts of the log gain otherwise, and the break; None where the order does not matter."""
 
 
 def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[ComparisonNumbers]:
@@ -219,6 +228,8 @@ class Draw:
 
     places: Mapping[Hashable, float] | None
     """Place of each prompt in the order of the log; None where that is not known."""
+    rows: Mapping[Hashable, int] | None
+    """Row of each prompt in the log."""
     clusters: Mapping[Hashable, Hashable] | None
     """None without any."""
     population: int
@@ -230,10 +241,11 @@ class Draw:
         origins = {(workload.name, each.id): each.origin for each in workload.prompts}
         known: dict[Hashable, Origin] = {unit: each for unit, each in origins.items() if each is not None}
         if len(known) < len(origins):
-            return cls(places=None, clusters=None, population=0)
+            return cls(places=None, rows=None, clusters=None, population=0)
         clusters = {unit: each.cluster or f"row {each.row}" for unit, each in known.items()}
         return cls(
             places={unit: float(each.place) for unit, each in known.items()},
+            rows={unit: each.row for unit, each in known.items()},
             clusters=clusters if any(each.cluster for each in known.values()) else None,
             population=workload.population or len(workload.prompts),
         )
@@ -258,6 +270,7 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds, draws: Mapping[str,
         looks=looks,
         done=done,
         is_end=is_end,
+        draw=draw,
     )
 
 
@@ -386,6 +399,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         p_value=estimates.looks.adjust(outlook.p_value, estimates.done, is_end=estimates.is_end),
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
+        log_itself=_bound_log_itself(estimates),
     )
     return ComparisonNumbers(
         comparison=comparison,
@@ -393,8 +407,27 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         outlook=outlook,
         pace=_find_doubt_of_pace(run, cell),
         lost=_sum_up(lost, run, estimates.whole),
+        order_break=_find_order_break(estimates),
         left=next((each.reason for each in reversed(run.settled) if each.key == comparison.key), ""),
     )
+
+
+def _bound_log_itself(estimates: Estimates) -> Interval | None:
+    """Return the interval for the prompts of the log themselves: of one workload, with a single request in flight."""
+    cell, draw = estimates.cell, estimates.draw
+    if draw is None or draw.clusters is not None or cell.condition.concurrency != 1:
+        return None
+    return bound_log_itself(estimates.ratios.speedup, _compare_again(cell), draw.population)
+
+
+def _find_order_break(estimates: Estimates) -> tuple[int, OrderBreak] | None:
+    """Return from which row of the log on its prompts gain otherwise."""
+    rows, logs = estimates.draw.rows if estimates.draw is not None else None, estimates.ratios.speedup.log_by_prompt
+    if rows is None or estimates.cell.condition.concurrency != 1 or not logs.keys() <= rows.keys():
+        return None
+    ordered = sorted(logs, key=lambda unit: rows[unit])
+    found = find_order_break(np.array([logs[unit] for unit in ordered]))
+    return None if found is None else (rows[ordered[found.place - 1]], found)
 
 
 def _find_doubt_of_pace(run: Run, cell: Cell) -> PaceDoubt | None:
@@ -409,6 +442,9 @@ def _find_doubt_of_pace(run: Run, cell: Cell) -> PaceDoubt | None:
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if change := find_pace_change(paces[own], paces[1 - own]):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
+    for own, name in enumerate((cell.baseline, cell.candidate)):
+        if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own)) is not None:
+            return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
     if change := find_drift_apart(paces[1], paces[0], times):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
     moved = _compare_again(cell) if cell.condition.concurrency == 1 else []

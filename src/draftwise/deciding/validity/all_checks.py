@@ -85,6 +85,7 @@ def _check_comparison(run: Run, found: ComparisonNumbers, thresholds: Thresholds
         *_memory(run, found.estimates, thresholds),
         *_prompts(run, cell),
         *_left_out(found.estimates),
+        *_depends_on_place(found),
     ]
 
 
@@ -226,6 +227,17 @@ def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
         and answer.workload in cell.workloads
         and answer.condition in alike - {cell.condition.label}
     ]
+
+
+def _depends_on_place(found: ComparisonNumbers) -> Iterator[Finding]:
+    """Yield that the gain depends on where in the log a prompt stands; the draw has taken care of that."""
+    if found.order_break is not None:
+        row, parts = found.order_break
+        text = (
+            f"the gain depends on where in the log a prompt stands: {parts.before:.2f}x up to row {row + 1}, "
+            f"{parts.after:.2f}x after."
+        )
+        yield Finding.info("gain-depends-on-place", text, fix="Measure the parts as workloads of their own.")
 
 
 def _left_out(estimates: Estimates) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ __all__ = [
     "find_loop",
     "find_rounding",
     "is_early",
+    "is_flagged",
     "is_tie",
     "is_too_often",
 ]
@@ -31,6 +32,8 @@ _EARLY_TOKENS, _EARLY_CHARS = 16, 64
 """Tokens, or characters, before which a difference is early: rounding parts few outputs there."""
 _EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3
 """Share of outputs that rounding may part so early, and the chance of more that is too small for it."""
+_CLOSE = 2.0
+"""Scales of rounding within which two tokens are all but equal: such outputs may part anywhere."""
 _LONGER_Z = 3.3
 """Standard errors (p = 0.001): every comparison of a sweep is looked at, and a hint must not come by chance."""
 
@@ -69,7 +72,8 @@ def _judge(
     """Sort differences into rounding, real ones and those of which the servers could or did not say anything."""
     ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], scale)]
     real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
-    unknown = [each for each in differences if each not in ties and each not in real]
+    once = [each for each in differences if each.unit in views and views[each.unit].again is False]
+    unknown = [each for each in differences if each not in ties and each not in real and each not in once]
     early = [each for each in unknown if is_early(each)]
     if real or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or early, views)
@@ -79,6 +83,12 @@ def _judge(
             "is not known: the time ran out, or the servers do not tell log-probabilities by token."
         )
         yield Finding.warning("outputs-unexamined", text, fix="Compare the texts, or give more --minutes.")
+    if once:
+        text = (
+            f"{len(once)} outputs differed from the baseline's by more than rounding, and no longer when both servers "
+            "were asked again."
+        )
+        yield Finding.warning("outputs-differed-once", text, fix="Compare more outputs; look at the servers' logs.")
     if ties:
         gap = max(views[each.unit].gap or 0.0 for each in ties)
         text = (
@@ -96,6 +106,11 @@ def is_tie(divergence: Divergence, scale: float) -> bool:
 
 
 def _is_real(divergence: Divergence, scale: float) -> bool:
+    return divergence.again is not False and is_flagged(divergence, scale)
+
+
+def is_flagged(divergence: Divergence, scale: float) -> bool:
+    """Return whether a difference is more than rounding, should it come back when both servers are asked again."""
     return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
 
 
@@ -135,7 +150,11 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
             yield Finding.warning("outputs-not-compared", f"{text}, and no greedy answers came.", fix=fix)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
-    early = [each for each in mine if not each.is_equal and each.gap is None and each.shared < _EARLY_TOKENS]
+    early = [
+        each
+        for each in mine
+        if not each.is_equal and each.shared < _EARLY_TOKENS and (each.gap is None or each.gap > _CLOSE * scale)
+    ]
     if real or is_too_often(len(early), len(mine)):
         text = (
             f"{len(real or early)} of {len(mine)} greedy answers are not the baseline's by more than rounding: it is "

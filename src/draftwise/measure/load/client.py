@@ -62,6 +62,7 @@ class Client:
         salt: makes the prompts of this session new to the server's prefix cache.
         optional: request fields that this server takes, found by `Client.greet`.
         full_length: field that makes an answer as long as asked; None where the server takes none.
+        patience_s: for how long a request outside of turns is sent again when the connection breaks.
         keeps_apart: whether the server's prefix cache was seen not to know a prompt again under another salt.
     """
 
@@ -71,6 +72,7 @@ class Client:
     optional: Mapping[str, Any] = field(default_factory=dict)
     full_length: str | None = None
     keeps_apart: bool = False
+    patience_s: float = 1.0
 
     @classmethod
     async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
@@ -109,7 +111,9 @@ class Client:
         return before is not None and (await self.backend.counters()).prefix_hits == before
 
     async def ask(self, turn: Turn, prompt: Prompt, *, seed: int, extra: Mapping[str, Any] | None = None) -> Answer:
-        """Return the answer to a prompt; a refusal by the server becomes its `error`.
+        """Return the answer to a prompt outside of any turn; a refusal by the server becomes its `error`.
+
+        Nothing is measured by it, so that it is asked again when the connection breaks.
 
         Args:
             turn: that it is asked in.
@@ -118,10 +122,17 @@ class Client:
             extra: fields of the request's body, such as tools.
 
         Raises:
-            BackendError: the connection broke.
+            BackendError: the connection broke each time.
         """
-        request = LoadRequest(turn=turn, prompt=prompt)
-        exchange = await self.send(request, self.encode(request, seed=seed, extra=extra))
+        request, patience = LoadRequest(turn=turn, prompt=prompt), Patience(self.patience_s)
+        while True:
+            try:
+                exchange = await self.send(request, self.encode(request, seed=seed, extra=extra))
+                break
+            except BackendError:
+                if (pause_s := patience.pause_s()) is None:
+                    raise
+                await asyncio.sleep(pause_s)
         response = ParsedResponse(exchange)
         for _ in response.steps():
             await asyncio.sleep(0)

@@ -1,0 +1,79 @@
+"""The gain on a log itself: whether it depends on the place in the log, and its interval for the log's own prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+import numpy as np
+
+from draftwise.core import Interval
+from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, student_quantile
+from draftwise.statistics.ratios import Array
+
+__all__ = ["OrderBreak", "bound_log_itself", "find_order_break"]
+
+_FEWEST = 15
+"""Prompts below which no break is looked for."""
+_PERMUTATIONS, _MOST_BEYOND = 199, 1
+"""Orders drawn at random, and how many may have as large a break: an error of 1 %."""
+_FEWEST_ANCHORS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderBreak:
+    """A place of the log from which on prompts gain otherwise."""
+
+    place: int
+    """Prompts before it, of those that were asked."""
+    before: float
+    """Ratio of the (geometric) mean prompt."""
+    after: float
+
+
+def find_order_break(logs_N: Array) -> OrderBreak | None:
+    """Return the largest break of gains in the order of their log; None where chance makes as large ones.
+
+    The largest sum of deviations from the mean (CUSUM), held against those of random orders.
+
+    Args:
+        logs_N: logarithms of what each prompt gains, in the order of the log.
+    """
+    if len(logs_N) < _FEWEST:
+        return None
+    deviations_N = logs_N - logs_N.mean()
+    rng = np.random.default_rng(len(logs_N))
+    orders_PN = rng.permuted(np.tile(deviations_N, (_PERMUTATIONS, 1)), axis=1)
+    sums_N = np.abs(np.cumsum(deviations_N))
+    place = int(sums_N[:-1].argmax()) + 1
+    beyond = int((np.abs(np.cumsum(orders_PN, axis=1)).max(axis=1) >= sums_N[place - 1]).sum())
+    if beyond > _MOST_BEYOND or not deviations_N.any():
+        return None
+    before, after = (math.exp(float(part.mean())) for part in (logs_N[:place], logs_N[place:]))
+    return OrderBreak(place=place, before=before, after=after)
+
+
+def bound_log_itself(estimate: RatioEstimate, changes: Sequence[float], population: int) -> Interval | None:
+    """Return the interval of a ratio for the prompts of the log alone; None where too few of them were asked.
+
+    An interval for traffic like the log holds that other prompts gain otherwise. Of the log's own, half and more were
+    asked: only those that were not are uncertain, and the noise of each request.
+
+    Args:
+        estimate: over prompts that were each asked once.
+        changes: by how much prompts that were asked again gained otherwise: they tell that noise.
+        population: prompts of the log.
+    """
+    count = len(estimate.log_by_prompt)
+    if len(changes) < _FEWEST_ANCHORS or not 2 <= count <= population <= 2 * count:
+        return None
+    noise = variance(changes, fmean(changes)) / 2
+    between = max(0.0, variance(estimate.log_by_prompt.values()) - noise)
+    error = math.sqrt(max(estimate.spread.variance - between / population, noise / count))
+    degrees = len(changes) - 1 if count == population else estimate.spread.degrees
+    reach = student_quantile((1 + CONFIDENCE) / 2, degrees) * error
+    return Interval(
+        value=math.exp(estimate.log), low=math.exp(estimate.log - reach), high=math.exp(estimate.log + reach)
+    )
