@@ -52,6 +52,25 @@ def test_a_forecast_says_what_to_run_up_to_where_and_what_settles_the_rest(files
     )
 
 
+def test_a_group_that_the_profile_lacks_is_refused_with_those_it_has(files: tuple[str, str]) -> None:
+    result = run("forecast", *files, "--group", "nope")
+    assert result.exit_code == 2
+    assert "no group 'nope'" in result.stderr
+    assert "it has none" in result.stderr
+
+
+def test_a_profile_of_groups_alone_asks_for_one(files: tuple[str, str]) -> None:
+    profile = make_profile()
+    write_document(
+        Path(files[0]), replace(profile, entries=tuple(replace(each, group="edit") for each in profile.entries))
+    )
+    result = run("forecast", *files)
+    assert result.exit_code == 2
+    assert "by group only" in result.stderr
+    assert "groups: edit" in result.stderr
+    assert "in flight" in run("forecast", *files, "--group", "edit").stdout
+
+
 def test_a_promise_is_kept_up_to_a_load(files: tuple[str, str]) -> None:
     result = run("forecast", *files, "--slo-tpot-ms", "4")
     assert re.search(r"^4 ms a token: eagle3 k=\d up to \d+\.$", result.stdout, re.MULTILINE)

@@ -20,7 +20,7 @@ from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import read_range
-from draftwise.verbs.verb import Result, verb
+from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["ForecastRequest", "ForecastResult", "HeldRow", "forecast"]
 
@@ -132,6 +132,13 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
         rows, different = tuple(map(HeldRow.of, held)), tuple(find_differences(calibration, run.plan, run.context))
         return shown(held=rows, differences=different, calibration=calibration)
     made = _make(profile, calibration, request)
+    groups = {each.group for each in made.cells}
+    if made.cells and request.group not in groups:
+        named = ", ".join(sorted(each for each in groups if each is not None))
+        text = (
+            f"The profile has no group {request.group!r}" if request.group else "The profile has requests by group only"
+        )
+        refuse(f"{text}. Name one of its groups: {named or 'it has none'}.", where="--group")
     if request.out is not None:
         write_document(Path(request.out), made)
     return shown(made=made, calibration=calibration)
