@@ -34,7 +34,8 @@ from matplotlib.figure import Figure
 from provenance import provenance, write
 
 from draftwise import __version__
-from draftwise.reporting.svg import PALETTE, to_svg
+from draftwise.reporting.appearance import PALETTE
+from draftwise.reporting.svg import to_svg
 
 ACCURACY = {"first_token_s": 0.05, "step_s": 0.02, "shortest": 0.5}
 """Answers of different lengths, so that the streams do not stay in step."""

@@ -211,7 +211,7 @@ def _figure(found: list[dict[str, Any]], value: Callable[[dict[str, Any], str], 
     """Return a figure with a line for each case and engine over the batch size."""
     from matplotlib.figure import Figure
 
-    from draftwise.reporting.svg import PALETTE, PLAIN
+    from draftwise.reporting.appearance import PALETTE, PLAIN
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

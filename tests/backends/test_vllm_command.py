@@ -33,7 +33,7 @@ def test_config_and_arguments_follow() -> None:
 
 @pytest.mark.parametrize("vllm", ["", "  ", "vllm 'serve"])
 def test_what_is_no_command_is_refused(vllm: str) -> None:
-    with pytest.raises(InvalidSetup, match="is no command"):
+    with pytest.raises(InvalidSetup, match="is not a command"):
         compose(vllm, Setup(target="/m", engine="vllm"))
 
 

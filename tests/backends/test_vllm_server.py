@@ -193,7 +193,8 @@ def test_what_draftwise_decides_cannot_be_given(tmp_path: Path, flag: str) -> No
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetup, match=r"^--vllm names '/no/such/vllm', and there is no such command here\."):
+    said = r"^--vllm-command names '/no/such/vllm', but this machine has no such command\."
+    with pytest.raises(InvalidSetup, match=said):
         make(tmp_path, vllm="/no/such/vllm")
 
 

@@ -94,8 +94,8 @@ def test_add_as_json_says_what_was_read_and_what_was_not(sources: Path) -> None:
         (("add", "torch==2.0"), 2, "does not hold the Python sources of vLLM"),
         (("add", "--python", "/no/python"), 2, "cannot be asked for its vLLM"),
         (("add", "vllm==9.9", "--python", "x"), 2, "Give WHAT or --python"),
-        (("remove", "vllm==0.33.0"), 2, "is not among the releases that were added"),
-        (("remove", "nothing"), 2, "is not among the releases that were added"),
+        (("remove", "vllm==0.33.0"), 2, "is not a release that you added"),
+        (("remove", "nothing"), 2, "is not a release that you added"),
     ],
 )
 @pytest.mark.usefixtures("user_data")

@@ -154,8 +154,8 @@ def test_json_is_what_its_schema_says(truth, folder):
         ((A, "--undo"), 2, "alone"),
         (("--undo", "--acknowledge"), 2, "alone"),
         ((A, "--plain", f"{A}/v1"), 2, "given twice"),
-        ((A, "--act", "nginx=x"), 2, "names nothing"),
-        ((A, "--probe"), 2, "beside the same probe of a good server"),
+        ((A, "--act", "nginx=x"), 2, "--act nginx=x is not a known executor"),
+        ((A, "--probe"), 2, "Only a comparison with the same probe of a healthy server"),
         ((A, "--act", "haproxy=/no/socket"), 3, "level admin"),
         ((A, "--baseline", "no-such-file"), 2, "cannot be read"),
         (("a:8000",), 2, "http"),
@@ -174,4 +174,4 @@ def test_another_guard_of_the_same_replica_is_refused(truth, folder):
     lease.write_text(json.dumps(holder))
     result = run(A, "--state", folder / "other.json", "--once")
     assert result.exit_code == 2
-    assert f"guards {A} already" in result.output
+    assert f"already guards {A}" in result.output

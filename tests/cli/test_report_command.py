@@ -63,7 +63,7 @@ def test_markdown_on_stdout_has_nothing_else_there(run: Path) -> None:
         (("--export", "vllm-bench"), 2, "is not FORMAT=FILE"),
         (("--markdown", "/nowhere/x.md"), 3, "cannot be written"),
         (("--export", "aiperf=/nowhere/x"), 3, "cannot be written"),
-        (("--export", "aiperf=/dev/null/x/"), 3, "cannot be made"),
+        (("--export", "aiperf=/dev/null/x/"), 3, "cannot be created"),
     ],
 )
 def test_what_cannot_be_done_is_said(run: Path, arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -90,7 +90,7 @@ def test_every_property_of_a_judgement_is_documented(verb: str) -> None:
 
 
 def test_a_run_and_its_comparison_fit_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.reporting.page.draw_plots", lambda found: {})
+    monkeypatch.setattr("draftwise.reporting.page._draw", lambda found: {})
     before = save_run(tmp_path / "before", make_run({"ngram k=3": gains(1.5)}))
     after = save_run(tmp_path / "after", make_run({"ngram k=3": gains(0.7)}, seed=1))
     for verb, arguments in (("report", (before,)), ("compare", (before, after))):

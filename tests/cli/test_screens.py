@@ -39,6 +39,8 @@ MOST_LINES = 30
 
 def show_help(*words: str) -> Callable[[Console], None]:
     def show(console: Console) -> None:
+        for command in (main, decide):
+            command._help_option = None  # click keeps the one that another test's bare `click.Context` made, without -h
         text = CliRunner().invoke(main, [*words, "--help"], terminal_width=console.width).output
         console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 

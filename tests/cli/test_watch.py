@@ -119,11 +119,11 @@ def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Give the URLs of servers, or --prometheus, or --log."),
-        (["http://a", "--prometheus", "http://b"], "Give the URLs of servers, or --prometheus, or --log."),
+        ([], "Give the URLs of servers, --prometheus, or --log."),
+        (["http://a", "--prometheus", "http://b"], "Give the URLs of servers, --prometheus, or --log."),
         (["http://a", "--json", "--live"], "not both"),
         (["http://a", "--probe"], "needs a --baseline with a probe"),
-        (["--log", "-", "--record-baseline", "b.json"], "ask servers: give their URLs"),
+        (["--log", "-", "--record-baseline", "b.json"], "send requests to servers: give their URLs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:

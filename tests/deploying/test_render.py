@@ -95,7 +95,7 @@ def test_no_variable_of_compose_or_systemd_is_filled_in(text: str) -> None:
 def test_a_template_is_refused() -> None:
     order = make_order(SETUP)
     order = replace(order, setup=replace(order.setup, args={"chat_template": "{{ messages }}"}))
-    with pytest.raises(InvalidSetup, match=r"holds \{\{"):
+    with pytest.raises(InvalidSetup, match=r"contains \{\{"):
         deploy(order, "kubernetes")
 
 

@@ -56,7 +56,7 @@ def test_the_commands_are_printed_with_names_filled_in(to: str, tmp_path: Path) 
     deploy(make_order(SETUP, name="llama", image=IMAGES.get(to, "")), to).write(tmp_path / "out")
     shown = run(tmp_path / "out").stdout
     file = f"{tmp_path / 'out'}/rollback{TARGETS[to].suffix}"
-    assert shown.index("Go back.") < shown.rindex(file) < shown.index("Take away the twin")
+    assert shown.index("Go back.") < shown.rindex(file) < shown.index("Remove the twin")
     assert ("restarts in its place" in shown) == TARGETS[to].in_place
     assert "{" not in shown
     assert re.search(rf"It leaves behind: {re.escape(TARGETS[to].leaves) or '[A-Z]'}", shown)
@@ -135,7 +135,7 @@ def test_a_refusal_stops_everything_behind_it(made: Path, stub: Path, monkeypatc
     result = run(made, "--apply", "--yes")
     assert result.exit_code == 3
     assert "kubectl apply -f" in result.stderr
-    assert "nothing after it was run" in result.stderr
+    assert "nothing after it ran" in result.stderr
     assert "rollout" not in stub.read_text()
 
 

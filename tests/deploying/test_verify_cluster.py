@@ -232,7 +232,7 @@ def test_commands_to_look_further_have_the_names_filled_in(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "why is on its stderr"),
+        ("", "Its stderr says why"),
         ('Error from server (Forbidden): pods "llama" is forbidden: User "dev" cannot get resource', "Forbidden"),
         ("bash: kubectl: command not found", "command not found"),
         ("The connection to the server localhost:8080 was refused", "was refused"),

@@ -17,7 +17,7 @@ from draftwise.engine.engine_config import EngineConfig, Limits
             {"kv_cache_dtype": "fp8_e4m2"},
             "kv_cache_dtype is 'fp8_e4m2', which is none of its values. Did you mean fp8_e4m3?",
         ),
-        ({"quantization": "awq"}, "quantization is 'awq', which is none of its values. Known: fp8."),
+        ({"quantization": "awq"}, "quantization is 'awq', which is none of its values. Known: fp8, int8, int4."),
         ({"load_format": "dumy"}, "Did you mean dummy?"),
         ({"device": "metal"}, "Known: auto, cpu, cuda."),
         ({"cudagraph_capture_sizes": [4, 0]}, "positive integers"),

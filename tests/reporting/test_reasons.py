@@ -35,7 +35,7 @@ GIVEN = {
     ReasonCode.GAIN_WITH_DAMAGE: ({"promise": True}, "more requests within the SLO on the whole, but"),
     ReasonCode.MIXED_WORKLOAD: (
         {"half": 0.8, "share": 0.3},
-        "0.80x the baseline's, and 30% of the requests are slower",
+        "0.80x the baseline's, but 30% of the requests are slower",
     ),
     ReasonCode.SLOW_TAIL: ({"share": 0.3}, "30% of the requests are slower than 1.1 times the baseline's P90"),
     ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token takes 3.00x as long"),

@@ -6,7 +6,7 @@ UNPLOTTED = """
 from draftwise.cli import main
 from draftwise.reporting import page
 
-page.draw_plots = lambda found: {}
+page._draw = lambda found: {}
 main()
 """
 """The command in a process of its own, its reports without plots."""

@@ -39,10 +39,19 @@ def use_uniform_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "attend", _attend)
 
 
-def _attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
+def _attend(
+    q_NAD: Tensor,
+    kv: PagedKV,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
     spans = plan.spans
     if spans.host is not None:  # a prompt
-        return attend(q_NAD, kv, layer, plan)
+        return attend(q_NAD, kv, layer, plan, scale=scale, window=window)
+    assert (scale, window) == (None, None), "tiny models have neither"
     k_BGTD, v_BGTD = kv.gather(layer, plan.page_table_BP.long(), q_NAD.dtype)
     last_BW = spans.starts_B.unsqueeze(1) + torch.arange(spans.width)
     if not plan.causal:

@@ -108,5 +108,5 @@ def test_words_of_a_command_are_one_source(
 def test_flags_of_vllm_behind_a_model_are_told_where_to_go() -> None:
     result = run("check", "Qwen/Qwen3-8B", "--max-model-len", "4096")
     assert result.exit_code == 2
-    assert "No such option '--max-model-len'. Flags of vLLM go behind --" in result.stderr
-    assert "in quotes" in result.stderr
+    assert "No such option '--max-model-len'. Put vLLM flags after `--`" in result.stderr
+    assert "quote the whole command" in result.stderr

@@ -123,7 +123,7 @@ def test_the_model_is_asked_for_and_needed_where_there_are_several() -> None:
     other = [{**each, "metric": {**each["metric"], "model_name": "other"}} for each in series]
     snapshot, asked = watch([*series, *other], model=None)
     assert "model_name" not in asked[0]
-    assert "--model names one: m, other" in snapshot.findings[0].message
+    assert "Choose one with --model: m, other" in snapshot.findings[0].message
 
 
 def test_no_data_is_a_finding_and_not_health() -> None:
@@ -136,8 +136,8 @@ def test_no_data_is_a_finding_and_not_health() -> None:
     ("answer", "said"),
     [
         ((400, json.dumps({"status": "error", "error": "parse error"})), "rejects the query: parse error"),
-        ((200, "<html>"), "not as Prometheus' API does"),
-        ((200, "[]"), "not as Prometheus' API does"),
+        ((200, "<html>"), "which is not Prometheus' API"),
+        ((200, "[]"), "which is not Prometheus' API"),
         ((503, ""), "answers 503"),
     ],
 )

@@ -14,14 +14,13 @@ from draftwise.backends.backend import ServerInfo
 from draftwise.backends.child import ChildBackend
 from draftwise.backends.gpu_placement import GpuPlacement
 from draftwise.core import Finding, InvalidSetup, Setup
+from draftwise.core.exit_codes import ExitCode
 from draftwise.setups.write import write_words
 
 __all__ = ["EmbeddedBackend"]
 
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _PHASE = re.compile(r"([a-z].*): (\d+\.\d) s")
-_INVALID = 1
-"""Exit status of a command that found its user's mistakes; they are on its `error:` lines."""
 
 
 class EmbeddedBackend(ChildBackend):
@@ -80,7 +79,7 @@ class EmbeddedBackend(ChildBackend):
 
     def _explain(self, status: int) -> Exception:
         faults = [line.removeprefix("error: ") for line in self._tail.lines if line.startswith("error: ")]
-        if status == _INVALID and faults:
+        if status == ExitCode.USAGE and faults:  # the user's mistakes, on its `error:` lines
             return InvalidSetup([_fault(self.name, fault) for fault in faults])
         return super()._explain(status)
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from draftwise.cli._results import json_option, show
 from draftwise.core.progress import Silent
 from draftwise.verbs.ui import UiRequest, UiResult
 from draftwise.verbs.ui import ui as run_ui
@@ -24,7 +25,8 @@ class _Announcement(Silent):
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True,
               help="Port on 127.0.0.1; 0 for a free one.")  # fmt: skip
-def ui(**given: Any) -> None:
+@json_option
+def ui(as_json: bool, **given: Any) -> None:
     """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C.
 
     RUNS are run directories, or folders that hold them; without any, the current folder. The pages are served to this
@@ -34,7 +36,9 @@ def ui(**given: Any) -> None:
     Examples:
       draftwise ui runs/
     """
-    run_ui.run(UiRequest(**given), _Announcement())
+    result = run_ui.run(UiRequest(**given), _Announcement())
+    if as_json:
+        show(result, render, as_json=True)
 
 
 def render(console: Console, result: UiResult) -> None:
