@@ -42,7 +42,9 @@ def test_a_server_that_is_slow_for_all_that_is_measured_of_it_is_not_rejected() 
     """No turn, and no stretch of the run, is beside another one of its own that tells."""
     outcome = run_trial(Trial(kind="late-start", seed=2_000_034, truth=0.99))
     assert (outcome.is_covered, outcome.verdicts) == (True, ("inconclusive",))
-    assert re.match(r"the server of candidate takes [23]\.\dx as long as the other one", outcome.reasons[0])
+    assert re.match(
+        r"a decoding step on the server of candidate takes [23]\.\dx as long as on the other one", outcome.reasons[0]
+    )
 
 
 @pytest.mark.parametrize("truth", [1.2, 0.8])

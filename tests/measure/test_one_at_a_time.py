@@ -211,7 +211,7 @@ def test_a_command_must_say_where_the_arm_goes(command: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"url": "http://h", "one_at_a_time": True}, "give --switch"),
+        ({"url": "http://h", "one_at_a_time": True}, "use --switch"),
         ({"target": "m", "switch": "x {arm}"}, "use --one-at-a-time"),
         ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "leave out --candidate-url"),
         ({"url": "http://h", "switch": "x {arm}", "candidates": (Candidate(),)}, "--candidate NAME=JSON"),

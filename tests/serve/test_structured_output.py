@@ -67,9 +67,9 @@ def test_required_and_named_tools(server):
         return [call.function.name for call in choice.message.tool_calls], choice.message.content, choice.finish_reason
 
     names, content, reason = ask(tool_choice="required", parallel_tool_calls=False)
-    assert (len(names), content, reason) == (1, None, "tool_calls")
+    assert (len(names), content, reason) == (1, "", "tool_calls")
     named = {"type": "function", "function": {"name": "g"}}
-    assert ask(tool_choice=named) == (["g"], None, "stop")
+    assert ask(tool_choice=named) == (["g"], "", "stop")
     chunks = server.client.chat.completions.create(
         model="m", messages=MESSAGES, tools=TOOLS, tool_choice=named, stream=True, **SAMPLING
     )

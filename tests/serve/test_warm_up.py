@@ -28,8 +28,8 @@ def stamps(folder):
 
 def test_the_folder_holds_the_kernels_and_says_whose_they_are(filled):
     folder, said = filled
-    assert len(stamps(folder)) == 3
-    assert "3 kernels" in said
+    assert len(stamps(folder)) == 4
+    assert "4 kernels" in said
     manifest = json.loads((folder / "kernels.json").read_text())
     assert manifest["platform"]["device"] == "cpu"
     assert len(manifest["setups"]) == 1

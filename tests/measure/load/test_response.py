@@ -116,7 +116,7 @@ def test_the_acceptance_of_a_request_is_kept() -> None:
         ([DONE], 200, "the answer contains no token"),
         ([b'{"choices": []}'], 200, 'the answer is not an event stream although one was requested: {"choices": []}'),
         ([b"data: not json\n\n"], 200, "not json"),
-        ([b'data: {"choices": ["a"]}\n\n'], 200, 'an event that is none of the API\'s: {"choices": ["a"]}'),
+        ([b'data: {"choices": ["a"]}\n\n'], 200, 'an event that does not belong to the API: {"choices": ["a"]}'),
         ([b'data: {"a": 1} and more\n\n'], 200, '{"a": 1} and more'),
         ([b'{"error": {"mes', b'sage": "no such field"}}'], 400, "no such field"),
         ([b'{"detail": "Not Found"}'], 404, "{'detail': 'Not Found'}"),
