@@ -76,7 +76,7 @@ _MEMORY = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RELEASES = ("0.15", "0.16", "0.17", "0.20")
 """Of KServe, which its definitions are of."""
-_CHOSEN = frozenset(["labels", "annotations", "matchLabels", "matchAnnotations"])
+_CHOSEN = frozenset(["labels", "annotations", "podAnnotations", "matchLabels", "matchAnnotations"])
 """Fields whose own fields are names that people choose."""
 
 

@@ -45,7 +45,7 @@ def describe(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def pages() -> Iterator[str]:
     """Yield the parts of the page."""
-    root = click.Context(command_line, info_name="draftwise")
+    root = click.Context(command_line, info_name="draftwise", **command_line.context_settings)
     yield f'.TH DRAFTWISE 1 "" "draftwise {__version__}" "User Commands"'
     yield f".SH NAME\ndraftwise \\- {roff(command_line.help or '').rstrip('.')}"
     yield ".SH SYNOPSIS\n.B draftwise\n.I VERB\n[options] ..."

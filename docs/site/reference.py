@@ -20,7 +20,7 @@ from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.schema import schema
 
-_ROOT = click.Context(main, info_name="draftwise")
+_ROOT = click.Context(main, info_name="draftwise", **main.context_settings)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -55,7 +55,7 @@ def list_old_metrics() -> str:
 
 def _commands(command: click.Command, name: str, depth: int = 2) -> Iterator[str]:
     """Yield usage, text and options of a command and its subcommands; those of `train` need the engine to be listed."""
-    context = click.Context(command, info_name=f"draftwise {name}")
+    context = click.Context(command, info_name=f"draftwise {name}", help_option_names=_ROOT.help_option_names)
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     title = "Command line" if depth == 2 else f"draftwise {name}"
     yield f"{'#' * depth} {title}\n\n{fence(usage, 'text')}\n\n{_prose(command.help or '')}\n"

@@ -17,6 +17,7 @@ from tests.support.made_calibrations import make_calibration, make_profile
 
 import draftwise
 from draftwise.cli import main
+from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.core.exit_codes import ExitCode
 from draftwise.verbs import VERBS
@@ -180,7 +181,10 @@ def options_of(verb: str, words: Sequence[str]) -> set[str]:
     while command is not None:
         names |= {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
         inner = getattr(command, "get_command", None)
-        command = inner(click.Context(command), words[0]) if inner and words else None
+        try:
+            command = inner(click.Context(command), words[0]) if inner and words else None
+        except InvalidSetup:  # methods of `train` know their options where the engine is installed
+            command = None
         words = words[1:]
     return names | {"--help"}
 

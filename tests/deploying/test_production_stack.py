@@ -51,7 +51,9 @@ def test_what_the_operator_selects_by_stays_when_the_service_goes_back() -> None
     assert marks[0]["draftwise.dev/revision"] != marks[1]["draftwise.dev/revision"]
     assert [each["draftwise.dev/pool"] for each in marks] == ["spec", "plain"]
     (endpoint,) = yaml.safe_load(files["observe/podmonitor.yaml"])["spec"]["podMetricsEndpoints"]
-    read = {each["targetLabel"]: each for each in endpoint["relabelings"] if "targetLabel" in each}
-    for label in ("pool", "revision"):
-        assert f"__meta_kubernetes_pod_annotation_draftwise_dev_{label}" in read[label]["sourceLabels"]
-        assert read[label]["separator"] == ""
+    for label in ("pool", "revision"):  # the later one of those that match is kept
+        read = [each for each in endpoint["relabelings"] if each.get("targetLabel") == label]
+        assert [each["regex"] for each in read] == ["(.+)", "(.+)"]
+        assert [each["sourceLabels"] for each in read] == [
+            [f"__meta_kubernetes_pod_{kind}_draftwise_dev_{label}"] for kind in ("annotation", "label")
+        ]

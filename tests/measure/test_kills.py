@@ -33,6 +33,8 @@ SCRIPTS = {
 }
 PATIENCE_S = 120
 """For a machine under load; nothing is concluded from how long things take."""
+IMPATIENT = f"import draftwise.measure.sweep as sweep; sweep._AWAY_S = 5.0; {UNPLOTTED}"
+"""A client that waits seconds, not minutes, for a server to come back."""
 PASSES, TURN = 3, 16
 """Passes, and requests in the one turn of an arm: four for each of four streams."""
 
@@ -87,7 +89,7 @@ def decide_arguments(servers: dict[str, Server], workload: Path) -> list[Any]:
 
 
 def measure(servers: dict[str, Server], workload: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", UNPLOTTED, "decide", *decide_arguments(servers, workload), "--out", out]
+    command = [sys.executable, "-c", IMPATIENT, "decide", *decide_arguments(servers, workload), "--out", out]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, command)], **pipes, **options)
 

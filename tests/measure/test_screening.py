@@ -189,5 +189,6 @@ def test_a_run_on_the_bundled_model_measures_what_is_left_and_shows_the_forecast
     (row,) = summary["forecasts"]
     assert row["candidate"] == "ngram k=3"
     assert row["measured"]["value"] == summary["comparisons"][0]["deciding"]["value"]
+    assert "Forecasts were off by" in CliRunner().invoke(main, ["report", str(out)]).output
     assert "Forecast before the run, and measured" in (out / "report.html").read_text()
     assert {each.candidate for each in RunDirectory(out).read().expected} == {"ngram k=3", "eagle3 k=3"}

@@ -72,7 +72,9 @@ def test_a_document_is_written_back_as_it_was(kind: type[Any], name: str, tmp_pa
     value = read_file(kind, FOLDER / name)
     write_document(tmp_path / name, value)
     row = json.loads((FOLDER / name).read_text())
-    assert holds(json.loads((tmp_path / name).read_text()), with_pages(row))
+    if kind is Baseline and row["seen"]:  # keys that are newer
+        row["seen"] |= {"revision": "", "slower_than": []}
+    assert json.loads((tmp_path / name).read_text()) == with_pages(row)
     assert read_file(kind, tmp_path / name) == value
 
 
@@ -115,6 +117,5 @@ def test_a_summary_is_what_it_was() -> None:
             assert finding.pop("where") is not None
             assert finding.pop("source") is not None
             assert finding.pop("url").startswith(SITE)
-    for each in (*made["comparisons"], *row["comparisons"]):
-        assert each.pop("reason") is not None  # words, which may be better ones
-    assert holds(made, row)
+    assert [each.pop("log_itself") for each in made["comparisons"]] == [None] * 3  # a newer key
+    assert made == row

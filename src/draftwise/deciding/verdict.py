@@ -56,7 +56,7 @@ _SLOWER_STEP = 1.1
 _NO_GAIN = 0.005
 """One-sided error of saying that no gain worth a change is left."""
 _LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
-"""Reasons beside which a comparison may say something else."""
+"""Reasons that leave room for another verdict of the same comparison."""
 _MOST_REPETITIONS = 20
 """More repetitions than these over the same prompts are no advice."""
 

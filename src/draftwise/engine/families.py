@@ -26,7 +26,7 @@ class Family:
     window_switch: str | None = None
     """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
     window_period: int | None = None
-    """Where config.json lists no `layer_types`: every so many layers, one looks at all tokens."""
+    """Without `layer_types` in config.json, every n-th layer attends to all tokens; this is n."""
     has_experts: bool = False
     """Whether layers have a mixture of experts (`MixtureShape`)."""
     has_multipliers: bool = False

@@ -233,7 +233,7 @@ def _judge(
 
     Args:
         check: to complete.
-        views: answers that are none of the plain server's, with what both servers hold of the tokens.
+        views: answers that the plain server did not give, with both servers' log-probabilities of the tokens.
         broken: answers of a form that was not asked for.
         scale: of rounding, in nats.
         growth: of the server's counters.

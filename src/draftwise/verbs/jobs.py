@@ -26,7 +26,7 @@ class JobState:
     state: str
     """`running`, `stopping`, `finished`, or `failed`: then the result is an error."""
     doing: str
-    """What it does or waits for now."""
+    """The current phase, in words."""
     done: int
     """Steps that are done."""
     planned: int | None

@@ -11,7 +11,7 @@ from math import log, sqrt
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.watching.stalls import Stalls
-from draftwise.watching.watcher import RECENT_S, Recent, Snapshot
+from draftwise.watching.watcher import Recent, Snapshot
 
 __all__ = ["read_log", "see_log"]
 
@@ -212,6 +212,5 @@ def _nothing_in(name: str) -> Finding:
         "no-statistics",
         f"{name} has no engine statistics, so nothing is known about the engine.",
         where=name,
-        fix=("vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats."),
-        source=f"The last {RECENT_S:.0f} s of a log are read.",
+        fix="vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats.",
     )

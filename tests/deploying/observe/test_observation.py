@@ -83,8 +83,11 @@ def test_both_twins_are_scraped_with_their_pool() -> None:
     port, *labelings = endpoint["relabelings"]
     assert (port["regex"], port["action"]) == ("8000", "keep")
     labels = {re.sub(r"\W", "_", f"__meta_kubernetes_pod_label_{name}"): name for name in ORDER.labels}
-    found = {each["targetLabel"]: labels[each["sourceLabels"][0]].rpartition("/")[2] for each in labelings}
+    found = {each["targetLabel"]: labels[each["sourceLabels"][0]].rpartition("/")[2]
+             for each in labelings if each["sourceLabels"][0] in labels}  # fmt: skip
     assert found == {"service": "name", "deployment": "instance", "pool": "pool", "revision": "revision"}
+    others = [each["sourceLabels"] for each in labelings if each["sourceLabels"][0] not in labels]
+    assert others == [[f"__meta_kubernetes_pod_annotation_draftwise_dev_{name}"] for name in ("pool", "revision")]
     (job,) = read("scrape.yaml")["scrape_configs"]
     assert [each["labels"]["pool"] for each in job["static_configs"]] == ["spec", "plain"]
 

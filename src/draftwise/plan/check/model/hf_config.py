@@ -29,7 +29,7 @@ _DSPARK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, where: str) -> Iterator[Ruling]:
-    """Yield that a name is none of the hub's: it may be that of a directory beside the server, which is not here."""
+    """Yield a finding for a name that the hub cannot have: it may be a directory on the server's machine."""
     known = None if found is None or found.origin != "table" else find_model(name)
     if known is not None and name.lower() not in map(str.lower, known.names):
         hint = f"Write {known.id}"
