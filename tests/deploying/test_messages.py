@@ -7,9 +7,9 @@ from pathlib import Path
 from string import Formatter
 
 import draftwise.deploying
-from draftwise.deploying import messages
 
 ROOM = Path(draftwise.deploying.__file__).parent
+MESSAGES = {"fault", "note", "refusal", "unreadable", "warning"}
 ROWS = json.loads((ROOM / "messages.json").read_text(encoding="utf-8"))
 
 
@@ -17,7 +17,7 @@ def list_uses() -> Iterator[tuple[str, set[str]]]:
     """Yield the row and the values of each use."""
     for path in ROOM.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in messages.__all__:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in MESSAGES:
                 given = {each.arg: each.value for each in node.keywords}
                 case = ast.literal_eval(given.pop("case")) if "case" in given else ""
                 code = ast.literal_eval(node.args[0])

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["check_url", "is_served_here"]
-
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp (include/net/tcp_states.h)."""

@@ -10,8 +10,6 @@ import httpx
 from draftwise.core import BackendError
 from draftwise.replaying.served_drafts import Score
 
-__all__ = ["Asker", "Scorer"]
-
 _PATIENCE_S = 600.0
 
 

@@ -11,8 +11,6 @@ from draftwise.core import Answer, BackendError, Counters, Divergence, ServerLoa
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Backend", "BrokenStream", "Exchange", "Piece", "Probed", "ProbedPair", "ServerInfo"]
-
 Piece = tuple[float, bytes]
 """Bytes of an answer's body and when they arrived, on the backend's clock."""
 

@@ -21,8 +21,6 @@ from draftwise.core import BackendError
 from draftwise.machine.cores import count_cores
 from draftwise.machine.posix import require_posix
 
-__all__ = ["ChildBackend", "LogTail"]
-
 _POLL_S = 0.1
 _TAIL_LINES = 15
 _LONGEST_LINE = 240

@@ -15,8 +15,6 @@ import httptools
 
 from draftwise.backends.backend import Exchange, Piece
 
-__all__ = ["Connection", "LostError", "Reply", "ReplyError", "Tls"]
-
 _READ_BYTES = 1 << 14
 """Four hundred tokens' worth. Python allocates as much for every read: from 128 KiB on (asyncio takes 256) that is a
 mapping of memory made and given back, which takes three times as long as the reading."""

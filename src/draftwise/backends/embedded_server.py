@@ -17,8 +17,6 @@ from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.core.exit_codes import ExitCode
 from draftwise.setups.write import write_words
 
-__all__ = ["EmbeddedBackend"]
-
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _PHASE = re.compile(r"([a-z].*): (\d+\.\d) s")
 

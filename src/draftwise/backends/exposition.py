@@ -11,18 +11,6 @@ from functools import lru_cache
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 from draftwise.knowledge.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
 
-__all__ = [
-    "EngineReading",
-    "find_engine",
-    "has_spec_counters",
-    "parse_cache_tokens",
-    "parse_counters",
-    "parse_engines",
-    "parse_gauges",
-    "parse_load_and_counters",
-    "parse_start",
-]
-
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -12,8 +12,6 @@ from typing import Any
 
 from draftwise.core import InvalidSetup, Setup
 
-__all__ = ["GpuPlacement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
-
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Arguments whose product is the GPUs that a server takes."""
 _DRIVER_S = 20.0

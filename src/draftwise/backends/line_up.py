@@ -17,8 +17,6 @@ from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 from draftwise.knowledge.server_metrics import counts_drafts
 
-__all__ = ["LineUp", "OneAtATime", "Replace", "SwitchCommand"]
-
 _POLL_S = 1.0
 _PLACE = "{arm}"
 _TAIL = 600

@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
-__all__ = ["BUSY", "Patience", "read_retry_after"]
-
 BUSY = (429, 503)
 """HTTP statuses of a server that had no time: the same request may be sent again (RFC 9110, RFC 6585)."""
 _FIRST_S, _LONGEST_S = 0.25, 8.0

@@ -26,8 +26,6 @@ from draftwise.backends.patience import BUSY, Patience
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, ServerLoad
 
-__all__ = ["UrlBackend"]
-
 _KEPT_S = 1.0
 """Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
 _GET_PATIENCE_S = 5.0

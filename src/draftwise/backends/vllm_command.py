@@ -15,8 +15,6 @@ from draftwise.core import InvalidSetup, Setup
 from draftwise.knowledge.vllm import get_release
 from draftwise.setups.write import write_words
 
-__all__ = ["check_arguments", "check_command", "compose", "find_version", "split_command", "with_request_metrics"]
-
 _DECIDED = {
     "--host": "it listens on 127.0.0.1 only",
     "--port": "every arm gets a free one",

@@ -10,8 +10,6 @@ from typing import Any
 
 from draftwise.knowledge.log_lines import read_log_facts
 
-__all__ = ["StartupLog", "find_root_cause", "find_start_s", "is_port_taken"]
-
 _FIELD = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,)]+)")
 _RENAMED = {"num_spec_tokens": "num_speculative_tokens"}
 """Names of `SpeculativeConfig.__repr__` -> keys of the config."""

@@ -23,8 +23,6 @@ from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_tak
 from draftwise.core import BackendError, Finding, InvalidSetup, Setup, Severity
 from draftwise.setups.write import write_flags, write_words
 
-__all__ = ["VllmBackend"]
-
 _ATTEMPTS = 3
 """Ports that are tried, should others take them first."""
 _IDENTITY = ("runner", "async_scheduling", "attention_backend")

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
 
-__all__ = ["Wire", "raise_file_limit", "run_with_sockets"]
-
 _T = TypeVar("_T")
 
 _CONNECT_S = 10.0

@@ -17,8 +17,6 @@ from draftwise.core import InvalidSetup
 if TYPE_CHECKING:
     from draftwise.knowledge.model_copies import ModelCopy
 
-__all__ = ["ModelConfig", "count_experts", "find_model_config", "get_text_config", "read_config", "standing_for"]
-
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 

@@ -10,22 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "AUX_KEY",
-    "MASK_KEYS",
-    "TARGET_KEY",
-    "AuxLayers",
-    "Dimensions",
-    "TargetSizes",
-    "default_layers",
-    "find_aux_layers",
-    "find_mask_token",
-    "get_int",
-    "get_ints",
-    "get_mapping",
-    "usual_layers",
-]
-
 _MOST = 2**31
 _MOST_LAYERS = 10_000
 """Deeper models do not exist, and what a file says must not decide how long a check takes."""

@@ -24,17 +24,6 @@ from draftwise.checkpoints.text_files import POINTER_BYTES, quote, refuse_pointe
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.stored import read_data
 
-__all__ = [
-    "ROPE_FACTORS",
-    "GgufHeader",
-    "has_paired_rotation",
-    "is_gguf",
-    "list_tensors",
-    "make_config",
-    "read_gguf",
-    "rename_tensor",
-]
-
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_ENTRIES = 2**24

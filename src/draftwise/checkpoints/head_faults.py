@@ -9,15 +9,6 @@ from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers
 from draftwise.checkpoints.text_files import quote
 from draftwise.core import Finding
 
-__all__ = [
-    "find_depth_fault",
-    "find_layers_fault",
-    "find_mask_fault",
-    "find_vocabulary_fault",
-    "find_width_fault",
-    "mask_missing",
-]
-
 _OTHER_TARGET = "Use a head that was trained for this target."
 
 

@@ -35,8 +35,6 @@ from draftwise.knowledge.rules import Rulebook
 if TYPE_CHECKING:
     from draftwise.checkpoints.headers import Tensor
 
-__all__ = ["Head", "find_head_findings", "judge_configs", "judge_fault"]
-
 _EXACT = frozenset({"I64", "I32", "U64", "U32", "F32", "F64"})
 """Types that hold any token id."""
 

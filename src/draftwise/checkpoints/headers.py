@@ -27,22 +27,6 @@ from draftwise.checkpoints.text_files import (
 )
 from draftwise.core import Finding, InvalidSetup
 
-__all__ = [
-    "DTYPE_BITS",
-    "MTP",
-    "Headers",
-    "Reader",
-    "Tensor",
-    "WeightFiles",
-    "find_disagreements",
-    "find_weight_files",
-    "layer_of",
-    "read_file",
-    "read_headers",
-    "read_index",
-    "role_of",
-]
-
 MTP = "mtp"
 """Role of the tensors of modules for multi-token prediction."""
 

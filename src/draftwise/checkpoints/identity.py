@@ -21,21 +21,6 @@ from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
 from draftwise.machine.whole_files import write_whole
 
-__all__ = [
-    "IDENTITY_FILE",
-    "RecordedBase",
-    "RecordedTarget",
-    "check_identity",
-    "find_recorded_base",
-    "find_recorded_target",
-    "find_tokenizer_fault",
-    "is_same_model",
-    "means_nothing",
-    "names_of",
-    "target_identity",
-    "write_identity",
-]
-
 IDENTITY_FILE = "draftwise.json"
 _SAMPLE = 4096
 """Bytes hashed at either end of a tensor: training changes all of them, and reading them costs nothing."""

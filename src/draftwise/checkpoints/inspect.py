@@ -28,15 +28,6 @@ from draftwise.checkpoints.weight_quantization import Quantization, count_parame
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook
 
-__all__ = [
-    "Inspection",
-    "MtpModules",
-    "describe_lost",
-    "find_mtp_modules",
-    "find_tensor_findings",
-    "inspect_checkpoint",
-]
-
 _KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 """Where configs state the number (vLLM, config/speculative.py, hf_config_override)."""
 _NESTED = ("text_config", "mtp_config", "llm_config")

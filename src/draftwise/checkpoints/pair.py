@@ -19,14 +19,6 @@ from draftwise.core import Finding, InvalidSetup, Ruling, Severity
 from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.rules import Rulebook, get_rule
 
-__all__ = [
-    "Pair",
-    "find_base_findings",
-    "find_mtp_findings",
-    "find_pair_findings",
-    "inspect_pair",
-]
-
 _UNREAD = "weights-not-inspected"
 
 

@@ -10,8 +10,6 @@ from draftwise.checkpoints.config_values import AuxLayers, find_aux_layers, find
 from draftwise.checkpoints.speculators_format import find_by_marks, flatten
 from draftwise.knowledge.methods import Method, methods_where
 
-__all__ = ["RecognizedDrafter", "recognize"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognizedDrafter:

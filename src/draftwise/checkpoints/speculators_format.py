@@ -23,16 +23,6 @@ from draftwise.checkpoints.headers import MTP, role_of
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.methods import Method, all_methods, methods_where
 
-__all__ = [
-    "find_by_architecture",
-    "find_by_marks",
-    "find_format_fault",
-    "flatten",
-    "from_plain",
-    "holds_native_modules",
-    "to_plain",
-]
-
 
 def find_by_architecture(architecture: str) -> Method | None:
     """Return the first method of which an architecture's name contains a part, None if it contains none."""

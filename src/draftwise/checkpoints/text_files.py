@@ -10,18 +10,6 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = [
-    "POINTER_BYTES",
-    "check_directory",
-    "parse_json",
-    "quote",
-    "quote_some",
-    "read_bytes",
-    "read_json",
-    "read_lines",
-    "refuse_pointer",
-]
-
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 4
 

@@ -18,15 +18,6 @@ from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook
 
-__all__ = [
-    "TokenComparison",
-    "TokenDifference",
-    "check_same_tokens",
-    "compare_vocabularies",
-    "find_tokenizer_findings",
-    "find_tokens_fault",
-]
-
 _SHOWN = 3
 
 

@@ -13,8 +13,6 @@ from draftwise.checkpoints.gguf_files import GgufHeader
 from draftwise.checkpoints.text_files import read_bytes, read_json, read_lines
 from draftwise.core import InvalidSetup
 
-__all__ = ["Vocabulary", "read_gguf_vocabulary", "read_pieces", "read_vocabulary"]
-
 _PIECES = 1
 """Number of the field `pieces` in ModelProto, and of the field `piece` in each (sentencepiece_model.proto)."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

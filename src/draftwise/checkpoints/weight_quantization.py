@@ -9,8 +9,6 @@ from typing import Any
 from draftwise.checkpoints.config_values import get_int, get_mapping
 from draftwise.checkpoints.headers import Tensor, role_of
 
-__all__ = ["Quantization", "count_parameters", "find_quantization"]
-
 _PACKED = (".qweight", ".weight_packed", "_blocks", ".qweight_packed")
 """Endings of the tensors that hold several weights in one element: GPTQ and AWQ, compressed-tensors, MXFP4."""
 _PRECISION_BITS = {"fp8": 8, "mxfp4": 4, "nvfp4": 4, "w4a16": 4, "w8a8": 8, "int8": 8}

@@ -11,8 +11,6 @@ import click
 
 from draftwise.core.progress import Silent
 
-__all__ = ["ByteBar", "open_bar"]
-
 
 class ByteBar(Silent):
     """A bar whose length and position are the bytes that a verb reports."""

@@ -11,8 +11,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["UNBROKEN", "narrow", "open_console", "show_prose", "show_table"]
-
 UNBROKEN = 250
 """Characters of a line where no terminal breaks it."""
 _READABLE = 20

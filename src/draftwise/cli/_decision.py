@@ -26,8 +26,6 @@ from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
 from draftwise.reporting.units import format_change, format_number
 
-__all__ = ["show_decision", "show_outcome"]
-
 _COLORS = {
     Verdict.ADOPT: "bold green",
     Verdict.REJECT: "bold red",

@@ -12,8 +12,6 @@ from rich.text import Text
 from draftwise.cli._findings import MARKS
 from draftwise.core import Diagnosis
 
-__all__ = ["render_diagnoses"]
-
 
 def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:
     """Return what is wrong, what costs most first: the message, what it rests on, what to do, and what it may be."""

@@ -15,8 +15,6 @@ from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMAT
 if TYPE_CHECKING:
     from draftwise.verbs.engine import StartupPhase
 
-__all__ = ["PhaseLines", "engine_options", "split_settings"]
-
 
 def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> list[int] | None:
     """Read the sizes, each in a flag of its own or several with commas between."""

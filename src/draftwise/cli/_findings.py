@@ -20,16 +20,6 @@ from draftwise.core import Effect, Finding, Ruling, Severity
 if TYPE_CHECKING:
     from draftwise.verbs.judgements import Judgement, Judgements, Resolved
 
-__all__ = [
-    "MARKS",
-    "fail_option",
-    "quiet_line",
-    "render",
-    "render_findings",
-    "shape_options",
-    "show_judgements",
-]
-
 _VERDICTS = {
     "not judged": "bold yellow",
     "rejected": "bold red",

@@ -22,8 +22,6 @@ from draftwise.core.exit_codes import ExitCode, exit_code_of
 from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
 
-__all__ = ["AS_JSON", "BEGAN", "VerbGroup"]
-
 AS_JSON = "draftwise.as_json"
 """Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 

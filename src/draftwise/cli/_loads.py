@@ -12,8 +12,6 @@ from draftwise.cli._options import Parsed, add_options
 from draftwise.core import Arrivals
 from draftwise.verbs.loads import read_numbers, read_phases
 
-__all__ = ["WHOLE_NUMBERS", "Finite", "load_options"]
-
 WHOLE_NUMBERS = Parsed(partial(read_numbers, least=1, whole=True), "numbers")
 _RATES = Parsed(partial(read_numbers, least=0, open_end=True), "numbers")
 _TEMPERATURES = Parsed(partial(read_numbers, least=0), "numbers")

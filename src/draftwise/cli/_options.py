@@ -9,8 +9,6 @@ import click
 
 from draftwise.core import InvalidRequest
 
-__all__ = ["PanelCommand", "Parsed", "add_options", "context_option"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -14,8 +14,6 @@ from draftwise.cli._console import UNBROKEN, open_console
 from draftwise.cli._group import AS_JSON
 from draftwise.verbs.verb import Result
 
-__all__ = ["json_option", "show", "show_names"]
-
 R = TypeVar("R", bound=Result)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

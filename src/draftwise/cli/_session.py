@@ -23,16 +23,6 @@ from draftwise.core.progress import Silent, Stopped
 from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
-__all__ = [
-    "RENAMED",
-    "ConsoleProgress",
-    "access_options",
-    "end_measurement",
-    "launch_options",
-    "refuse_others",
-    "run_measurement",
-]
-
 _QUIET_S = 30
 """Without a measured answer, after which a run says that it waits."""
 _LONGEST_STATUS = 100

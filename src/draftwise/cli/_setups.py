@@ -12,8 +12,6 @@ import click
 from draftwise.cli._options import PanelCommand, add_options
 from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
-__all__ = ["config_options", "nearest_option", "report_skipped", "setup_command"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
 

@@ -27,7 +27,7 @@ _MOST_BARS = 60
 _INDENT = 7
 """Width of a pool's name."""
 _MOST_FINDINGS = 3
-"""In the live view."""
+"""Rows in the live view."""
 
 
 class Show(Protocol):

@@ -15,8 +15,6 @@ from draftwise.core import InvalidSetup
 from draftwise.verbs.bundle import BundleRequest, BundleResult
 from draftwise.verbs.bundle import bundle as run_bundle
 
-__all__ = ["bundle", "render"]
-
 _VERIFY = "verify"
 
 

@@ -27,8 +27,6 @@ from draftwise.cli._session import (
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
 
-__all__ = ["calibrate", "render"]
-
 _OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "candidates", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
 _LARGE_ERROR = 0.10

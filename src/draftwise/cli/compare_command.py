@@ -22,10 +22,8 @@ from draftwise.reporting.compared_runs import (
 from draftwise.verbs.compare import KINDS, CompareRequest, CompareResult
 from draftwise.verbs.compare import compare as run_compare
 
-__all__ = ["compare", "render"]
-
 _MOST_ROWS = 60
-"""Of a table in a terminal."""
+"""Most rows of a table in a terminal."""
 
 
 @click.command()

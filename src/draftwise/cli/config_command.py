@@ -11,8 +11,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.config import FILE, ConfigRequest, ConfigResult
 from draftwise.verbs.config import config as run_config
 
-__all__ = ["config", "render"]
-
 
 @click.command(short_help="Show the defaults and where each comes from.")
 @json_option

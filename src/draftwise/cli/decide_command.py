@@ -25,8 +25,6 @@ from draftwise.cli._session import (
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
 
-__all__ = ["decide", "render"]
-
 _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minutes", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
 

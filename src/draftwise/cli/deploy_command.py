@@ -13,8 +13,6 @@ from draftwise.cli._setups import config_options, nearest_option, setup_command
 from draftwise.verbs.deploy import TARGETS, DeployRequest, DeployResult, EditedFile, Mode, ProxyKind
 from draftwise.verbs.deploy import deploy as run_deploy
 
-__all__ = ["deploy", "render"]
-
 
 @setup_command(short_help="Write the files that put a setup into production, and those that undo it.")
 @click.option("--to", type=click.Choice(list(TARGETS)), help="Platform.")

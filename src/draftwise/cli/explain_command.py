@@ -16,8 +16,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
 
-__all__ = ["explain", "render"]
-
 
 @click.command(
     short_help="Explain a name or a message of vLLM, release by release.",

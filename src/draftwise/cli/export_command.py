@@ -13,8 +13,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.export import ExportRequest, ExportResult
 from draftwise.verbs.export import export as run_export
 
-__all__ = ["export", "render"]
-
 
 @click.command(short_help="Write a drafter for vLLM or in the speculators format.")
 @click.argument("drafter", type=click.Path(path_type=Path))

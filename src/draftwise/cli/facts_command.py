@@ -20,8 +20,6 @@ from draftwise.verbs.facts import (
 )
 from draftwise.verbs.facts import facts as run_facts
 
-__all__ = ["facts", "render"]
-
 _SHIPPED = "shipped"
 
 

@@ -13,8 +13,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.fetch import FetchRequest, FetchResult
 from draftwise.verbs.fetch import fetch as run_fetch
 
-__all__ = ["fetch", "render"]
-
 
 @click.command(short_help="Fetch a published model from the package index.")
 @click.argument("name", required=False)

@@ -25,8 +25,6 @@ from draftwise.verbs.forecast import ForecastRequest, ForecastResult
 from draftwise.verbs.forecast import forecast as run_forecast
 from draftwise.verbs.loads import read_range
 
-__all__ = ["forecast", "render"]
-
 _LOADS = Parsed(read_range, "loads")
 _OWN_K = re.compile(r" k=\d+$")
 """The largest k, by which servers are named that have no other name."""

@@ -18,8 +18,6 @@ from draftwise.core.progress import Silent
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
 
-__all__ = ["guard", "render"]
-
 
 @click.command(short_help="Propose or take action when speculation stops paying off.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")

@@ -18,8 +18,6 @@ from draftwise.core import Finding, Severity
 from draftwise.verbs.inspect import Inspection, InspectRequest, InspectResult, Pair
 from draftwise.verbs.inspect import inspect as run_inspect
 
-__all__ = ["inspect", "render"]
-
 
 @click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))

@@ -13,8 +13,6 @@ from draftwise.core.progress import Silent
 from draftwise.verbs.mcp import McpRequest, McpResult
 from draftwise.verbs.mcp import mcp as run_mcp
 
-__all__ = ["mcp", "render"]
-
 
 @click.command(short_help="Serve the verbs as tools of an agent (MCP).")
 @click.option("--http", type=click.IntRange(0, 65535), metavar="PORT",

@@ -27,8 +27,6 @@ from draftwise.verbs.pick import (
 )
 from draftwise.verbs.pick import pick as run_pick
 
-__all__ = ["pick", "render"]
-
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 _FEW = 2
 """Published results that are shown without --why."""

@@ -23,8 +23,6 @@ from draftwise.core.progress import Silent
 from draftwise.verbs.replay import DEVICES, DTYPES, PAGE, PROFILE, Grouping, ReplayRequest, ReplayResult, read_ks
 from draftwise.verbs.replay import replay as run_replay
 
-__all__ = ["render", "replay"]
-
 _SHOWN_KS = (1, 3, 5, 7)
 
 

@@ -16,8 +16,6 @@ from draftwise.cli._options import context_option
 from draftwise.verbs.report import FORMATS, ReportRequest, ReportResult
 from draftwise.verbs.report import report as run_report
 
-__all__ = ["render", "report"]
-
 _STDOUT = "-"
 
 

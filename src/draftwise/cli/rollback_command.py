@@ -12,8 +12,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.rollback import RollbackRequest, RollbackResult
 from draftwise.verbs.rollback import rollback as run_rollback
 
-__all__ = ["render", "rollback"]
-
 
 @click.command(short_help="Go back to serving without speculation: print the commands, or run them.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")

@@ -13,8 +13,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.schedule import FORMATS, WORTH_A_CHANGE, ScheduleRequest, ScheduleResult, ScheduleRow
 from draftwise.verbs.schedule import schedule as run_schedule
 
-__all__ = ["render", "schedule"]
-
 
 @click.command(short_help="Choose the draft length, or a schedule of it where that pays.")
 @click.argument("profile", type=click.Path(path_type=Path))

@@ -14,8 +14,6 @@ from draftwise.verbs import VERBS
 from draftwise.verbs.schema import SchemaRequest, SchemaResult
 from draftwise.verbs.schema import schema as run_schema
 
-__all__ = ["render", "schema"]
-
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
 @click.argument("verb", required=False, type=click.Choice([*sorted(VERBS), "error"]))

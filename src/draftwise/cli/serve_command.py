@@ -15,8 +15,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
 from draftwise.verbs.serve import serve as run_serve
 
-__all__ = ["render", "serve"]
-
 
 def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> list[str]:
     """Return the values of an option that may be given several times, or once as vLLM's JSON list."""

@@ -17,8 +17,6 @@ from draftwise.core import Finding, Severity
 from draftwise.verbs.size import Item, SizeRequest, SizeResult, items
 from draftwise.verbs.size import size as run_size
 
-__all__ = ["render", "size"]
-
 _GIB = 1 << 30
 _BAR = 28
 _COLORS = {

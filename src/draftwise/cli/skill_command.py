@@ -11,8 +11,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.skill import DEFAULT_FOLDER, SkillRequest, SkillResult
 from draftwise.verbs.skill import skill as run_skill
 
-__all__ = ["render", "skill"]
-
 
 @click.group(short_help="Install the agent skill of this version.")
 def skill() -> None:

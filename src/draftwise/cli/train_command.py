@@ -15,8 +15,6 @@ from draftwise.core.progress import Progress, Silent
 from draftwise.verbs.train import Stopped, TrainRequest, TrainResult, find_options, list_trainable, open_bars
 from draftwise.verbs.train import train as run_train
 
-__all__ = ["render", "train"]
-
 _FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (

@@ -13,8 +13,6 @@ from draftwise.core.progress import Silent
 from draftwise.verbs.ui import UiRequest, UiResult
 from draftwise.verbs.ui import ui as run_ui
 
-__all__ = ["render", "ui"]
-
 
 class _Announcement(Silent):
     def status(self, text: str) -> None:

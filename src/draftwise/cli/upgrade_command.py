@@ -24,8 +24,6 @@ from draftwise.verbs.upgrade import (
 )
 from draftwise.verbs.upgrade import upgrade as run_upgrade
 
-__all__ = ["render", "upgrade"]
-
 
 @setup_command(short_help="Say what breaks, changes and becomes possible between two vLLM releases.")
 @click.option("--from", "before", required=True, metavar="VERSION", help="Release that runs now.")

@@ -13,8 +13,6 @@ from draftwise.cli._results import json_option, show
 from draftwise.verbs.warm_up import WarmUpRequest, WarmUpResult
 from draftwise.verbs.warm_up import warm_up as run_warm_up
 
-__all__ = ["render", "warm_up"]
-
 
 @click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
 @click.argument("model")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from draftwise.cli._watching import Show
     from draftwise.verbs.watch import WatchResult
 
-__all__ = ["render", "watch"]
-
 
 @click.command(short_help="See whether speculation helps a running service, from its counters.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")

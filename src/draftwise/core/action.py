@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["OUT", "Action", "Step"]
-
 
 class Step(StrEnum):
     """A rung of the ladder, the mildest first. No server can change how it drafts while it runs."""

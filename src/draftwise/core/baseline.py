@@ -15,8 +15,6 @@ from draftwise.core.load import Condition
 from draftwise.core.rollback import Rollback
 from draftwise.core.window import Window
 
-__all__ = ["NO_PROBE", "Baseline", "Expected", "ProbeAnswer"]
-
 NO_PROBE = "What it answers to the probe, and how much that changes by itself: it was not asked."
 """Of `Baseline.missing`, where there is no probe."""
 

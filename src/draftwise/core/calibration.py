@@ -10,8 +10,6 @@ from draftwise.core.documents import Format, json_form
 from draftwise.core.forecast import HeldAgainst
 from draftwise.core.spec_config import SpecConfig
 
-__all__ = ["CalibratedSetting", "Calibration", "FirstPoint", "StepPoint"]
-
 _MOST_TOKENS = 1e12
 """Of a batch or a context; more is damage, and no time can be computed of it."""
 

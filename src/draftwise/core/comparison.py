@@ -11,8 +11,6 @@ from draftwise.core.finding import Finding
 from draftwise.core.load import ClosedLoop, Condition
 from draftwise.core.reason import Reason
 
-__all__ = ["ALL", "Comparison", "DecidingMeasure", "GuardedHarm", "Interval", "Verdict"]
-
 ALL = "all"
 """Name of the row that pools every workload: what one setting for all traffic would do."""
 _UNKNOWN = 100.0

@@ -8,9 +8,6 @@ from typing import Any, ClassVar
 
 from draftwise.core.documents import json_form
 
-__all__ = ["Hardware", "LaunchOptions", "RunContext", "ServerRecord", "Software", "TargetModel"]
-
-
 _KNOWN = json_form(omit_empty=True)
 """Of a field that is left out where it is not known."""
 

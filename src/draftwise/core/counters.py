@@ -9,8 +9,6 @@ from operator import add
 
 from draftwise.core.stats import SpecStats
 
-__all__ = ["Counters", "ServerLoad"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:

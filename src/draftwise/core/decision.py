@@ -15,17 +15,6 @@ from draftwise.core.rollback import Rollback
 from draftwise.core.run import Omission
 from draftwise.core.spec_config import SpecConfig
 
-__all__ = [
-    "Band",
-    "Crossover",
-    "Decision",
-    "Recommendation",
-    "Schedule",
-    "Scope",
-    "SingleSetting",
-    "UnmeasuredCell",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:

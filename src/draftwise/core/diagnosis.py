@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from draftwise.core.finding import Finding
 
-__all__ = ["Diagnosis"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Finding):

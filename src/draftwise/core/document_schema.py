@@ -16,8 +16,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from draftwise.core.documents import NO_NULL, Entry, derived_of, entries_of
 
-__all__ = ["field_texts", "json_schema"]
-
 _SCALARS: Mapping[Any, Mapping[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},

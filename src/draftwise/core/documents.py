@@ -30,20 +30,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from draftwise.core.finding import InvalidSetup
 
-__all__ = [
-    "HIDDEN",
-    "NO_NULL",
-    "DocumentError",
-    "Entry",
-    "Format",
-    "derived_of",
-    "entries_of",
-    "from_json",
-    "json_form",
-    "read_document",
-    "to_json",
-]
-
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 _EMPTY: tuple[Any, ...] = (None, "", (), [], {})

@@ -7,8 +7,6 @@ from enum import IntEnum
 from draftwise.core.finding import BackendError, InvalidSetup, StorageError
 from draftwise.core.ruling import Ruling
 
-__all__ = ["ExitCode", "exit_code_of"]
-
 
 class ExitCode(IntEnum):
     """How a command ended."""

@@ -16,20 +16,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-__all__ = [
-    "SITE",
-    "BackendError",
-    "DraftwiseError",
-    "Finding",
-    "InvalidRequest",
-    "InvalidSetup",
-    "Severity",
-    "StorageError",
-    "UnreadableSource",
-    "join_names",
-]
-
-
 SITE = "https://draftwise.dev/"
 """Address of the documentation site, which has a page for each code."""
 

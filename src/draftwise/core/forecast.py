@@ -12,16 +12,6 @@ from draftwise.core.comparison import Interval
 from draftwise.core.documents import Format, json_form
 from draftwise.core.finding import Finding
 
-__all__ = [
-    "FastestServer",
-    "Forecast",
-    "ForecastCell",
-    "ForecastCrossover",
-    "HeldAgainst",
-    "Outlook",
-    "SimulatedService",
-]
-
 
 class Outlook(StrEnum):
     """What the interval of a forecast speed-up says."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-__all__ = ["group_by"]
-
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 

@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = [
-    "CHUNKED",
-    "KEEPS_STATE",
-    "KEEPS_TOKENS",
-    "SLIDING",
-    "STATE_ALONE",
-    "is_positive",
-    "positive_of",
-    "read_kv_heads",
-    "read_layer_heads",
-    "read_layer_kinds",
-    "read_window",
-]
-
 Config = Mapping[str, Any]
 Kinds = tuple[str, ...]
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["import_on_use"]
-
 
 def import_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a package's `__getattr__`.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-__all__ = ["Arrivals", "ClosedLoop", "Condition", "Load", "OpenLoop", "Phase", "Replay"]
-
 
 class Arrivals(StrEnum):
     """How the gaps between the arrivals of an open loop are drawn."""

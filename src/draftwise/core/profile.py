@@ -15,8 +15,6 @@ from draftwise.core.finding import Finding
 from draftwise.core.spec_config import SpecConfig
 from draftwise.core.stats import SpecStats
 
-__all__ = ["Acceptance", "AcceptanceAtK", "Exactness", "Profile", "ReplayedLog", "ReplayedTarget"]
-
 _ROUNDING = 1e-6
 """Relative; sums of chances of sampled drafts are kept with this many digits."""
 

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from draftwise.core.finding import Finding
 
-__all__ = ["Progress", "Silent", "Stopped", "check_stop"]
-
 
 class Progress(Protocol):
     """Receives what a long verb does, in order, on one thread; implemented by a terminal, a web page or an agent.

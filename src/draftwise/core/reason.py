@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Reason", "ReasonCode"]
-
 
 class ReasonCode(StrEnum):
     """What a verdict rests on: stable names, for scripts."""

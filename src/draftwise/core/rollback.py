@@ -9,8 +9,6 @@ from math import inf
 from draftwise.core.documents import json_form
 from draftwise.core.load import Condition
 
-__all__ = ["Relation", "Rollback", "RollbackBasis"]
-
 
 class Relation(StrEnum):
     """How a reading in production stands to the value that undoes an adoption."""

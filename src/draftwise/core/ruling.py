@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from draftwise.core.finding import Finding
 
-__all__ = ["CheckOutcome", "Effect", "Ruling", "Stage"]
-
 
 class Effect(StrEnum):
     """What the server does about it."""

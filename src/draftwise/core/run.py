@@ -16,24 +16,6 @@ from draftwise.core.spec_config import SpecConfig
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
 
-__all__ = [
-    "Answer",
-    "Arm",
-    "CellLook",
-    "ClientHealth",
-    "Disturbance",
-    "Divergence",
-    "Estimate",
-    "Expectation",
-    "Omission",
-    "OutputProbe",
-    "Run",
-    "RunPlan",
-    "Settled",
-    "TurnRecord",
-]
-
-
 _UNKNOWN = Setup(engine="")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from draftwise.core.spec_config import SpecConfig
 
-__all__ = ["Device", "Setup"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

@@ -21,8 +21,6 @@ from draftwise.core.layer_kinds import (
     read_window,
 )
 
-__all__ = ["KVLayer", "ModelShape"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayer:

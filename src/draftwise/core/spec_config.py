@@ -11,8 +11,6 @@ from typing import Any
 
 from draftwise.core.finding import InvalidSetup
 
-__all__ = ["SpecConfig"]
-
 
 def _freeze(given: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(given)

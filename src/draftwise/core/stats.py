@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-__all__ = ["SpecStats"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecStats:

@@ -8,8 +8,6 @@ from operator import itemgetter
 
 from draftwise.core.documents import json_form
 
-__all__ = ["Timing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:

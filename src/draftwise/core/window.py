@@ -15,8 +15,6 @@ from operator import add
 
 from draftwise.core.counters import Counters, ServerLoad
 
-__all__ = ["Sums", "Window"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-__all__ = ["Origin", "Prompt", "Recorded", "Workload"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:

@@ -31,18 +31,6 @@ from draftwise.knowledge.vllm import history
 from draftwise.plan.schedule.draft_lengths import KEY, join_ranges, judge_schedule, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
 
-__all__ = [
-    "Sweeps",
-    "divide_loads",
-    "find_bands",
-    "find_crossovers",
-    "find_rises",
-    "find_single_settings",
-    "gather_load_points",
-    "propose_schedules",
-]
-
-
 SweepKey = tuple[str, str, float, str]
 """Workload, candidate, temperature and axis of load."""
 

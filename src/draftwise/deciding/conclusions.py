@@ -40,17 +40,6 @@ from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
 from draftwise.runs.turn_order import count_needed, list_planned
 
-__all__ = [
-    "Conclusions",
-    "GatheredEvidence",
-    "Reach",
-    "conclude_run",
-    "find_early_end",
-    "find_missing",
-    "find_reach",
-    "gather_evidence",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:

@@ -24,16 +24,6 @@ from draftwise.core import Answer, Disturbance, Run, TurnRecord
 from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = [
-    "LONGEST_GAP_S",
-    "LostPair",
-    "MachineUse",
-    "find_disturbances",
-    "find_lost_pairs",
-    "measure_use",
-    "set_aside_disturbed",
-]
-
 LONGEST_GAP_S = 60.0
 """Between the end of one turn and the begin of the next; more is another session."""
 _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")

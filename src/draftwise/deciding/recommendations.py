@@ -23,9 +23,6 @@ from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, MetricSignal
 
-__all__ = ["RunAdvice", "advise", "find_rollbacks", "recommend"]
-
-
 _ABOVE_REACHED = 1.1
 """Times the P99 of what was adopted, below which nothing has changed."""
 _FOR_S = 3600.0

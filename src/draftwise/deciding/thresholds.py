@@ -11,8 +11,6 @@ from draftwise.core import InvalidSetup
 if TYPE_CHECKING:
     from draftwise.core import Run
 
-__all__ = ["Thresholds", "get_thresholds"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:

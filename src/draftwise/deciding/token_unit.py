@@ -15,8 +15,6 @@ from statistics import median
 from draftwise.core import Answer, Finding, Run, Timing
 from draftwise.core.grouping import group_by
 
-__all__ = ["CountedRun", "count_soundly"]
-
 _FEWEST = 6
 """Equal texts that tell whether two servers count alike."""
 _ALIKE = 0.05

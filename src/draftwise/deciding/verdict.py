@@ -34,9 +34,6 @@ from draftwise.statistics import (
     find_unseen_share,
 )
 
-__all__ = ["UNSETTLING", "VOIDING", "find_signature", "judge", "judge_cell"]
-
-
 _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. That of a gain is of no

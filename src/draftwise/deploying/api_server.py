@@ -22,8 +22,6 @@ from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
 
-__all__ = ["compare_returned", "validate", "validate_text"]
-
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": Mapping,
     "array": list,

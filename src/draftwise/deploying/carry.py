@@ -17,8 +17,6 @@ from draftwise.deploying.surroundings import SourceItem
 from draftwise.deploying.targets import DeployTarget
 from draftwise.deploying.templating import dump_yaml
 
-__all__ = ["carry", "find_secret_commands", "find_uncarried"]
-
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")
 _SCRAPED = ("prometheus.io/", "prometheus.kserve.io/", "serving.kserve.io/enable-prometheus-scraping")

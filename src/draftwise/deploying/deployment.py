@@ -39,8 +39,6 @@ from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
 from draftwise.setups.write import write_json, write_shell
 
-__all__ = ["THEN", "deploy", "fill_in"]
-
 _NO_OWNER = "**Owner:** not given (--owner)."
 
 

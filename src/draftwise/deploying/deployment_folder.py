@@ -17,29 +17,6 @@ from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
 from draftwise.machine.whole_files import replacing
 
-__all__ = [
-    "BASELINE",
-    "CANARY",
-    "CHECKSUMS",
-    "DEPLOYMENT",
-    "MEMO",
-    "MODELCAR",
-    "SEAL",
-    "SETUP",
-    "STAGE",
-    "Folder",
-    "Record",
-    "StepFile",
-    "TwinFile",
-    "digest",
-    "prove",
-    "read_record",
-    "replace_text",
-    "write_proof",
-    "write_record",
-    "write_sums",
-]
-
 CANARY = "canary.yaml"
 """A change of the running twin that answers a share of its requests with speculation."""
 MODELCAR, STAGE = "Dockerfile.modelcar", "stage-job.yaml"

@@ -23,8 +23,6 @@ from draftwise.knowledge.models import names_directory
 from draftwise.setups.read import SetupReading, SourceText, read_setups
 from draftwise.setups.read.place import Place
 
-__all__ = ["edit", "edit_as"]
-
 _SPEC_FLAG = re.compile(r"--?(?:speculative[-_.]|spec[-_]|sc(?:\.|=|$)|num[-_]speculative[-_]tokens)")
 """How flags begin that make a server speculate, those of earlier releases among them."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

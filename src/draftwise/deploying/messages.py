@@ -9,8 +9,6 @@ from importlib.resources import files
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
 
-__all__ = ["fault", "note", "refusal", "unreadable", "warning"]
-
 
 def refusal(code: str, *, case: str = "", **values: object) -> InvalidSetup:
     """Return the error of one fault, to be raised.

@@ -21,18 +21,6 @@ from draftwise.plan.size import size
 from draftwise.setups.read.shell.launch import image_version
 from draftwise.setups.write import write_json
 
-__all__ = [
-    "Host",
-    "Mode",
-    "Platform",
-    "RunEvidence",
-    "Scale",
-    "ServiceOrder",
-    "find_lull_s",
-    "make_order",
-    "refuse_other_hosts",
-]
-
 Mode = Literal["Standard", "Knative"]
 """KServe's deployment mode: a Deployment, or a Knative Service with revisions."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.setups.read import SourceText, read_setups
 
-__all__ = ["compare_setups", "read_back"]
-
 _GONE = object()
 """Stands for a key that is not there."""
 

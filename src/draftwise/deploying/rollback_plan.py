@@ -15,8 +15,6 @@ from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.deploying.messages import unreadable
 from draftwise.deploying.targets import TARGETS
 
-__all__ = ["RollbackPlan", "plan_rollback", "run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:

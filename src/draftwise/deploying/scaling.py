@@ -18,8 +18,6 @@ from draftwise.deploying.observe.promise import find_crossover
 from draftwise.deploying.order import Scale, ServiceOrder, find_lull_s
 from draftwise.deploying.templating import dump_yaml, fill
 
-__all__ = ["SCALING", "scale", "settle"]
-
 SCALING = "scaling.yaml"
 NAMESPACE = "default"
 """Namespace in which a query counts requests, as the same service may run in others; without data nothing is scaled."""

@@ -9,8 +9,6 @@ from dataclasses import replace
 from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.deploying.messages import fault
 
-__all__ = ["is_secret", "refuse_secrets", "without_secrets"]
-
 _NAME = re.compile(r"(?:^|_)(?:api_?key|access_?key|token|secret|password|passwd)$", re.IGNORECASE)
 """Names of arguments and variables that hold a secret: `api_key`, `HF_TOKEN`."""
 _IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")

@@ -19,8 +19,6 @@ from draftwise.setups.read.manifests.yaml_text import get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.words import split_words
 
-__all__ = ["Part", "SourceItem", "Surroundings", "read_surroundings"]
-
 Part = Literal[
     "env", "env-file", "container", "pod", "labels", "annotations", "pod-labels", "pod-annotations",
     "spec", "replicas", "service", "project", "entry", "unit", "other",

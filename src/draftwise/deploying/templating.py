@@ -21,19 +21,6 @@ from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.setups.write import write_flags
 
-__all__ = [
-    "PROGRAM",
-    "VALUES",
-    "dump_yaml",
-    "fill",
-    "fill_part",
-    "list_args",
-    "list_env",
-    "read_template",
-    "to_gib",
-    "write_template",
-]
-
 PROGRAM = ["vllm", "serve"]
 """The command, written out because the entry point of vLLM's images differs from release to release."""
 _PERIOD_S = 10

@@ -9,8 +9,6 @@ from typing import Literal
 from draftwise.core import Device, Setup
 from draftwise.plan.check.stages import SPEC_FLAGS
 
-__all__ = ["Pool", "count_device", "count_gpus", "count_hosts", "find_other_hosts", "without_speculation"]
-
 Pool = Literal["spec", "plain"]
 """Which of the twins."""
 

@@ -37,8 +37,6 @@ from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
 from draftwise.setups.write import write_json
 
-__all__ = ["MODELS", "BundleOptions", "list_checkpoints", "locate_checkpoints", "pack", "verify_bundle"]
-
 _MAIN = "main"
 
 

@@ -16,25 +16,6 @@ from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import find_model, names_directory
 from draftwise.knowledge.stored import read_rows
 
-__all__ = [
-    "LAYOUTS",
-    "MODEL_ROOTS",
-    "CheckpointRef",
-    "Layout",
-    "LayoutKind",
-    "LayoutRow",
-    "Mount",
-    "WeightsPlacement",
-    "choose_layout",
-    "find_drafter",
-    "name_directory",
-    "name_leftovers",
-    "name_upstream",
-    "place",
-    "read_layout",
-    "rename_upstream",
-]
-
 LayoutKind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
 _MODELS = "/mnt/models"
 """Where KServe puts what `storageUri` names."""

@@ -30,8 +30,6 @@ from draftwise.engine.step.table import SequenceTable
 from draftwise.engine.step.threads import make_threads
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Parts", "build"]
-
 _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
 """More of them in a layer with a mixture."""

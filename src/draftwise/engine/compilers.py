@@ -16,8 +16,6 @@ from threading import Thread
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["CompileJob", "Compilers"]
-
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from draftwise.engine.kernels.cuda.compile_ahead import main; main(int(sys.argv[1]))"

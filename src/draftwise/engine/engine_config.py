@@ -9,17 +9,6 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 
-__all__ = [
-    "KV_CACHE_DTYPES",
-    "LOAD_FORMATS",
-    "PARALLEL_SIZES",
-    "QUANTIZATIONS",
-    "EngineConfig",
-    "Limits",
-    "one_gpu_settings",
-    "vllm_setup",
-]
-
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")

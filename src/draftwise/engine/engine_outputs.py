@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from draftwise.core import SpecStats
 
-__all__ = ["CompletionOutput", "Delta", "EngineStats", "Logprob", "LogprobsOfToken", "RankedRow", "RequestOutput"]
-
 
 class Logprob(NamedTuple):
     """Log-probability of one candidate token; a tuple, since hundreds may be made in a step."""

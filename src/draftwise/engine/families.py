@@ -8,8 +8,6 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["FAMILIES", "Family", "Multipliers", "get_family"]
-
 _GELU = "gelu_pytorch_tanh"
 
 

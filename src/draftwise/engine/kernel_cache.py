@@ -23,17 +23,6 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.machine.whole_files import write_whole
 from draftwise.version import __version__
 
-__all__ = [
-    "KERNEL_CACHE",
-    "KernelCache",
-    "count_kernels",
-    "describe_platform",
-    "known_setups",
-    "make_environment",
-    "may_have_gpu",
-    "name_setup",
-]
-
 KERNEL_CACHE = "DRAFTWISE_KERNEL_CACHE"
 """Environment variable that names the folder."""
 SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"

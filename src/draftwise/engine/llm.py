@@ -17,8 +17,6 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import TimedStartup
 from draftwise.engine.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Counter", "Gauge", "Vector"]
-
 Prompt = str | Mapping[str, Any] | Sequence[int]
 """Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or the ids themselves."""
 

@@ -27,8 +27,6 @@ from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.engine.step.scheduler import Chunk, StepSchedule
 from draftwise.engine.step.sequence import EngineRequest, Sequence
 
-__all__ = ["Rehearsal", "warm_up"]
-
 logger = logging.getLogger("draftwise.engine")
 
 Launch = Callable[[StepSchedule], object]

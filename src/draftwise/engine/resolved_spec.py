@@ -16,8 +16,6 @@ from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Syn
 from draftwise.knowledge.methods import Method, all_methods, find_method, find_placeholder, get_method, methods_where
 from draftwise.knowledge.spec_keys import SpecKey, find_name_traps, keys_where, read_spec_keys
 
-__all__ = ["ResolvedSpec", "accepts", "describe", "resolve_spec"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:

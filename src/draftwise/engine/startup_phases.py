@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-__all__ = ["Startup", "TimedStartup"]
-
 
 class Startup(Protocol):
     """Notified by the engine of what it begins and, by leaving the block, what it has done.

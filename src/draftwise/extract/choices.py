@@ -8,17 +8,6 @@ from draftwise.extract.expressions import UNKNOWN, attribute_of, evaluate, liter
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = [
-    "attention_backends",
-    "kv_cache_dtypes",
-    "kv_connectors",
-    "listed",
-    "moe_backends",
-    "noncausal_backends",
-    "quantization_methods",
-    "reasoning_parsers",
-]
-
 
 def kv_cache_dtypes(tree: Tree) -> Facts:
     """Every value of `kv_cache_dtype`."""

@@ -12,8 +12,6 @@ from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
 from draftwise.extract.vllm_flags import FRONTEND, flags
 
-__all__ = ["config_arguments", "config_changes", "config_checks", "engine_checks"]
-
 _ENGINE = "EngineArgs"
 _CREATE = "create_engine_config"
 _VALIDATE = "validate_parsed_serve_args"

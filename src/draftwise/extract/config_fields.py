@@ -11,8 +11,6 @@ from draftwise.extract.expressions import UNKNOWN, evaluate, literal, members
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
 
-__all__ = ["Config", "config_classes", "config_fields", "validators"]
-
 Config = tuple[Module, ast.ClassDef]
 _OWN_TOPIC = "SpeculativeConfig"
 

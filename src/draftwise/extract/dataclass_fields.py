@@ -10,8 +10,6 @@ from typing import Any
 from draftwise.extract.expressions import UNKNOWN, bases_of, default_of, evaluate, literal, members
 from draftwise.extract.tree import Module
 
-__all__ = ["Field", "Hint", "fields_of", "flatten", "type_text"]
-
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "min_length", "max_length")
 _BUILTIN = frozenset({"bool", "int", "str", "float", "dict", "list", "set", "tuple", "Any", "object", "bytes"})
 _GENERIC = {"Mapping": "dict", "Dict": "dict", "Sequence": "list", "List": "list", "Set": "set", "Tuple": "tuple"}

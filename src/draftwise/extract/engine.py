@@ -11,8 +11,6 @@ from draftwise.extract.expressions import UNKNOWN, attribute_of, default_of, eva
 from draftwise.extract.speculative import ARGUMENTS, Facts, get_config, methods
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["async_scheduling", "batch_defaults", "cudagraph_sizes", "runner_v2"]
-
 _VLLM_CONFIG = ("vllm/config/vllm.py", "vllm/config/__init__.py", "vllm/config.py")
 _SCHEDULER = ("vllm/config/scheduler.py", "vllm/config.py")
 _SPECULATORS = ("vllm/v1/worker/gpu/spec_decode/__init__.py",)

@@ -9,19 +9,6 @@ from typing import Any
 
 from draftwise.extract.tree import Module, NotFound
 
-__all__ = [
-    "UNKNOWN",
-    "attribute_of",
-    "bases_of",
-    "default_of",
-    "evaluate",
-    "literal",
-    "members",
-    "method_of",
-    "strings",
-    "written",
-]
-
 UNKNOWN = object()
 """What `evaluate` gives for an expression that is no constant."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.tree import Module
 
-__all__ = ["CheckWalk", "Made", "RaiseGuard", "write"]
-
 _NOTHING: ast.expr = ast.Name("_")
 """Stands for a value that is not known from the fields alone."""
 _BUILTINS = frozenset({"len", "min", "max", "any", "all", "isinstance", "int", "float", "str", "bool", "set", "sorted"})

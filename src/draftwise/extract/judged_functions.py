@@ -13,8 +13,6 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, Tree
 from draftwise.knowledge.rules import all_rules
 
-__all__ = ["judged"]
-
 _CITED = re.compile(r"(vllm/[\w/]+\.py): ([\w.]+)")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _TOO_COMMON = frozenset({"__init__", "__post_init__", "forward", "load_model", "propose", "get", "add"})

@@ -12,8 +12,6 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, Tree
 from draftwise.knowledge.rules import VllmRule, all_rules
 
-__all__ = ["find_paths", "messages"]
-
 _PLACES = (
     "config/*.py", "config.py", "engine/arg_utils.py", "sampling_params.py", "spec_decode/**/*.py",
     "transformers_utils/config.py", "transformers_utils/configs/eagle.py", "transformers_utils/configs/medusa.py",

@@ -10,8 +10,6 @@ from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["architectures", "config_model_types", "speculators_types"]
-
 _REGISTRY = "vllm/model_executor/models/registry.py"
 _INTERFACES = "vllm/model_executor/models/interfaces.py"
 _PACKAGE = "vllm.model_executor.models"

@@ -13,8 +13,6 @@ from draftwise.knowledge.published import PublishedModel
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import replacing
 
-__all__ = ["fetch_model", "find_fetched"]
-
 
 def find_fetched(model: PublishedModel) -> Path | None:
     """Return the model's file if it was fetched before."""

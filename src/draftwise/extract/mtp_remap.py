@@ -17,8 +17,6 @@ from draftwise.extract.expressions import UNKNOWN, evaluate, strings
 from draftwise.extract.speculative import Facts, get_config
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["mtp_remap"]
-
 _FUNCTION = "hf_config_override"
 _INNER = frozenset({"text_config", "get_text_config"})
 

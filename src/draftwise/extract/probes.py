@@ -11,8 +11,6 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, Tree
 from draftwise.knowledge.rules import Probe, all_rules
 
-__all__ = ["Sighting", "find_rule", "probes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sighting:

@@ -30,8 +30,6 @@ from draftwise.knowledge.added import AddedRelease, write_release
 from draftwise.knowledge.vllm import forget_added, releases, topics
 from draftwise.version import __version__
 
-__all__ = ["TOPICS", "add_release", "read_tables", "refuse_known"]
-
 TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
     function.__name__: function
     for function in (

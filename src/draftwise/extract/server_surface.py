@@ -12,8 +12,6 @@ from draftwise.extract.expressions import UNKNOWN, evaluate, written
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["env", "metrics", "sampling_params"]
-
 _METRICS = ("vllm/v1/metrics/loggers.py", "vllm/v1/metrics/perf.py", "vllm/v1/spec_decode/metrics.py")
 _LABELS = "labelnames"
 _KIND = re.compile(r"_(counter|gauge|histogram)_cls$")

@@ -10,10 +10,6 @@ from draftwise.extract.dataclass_fields import fields_of
 from draftwise.extract.expressions import evaluate, literal, strings
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = [
-    "ARGUMENTS", "Facts", "aux_targets", "get_config", "method_inference", "methods", "spec_fields", "spec_rules",
-]  # fmt: skip
-
 Facts = dict[str, tuple[Any, str]]
 ARGUMENTS = "vllm/engine/arg_utils.py"
 _CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-__all__ = ["Import", "Module", "NotFound", "Tree"]
-
 
 class NotFound(LookupError):  # noqa: N818  (a noun, as the house's other errors)
     """A file or symbol that the extraction relies on is not in this release: the extraction must be mended."""

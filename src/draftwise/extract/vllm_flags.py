@@ -11,8 +11,6 @@ from draftwise.extract.expressions import UNKNOWN, bases_of, evaluate, literal, 
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 
-__all__ = ["FRONTEND", "engine_defaults", "flags"]
-
 FRONTEND = (
     "vllm/entrypoints/common/cli_args.py",
     "vllm/entrypoints/launchers/cli_args.py",

@@ -32,21 +32,6 @@ from draftwise.core import BackendError, InvalidSetup
 if TYPE_CHECKING:
     import httpx
 
-__all__ = [
-    "IndexedWheel",
-    "Progress",
-    "RemoteFile",
-    "VllmSources",
-    "download_wheel",
-    "fetch_sources",
-    "find_wheel",
-    "open_folder",
-    "open_installed",
-    "open_released",
-    "open_wheel",
-    "unpack_sources",
-]
-
 _READ_AHEAD = 4 << 20
 _PARTIAL = 206
 Progress = Callable[[int, int], None]

@@ -11,8 +11,6 @@ from draftwise.guarding.guard_state import State
 from draftwise.guarding.service_reading import Rules, ServiceReading
 from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArrays, find_learned_days
 
-__all__ = ["failed", "find_alarms", "not_learned", "put_back", "unconfirmed"]
-
 
 def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
     """Yield what an operator should know of a state and a reading."""

@@ -17,17 +17,6 @@ from draftwise.core.action import OUT, Action, Step
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.machine.whole_files import write_whole
 
-__all__ = [
-    "CommandExecutor",
-    "Executor",
-    "HAProxy",
-    "HaproxyServer",
-    "Patch",
-    "find_executor",
-    "parse_executor",
-    "parse_servers",
-]
-
 
 class Executor(Protocol):
     """Something that was named to carry out steps."""

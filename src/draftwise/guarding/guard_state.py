@@ -19,8 +19,6 @@ from draftwise.machine.whole_files import write_whole
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
 
-__all__ = ["KEPT_DAYS", "KEPT_ROWS", "Latch", "State", "Store"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latch:

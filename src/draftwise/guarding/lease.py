@@ -16,8 +16,6 @@ from draftwise.core import InvalidSetup, StorageError
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 
-__all__ = ["Lease", "locked", "open_leases"]
-
 _LEAST_S = 300.0
 """Longer than a look with probes takes."""
 

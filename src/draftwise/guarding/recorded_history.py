@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from draftwise.watching.drift import ROW_S, DriftRow
 from draftwise.watching.prometheus import PrometheusApi, Series
 
-__all__ = ["read_recorded"]
-
 _STEPS = 10_000
 """Steps of one query; Prometheus refuses more than 11,000."""
 

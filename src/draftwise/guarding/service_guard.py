@@ -19,8 +19,6 @@ from draftwise.guarding.step_policy import decide
 from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
 from draftwise.watching.watcher import Snapshot
 
-__all__ = ["Means", "ServiceGuard", "Tick", "follow", "undo"]
-
 
 class _Gatherer:
     """Adds windows up to rows."""

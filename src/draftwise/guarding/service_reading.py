@@ -12,22 +12,6 @@ from draftwise.core.action import Step
 from draftwise.watching.fingerprint import compare_probe, take_answers
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = [
-    "MIN_WINDOWS",
-    "PooledSample",
-    "ProbeReading",
-    "ReplicaSample",
-    "Rules",
-    "ServiceReading",
-    "StepRequest",
-    "find_requests",
-    "keep_recent",
-    "pool",
-    "read_probe",
-    "read_sample",
-    "refuse_unless_comparable",
-]
-
 _SPREAD_OF_REQUESTS = 0.38
 """Coefficient of variation of one request's tokens per step: 12 % of a window of ten requests (simulated services)."""
 _SPREAD_OF_STEPS = 0.6

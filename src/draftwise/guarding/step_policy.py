@@ -28,8 +28,6 @@ from draftwise.guarding.service_reading import (
     read_sample,
 )
 
-__all__ = ["TRICKLE_S", "decide"]
-
 TRICKLE_S = 900.0
 """How long a replica is tried with a twentieth of the traffic."""
 _COVERED = 0.9

@@ -18,8 +18,6 @@ from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
 
-__all__ = ["FORMAT", "AddedRelease", "MissingFacts", "read_added", "read_table", "remove_release", "write_release"]
-
 FORMAT = 1
 """Raised whenever the values of a topic change their meaning: files of another format are not read."""
 _PREFIX, _SUFFIX = "vllm-", ".jsonl"

@@ -16,20 +16,6 @@ from draftwise.knowledge.method_advice import DraftingCost, Overlap
 from draftwise.knowledge.methods import find_method, methods_where
 from draftwise.knowledge.stored import read_rows
 
-__all__ = [
-    "AdviceRule",
-    "StepCosts",
-    "TemperatureEffect",
-    "TrafficKind",
-    "all_advice",
-    "find_drafting_cost",
-    "get_advice",
-    "give_advice",
-    "read_step_costs",
-    "read_temperature_effect",
-    "read_traffic_kinds",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceRule:

@@ -19,8 +19,6 @@ from draftwise.knowledge.rules import Probe
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
-__all__ = ["Certainty", "Defect", "State", "all_defects", "find_open", "find_said"]
-
 _REPORTED = "~"
 """Mark of a release that only reports name."""
 _SURE = frozenset({"wheel", "merged"})

@@ -10,8 +10,6 @@ from functools import cache
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["RuleExample", "find_example"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleExample:

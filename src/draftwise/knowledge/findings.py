@@ -13,8 +13,6 @@ from functools import cache
 from draftwise.core import Severity
 from draftwise.knowledge.stored import read_folder
 
-__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "find_fix", "get_finding", "read_finding_rooms"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisFact:

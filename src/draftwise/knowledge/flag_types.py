@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["HUMAN_READABLE", "OldFlag", "read_human_int", "read_old_flags", "takes_none", "takes_text"]
-
 HUMAN_READABLE = frozenset(
     {
         "max_model_len",

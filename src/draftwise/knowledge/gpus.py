@@ -11,8 +11,6 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["Gpu", "get_gpu", "read_gpus"]
-
 _GIB = 1 << 30
 _LEAST_GIB = 1
 """Least memory of a GPU that models are served on."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["carries_own_tags", "find_release", "split_image"]
-
 _RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
 _RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 """A tag that names vLLM with its release, whoever's tag it is: `rocm6.4_vllm_0.10.1`."""

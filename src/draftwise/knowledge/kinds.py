@@ -18,8 +18,6 @@ from packaging.version import Version
 
 from draftwise.knowledge.stored import read_bytes
 
-__all__ = ["ResourceKind", "find_kind", "get_newest", "list_kinds", "read_schema"]
-
 _ARCHIVE = "schemas/kinds.zip"
 _INDEX = "index.json"
 

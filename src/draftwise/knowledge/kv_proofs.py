@@ -12,8 +12,6 @@ from packaging.version import Version
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["FEATURES", "find_unproved"]
-
 FEATURES: Mapping[str, str] = {
     "plain": "its layers",
     "fp8": "an 8-bit KV cache",

@@ -9,8 +9,6 @@ from functools import cache
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["LogFacts", "Mark", "StatsLogFacts", "read_log_facts", "read_stats_log"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:

@@ -14,16 +14,6 @@ from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release
 
-__all__ = [
-    "EmbeddedOverheads",
-    "Overheads",
-    "Runner",
-    "get_batch_defaults",
-    "get_embedded_overheads",
-    "get_overheads",
-    "list_tiers",
-]
-
 Runner = Literal["V1", "V2"]
 """vLLM's model runner."""
 

@@ -9,16 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = [
-    "NO_ADVICE",
-    "AcceptancePrior",
-    "DraftingCost",
-    "MethodAdvice",
-    "Overlap",
-    "PublishedResult",
-    "SeenAcceptance",
-]
-
 Overlap = Literal["none", "some", "high"]
 
 _LAST_RANK = 100

@@ -24,18 +24,6 @@ from draftwise.knowledge.stored import read_rows
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "GROUP",
-    "Method",
-    "Remembers",
-    "all_methods",
-    "find_method",
-    "find_placeholder",
-    "get_method",
-    "methods_where",
-    "read_methods",
-]
-
 GROUP = "draftwise.methods"
 """Group of the entry points by which packages add methods."""
 

@@ -10,18 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
 
-__all__ = [
-    "METRICS",
-    "OLD_METRICS",
-    "SPEC_NUM_ACCEPTED_TOKENS",
-    "SPEC_NUM_ACCEPTED_TOKENS_PER_POS",
-    "SPEC_NUM_DRAFTS",
-    "SPEC_NUM_DRAFT_TOKENS",
-    "Metric",
-    "get_metric",
-    "make_token_buckets",
-]
-
 _LOGGERS = "vllm 0.32.0 v1/metrics/loggers.py"
 _SPEC = "vllm 0.9.2..0.33.0 v1/spec_decode/metrics.py"
 

@@ -15,8 +15,6 @@ from typing import Any
 from draftwise.knowledge.models import KnownModel, find_model
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["ModelCopy", "find_base", "find_copy"]
-
 _OWN = "own"
 """Stands in a row for the organization that published the base."""
 _MTP = re.compile(r"-MTP(?=-|$)", re.IGNORECASE)

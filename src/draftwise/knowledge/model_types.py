@@ -8,8 +8,6 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data, read_rows
 
-__all__ = ["read_config_keys", "read_speculators", "read_state_layers", "types_with"]
-
 
 @cache
 def types_with(trait: str) -> frozenset[str]:

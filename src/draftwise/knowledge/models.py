@@ -18,17 +18,6 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = [
-    "KnownModel",
-    "find_model",
-    "is_hub_name",
-    "names_directory",
-    "near_models",
-    "read_models",
-    "read_names",
-    "suggest_models",
-]
-
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 
 

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["PublishedModel", "read_published"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:

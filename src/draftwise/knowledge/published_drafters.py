@@ -13,16 +13,6 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = [
-    "NativeModules",
-    "PublishedDrafter",
-    "find_native",
-    "find_published_drafter",
-    "find_published_drafters",
-    "read_native_modules",
-    "read_published_drafters",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedDrafter:

@@ -11,8 +11,6 @@ from packaging.version import Version
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import get_release, history
 
-__all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of", "runs_in_float32"]
-
 _TOPIC = "quantization_methods"
 
 

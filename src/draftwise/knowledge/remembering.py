@@ -8,8 +8,6 @@ from draftwise.core import Arm, SpecConfig
 from draftwise.knowledge.methods import Method, find_method, find_placeholder, methods_where
 from draftwise.knowledge.spec_keys import read_spec_keys
 
-__all__ = ["find_memory", "find_remembering"]
-
 
 def find_remembering(arms: Sequence[Arm]) -> dict[str, str]:
     """Return why candidates (all arms but the first) could remember answers, by name; those that cannot are left out.

@@ -21,18 +21,6 @@ from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
-__all__ = [
-    "Doubts",
-    "Probe",
-    "Rulebook",
-    "VllmRule",
-    "all_rules",
-    "find_doubts",
-    "get_doubts",
-    "get_rule",
-    "of_release",
-]
-
 _PROBES = "probes"
 _TEXTS = ("message", "where", "fix", "becomes")
 _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)

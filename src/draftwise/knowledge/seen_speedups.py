@@ -9,8 +9,6 @@ from math import exp, log
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["SeenSpeedup", "find_seen_speedups", "read_seen_speedups"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSpeedup:

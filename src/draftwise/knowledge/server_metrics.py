@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["CACHE_CONFIG", "MetricMeaning", "counts_drafts", "get_server", "is_renamed", "read_server_metrics"]
-
 VLLM = "vllm:"
 """How vLLM begins the names of its metrics."""
 CACHE_CONFIG = "vllm:cache_config_info"

@@ -8,16 +8,6 @@ from types import MappingProxyType
 
 from draftwise.knowledge.metrics import SPEC_NUM_ACCEPTED_TOKENS, Metric, get_metric
 
-__all__ = [
-    "LOAD_SIGNALS",
-    "OUTPUT_TOKENS_PER_S",
-    "SIGNALS",
-    "TOKENS_PER_STEP",
-    "TTFT_P99_S",
-    "MetricSignal",
-    "get_signal",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSignal:

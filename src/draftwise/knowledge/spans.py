@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["SpanRow", "Table", "decode", "encode"]
-
 Table = Mapping[str, tuple[Any, str]]
 """Table of one release: key -> (JSON value, source)."""
 

@@ -16,8 +16,6 @@ from draftwise.knowledge.methods import Remembers
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import history, releases
 
-__all__ = ["SpecKey", "find_name_traps", "keys_where", "read_spec_keys"]
-
 Embedded = Literal["acts", "idle", "unknown"]
 _BOUNDS = ("ge", "gt", "le", "lt")
 

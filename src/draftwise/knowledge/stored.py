@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["read_bytes", "read_data", "read_folder", "read_rows"]
-
 
 def read_data(name: str) -> Any:
     """Return the content of `data/NAME.json`; callers cache what they make of it."""

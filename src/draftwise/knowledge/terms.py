@@ -9,8 +9,6 @@ from functools import cache
 
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["Term", "find_said_terms", "find_term", "read_terms"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:

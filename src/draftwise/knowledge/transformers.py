@@ -8,8 +8,6 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["fill_in", "find_model_type", "is_buildable"]
-
 
 def find_model_type(name: str) -> Mapping[str, Any] | None:
     """Return the row of a model type; None for one that the library does not have.

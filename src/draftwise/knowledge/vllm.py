@@ -20,18 +20,6 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
-__all__ = [
-    "Release",
-    "Span",
-    "all_keys",
-    "find_remarks",
-    "forget_added",
-    "get_release",
-    "history",
-    "releases",
-    "topics",
-]
-
 _DATA = files("draftwise.knowledge").joinpath("data/vllm")
 _RELEASES = "releases.json"
 _NEWEST = frozenset({"newest", "latest"})

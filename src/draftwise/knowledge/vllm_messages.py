@@ -9,8 +9,6 @@ from functools import cache
 
 from draftwise.knowledge.vllm import Span, all_keys, history
 
-__all__ = ["KnownMessage", "find_messages"]
-
 _TOPIC = "messages"
 _LONGEST = 200_000
 """Characters of a pasted text that are looked at, from its end: that is where an error stands."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["NgramIndex"]
-
 
 class NgramIndex:
     """The tokens of one sequence and their suffix automaton (Blumer et al. 1985), built online.

@@ -17,8 +17,6 @@ from draftwise.lookup.suffix_forest import SuffixForest, check_integrity
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
 from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
 
-__all__ = ["SuffixCache"]
-
 # Fields of a row of jobs: what the kernel does for one sequence of a batch.
 OWN = 0  # sequence of its own tree: prompt and response
 CACHED = 1  # sequence of the global tree: response; NIL when there is none

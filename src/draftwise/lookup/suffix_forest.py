@@ -11,8 +11,6 @@ from draftwise.lookup import suffix_nodes as layout
 from draftwise.lookup.suffix_nodes import Arena, find_child
 from draftwise.lookup.suffix_tree import fell, get_edge_length, plant
 
-__all__ = ["SuffixForest", "check_integrity"]
-
 FIRST_NODES = 1024
 SMALLEST_ROOM = 64  # tokens
 MAX_NODE_ID = 2**31 - 1

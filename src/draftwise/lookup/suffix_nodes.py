@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 
-__all__ = ["Arena", "adopt", "decrement", "disown", "find_child", "free_node", "increment", "make_node", "take_place"]
-
 NIL = 0
 
 # Fields of a node's row: 64 bytes, one cache line.

@@ -47,8 +47,6 @@ from draftwise.lookup.suffix_nodes import (
     take_place,
 )
 
-__all__ = ["append", "fell", "find_best_match", "follow", "get_edge_length", "plant", "remove"]
-
 
 @njit(INT(ARENA), **OPTIONS)
 def plant(arena: Arena) -> int:

@@ -19,8 +19,6 @@ from typing import Any
 
 from draftwise.machine.folders import cache_folder, data_folder
 
-__all__ = ["Confinement"]
-
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MAKING = frozenset({
     "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",

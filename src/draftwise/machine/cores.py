@@ -7,8 +7,6 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count_cores", "cpu_name", "find_control_groups", "read_system_file"]
-
 _ROOT = Path("/")
 
 

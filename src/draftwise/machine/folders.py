@@ -9,8 +9,6 @@ from pathlib import Path
 
 from draftwise.machine.whole_files import open_lock
 
-__all__ = ["cache_folder", "data_folder", "one_at_a_time"]
-
 
 def cache_folder() -> Path:
     """Return the user's cache folder for draftwise, which need not exist.

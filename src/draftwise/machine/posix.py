@@ -6,8 +6,6 @@ import os
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["require_posix"]
-
 
 def require_posix(what: str) -> None:
     """Do nothing on POSIX systems.

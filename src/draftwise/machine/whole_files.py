@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["open_lock", "replacing", "write_whole"]
-
 
 @contextmanager
 def replacing(path: Path, *, keeps_mode: bool = False) -> Iterator[Path]:

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 from draftwise.backends.address import check_url
 from draftwise.core import Arm, InvalidSetup
 
-__all__ = ["Header", "check_headers", "find_headers", "with_access"]
-
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110, section 5.1)."""
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})

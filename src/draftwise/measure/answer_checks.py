@@ -23,8 +23,6 @@ from draftwise.measure.probe import load_probe
 from draftwise.runs.turn_order import Turn
 from draftwise.statistics import find_rounding_scale
 
-__all__ = ["AnswerCheck", "Outcome", "check_answers", "describe_check"]
-
 Outcome = Literal["same", "different", "not judged"]
 _CACHE = "cache"
 _TOKENS = 48

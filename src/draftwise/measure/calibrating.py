@@ -40,9 +40,6 @@ from draftwise.deciding.thresholds import get_thresholds
 from draftwise.knowledge.gpus import get_gpu
 from draftwise.measure.run_context import describe_machine
 
-__all__ = ["find_firsts", "find_points", "make_calibration", "require_known"]
-
-
 Specs = Mapping[str, SpecConfig]
 
 

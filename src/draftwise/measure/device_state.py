@@ -16,8 +16,6 @@ from typing import Any
 
 from draftwise.machine.cores import find_control_groups, read_system_file
 
-__all__ = ["DeviceReader", "DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
-
 DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _ROOT = Path("/")

@@ -11,8 +11,6 @@ from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.cell import OutputDifference, make_cells
 from draftwise.measure.load.client import Client
 
-__all__ = ["View", "ask", "conclude", "examine", "list_differences"]
-
 View = dict[str, float] | None
 """Log-probabilities of the most likely tokens; None where a server does not say."""
 

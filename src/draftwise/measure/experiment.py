@@ -17,8 +17,6 @@ from draftwise.measure.load.workers import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["Experiment", "no_device"]
-
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were cancelled."""
 _DRAIN_POLL_S = 0.005

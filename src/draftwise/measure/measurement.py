@@ -37,8 +37,6 @@ from draftwise.measure.screening import screen
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
-__all__ = ["Measurement", "build_backends", "judge_backends", "line_up", "prepare", "resume"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:

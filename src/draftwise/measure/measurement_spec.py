@@ -10,8 +10,6 @@ from draftwise.core import Calibration, Condition, InvalidSetup, LaunchOptions, 
 from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
-__all__ = ["DEFAULT_CANDIDATES", "DEFAULT_MINUTES", "ENGINES", "Candidate", "MeasurementSpec"]
-
 ENGINES = ("draftwise", "vllm")
 """That draftwise starts."""
 DEFAULT_MINUTES = 10.0

@@ -14,8 +14,6 @@ from draftwise.measure.divergences import ask, conclude
 from draftwise.measure.load.client import Client
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["answer_greedily", "choose_probes", "compare_probes", "disguise", "find_null", "needs_probes"]
-
 _PROBES = 8
 _PROBE_TOKENS = 24
 _NULL = 16

@@ -23,16 +23,6 @@ from draftwise.measure.time_estimate import TextPace, TimeEstimate
 from draftwise.runs.turn_order import Turn
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = [
-    "Lengths",
-    "Pilot",
-    "expect_candidate_s",
-    "look_at_lengths",
-    "look_at_paces",
-    "make_estimate",
-    "spare_prompts",
-]
-
 _LOOKED_AT = 2
 """Prompts of each workload that every server is asked one at a time."""
 _SPARED_OF = 20

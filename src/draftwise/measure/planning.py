@@ -20,8 +20,6 @@ from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
 from draftwise.workloads import check_workloads, draw, find_tokens, load_workloads, profile_workload
 
-__all__ = ["is_covered", "make_arms", "make_plan"]
-
 
 def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
     """Return the plan of a new run.

@@ -15,8 +15,6 @@ from draftwise.measure.load.client import Client
 from draftwise.runs.turn_order import Turn
 from draftwise.workloads.loading import load_workloads
 
-__all__ = ["load_probe", "probe"]
-
 _BUNDLED = ("code", "prose", "rewrite")
 _MOST_TOKENS = 64
 

@@ -32,18 +32,6 @@ from draftwise.measure.roster import Roster
 from draftwise.measure.time_estimate import Pace
 from draftwise.runs.turn_order import Turn, count_needed, share_out
 
-__all__ = [
-    "WARM_UP_LENGTH",
-    "WarmUp",
-    "check_addresses",
-    "check_drafting",
-    "explain_sharing",
-    "make_greeting",
-    "presume_warm_prefixes",
-    "settle",
-    "warm_up",
-]
-
 _WARMUP_TOKENS = 32
 _OPEN_STREAMS = 4
 """Streams with which a server is warmed up for loads that do not say how many there will be."""

@@ -31,21 +31,6 @@ from draftwise.deciding.token_unit import count_soundly
 from draftwise.runs.turn_order import Turn
 from draftwise.statistics import FEWEST_PROMPTS, next_load
 
-__all__ = [
-    "LostBlock",
-    "Place",
-    "describe_lead",
-    "find_lost",
-    "find_missing",
-    "find_race",
-    "find_settled",
-    "leave_out",
-    "list_blocks",
-    "list_missing",
-    "next_conditions",
-    "plan_retakes",
-]
-
 Place = tuple[str, str]
 """Workload and label of the condition."""
 

@@ -14,8 +14,6 @@ from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progre
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
 
-__all__ = ["Roster"]
-
 _STOP_POLL_S = 1.0
 """Interval at which a session that waits for servers looks whether it should stop."""
 T = TypeVar("T")

@@ -34,8 +34,6 @@ from draftwise.core import (
 from draftwise.machine.cores import count_cores, cpu_name
 from draftwise.version import __version__
 
-__all__ = ["add_notes", "build_context", "describe_hardware", "describe_machine", "describe_server", "runs_here"]
-
 _NOTES = ("hardware", "precision", "model")
 _OF_ARMS = ("hardware", "command")
 """Notes on a single arm: `hardware.ARM`."""

@@ -41,8 +41,6 @@ from draftwise.runs.documents import read_calibration, read_profile
 from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length
 
-__all__ = ["ScreenedPlan", "find_differences", "screen"]
-
 _REACH = 2.0
 """Times the calibrated batch, up to which a load is looked at."""
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")

@@ -76,8 +76,6 @@ from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Session"]
-
 _MANY_SERVERS = 4
 """Servers from which on it is looked at how many the time has room for, before they all start."""
 _LOOKED_AT_MORE = 1.3

@@ -32,8 +32,6 @@ from draftwise.runs import RunDirectory
 from draftwise.runs.turn_order import Turn, blocks, join_stretches, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS, RACE_LOOKS, Leaver, LeaveReason, find_leavers, leads_surely
 
-__all__ = ["Sweep"]
-
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
 _RETAKEN = 0.25

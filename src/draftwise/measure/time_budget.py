@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["TimeBudget"]
-
 _START = 0.3
 """Share of the whole after which candidates that are not up yet are left out, where others can be measured."""
 _WARM_UP = 0.2

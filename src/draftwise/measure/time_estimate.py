@@ -13,17 +13,6 @@ from draftwise.measure.load.requests import fill_streams
 from draftwise.runs.turn_order import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = [
-    "Pace",
-    "TextPace",
-    "TimeEstimate",
-    "describe_plan",
-    "expect_seconds",
-    "fit_plan",
-    "name_missing",
-    "name_repetitions",
-]
-
 _KEPT = 0.7
 """Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
 _KEPT_OF_ALL = 0.95

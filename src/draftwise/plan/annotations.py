@@ -15,9 +15,6 @@ from draftwise.core.finding import SITE
 from draftwise.knowledge.rules import all_rules
 from draftwise.plan.check.check_report import Report
 
-__all__ = ["SCHEMA", "locate", "to_github", "to_gitlab", "to_sarif"]
-
-
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _LEVELS: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

@@ -22,8 +22,6 @@ from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_ter
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
 
-__all__ = ["Explanation", "explain", "list_names", "show_template"]
-
 _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")

@@ -11,8 +11,6 @@ from draftwise.knowledge.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading
 
-__all__ = ["AcceptedChoice", "Upgrade", "ValueChange", "compare_releases"]
-
 _HARD = (Effect.REJECTED, Effect.FAILS_LATER)
 _RULE_FIELDS = "fields"
 _DEFAULTS_THAT_MATTER = (

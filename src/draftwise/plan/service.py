@@ -9,21 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "NO_WAITING",
-    "RequestLengths",
-    "ServerLimits",
-    "Service",
-    "SimulatedAnswer",
-    "SimulatedRequest",
-    "Stepping",
-    "Waiting",
-    "serve_concurrency",
-    "serve_rate",
-    "simulate",
-]
-
-
 _MOST_ROUNDS = 200
 _CLOSE_ENOUGH = 1e-4
 _FAR = 4.0

@@ -17,8 +17,6 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.vllm import history, releases
 from draftwise.version import __version__
 
-__all__ = ["NAME", "write_skill"]
-
 NAME = "draftwise"
 _SCRIPTS: Mapping[str, str] = {
     "smoke-check.sh": 'exec draftwise watch "${1:?usage: smoke-check.sh URL}" --once "${@:2}"',

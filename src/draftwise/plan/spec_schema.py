@@ -10,9 +10,6 @@ from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.vllm import Release
 
-__all__ = ["make_schema"]
-
-
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 """The version of JSON Schema that editors know best."""
 _TYPES = {

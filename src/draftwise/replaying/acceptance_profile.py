@@ -20,8 +20,6 @@ from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interv
 from draftwise.replaying.anchors import Anchors, Drafts, Ints
 from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 
-__all__ = ["ServingWalk", "count_steps", "percentiles_of", "summarize", "tokens_per_step", "walk", "warn_of_few"]
-
 _TAIL = 0.01
 """Share of the requests on which an interval should not rest."""
 _SHARE = 0.25

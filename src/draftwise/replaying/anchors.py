@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.machine.whole_files import write_whole
 
-__all__ = ["UNLIMITED", "Anchors", "Drafts", "read_anchors", "write_anchors"]
-
 UNLIMITED = 2**31 - 1
 """Limit of a request of which the log does not say how long its answer could become."""
 _FILE = "anchors.npz"

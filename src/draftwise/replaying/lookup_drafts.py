@@ -17,8 +17,6 @@ from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcri
 if TYPE_CHECKING:
     from draftwise.lookup.suffix_cache import SuffixCache
 
-__all__ = ["NgramReplayer", "SuffixReplayer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramReplayer:

@@ -23,8 +23,6 @@ from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 from draftwise.runs.row_files import RowFile, cut_unfinished
 
-__all__ = ["PROFILE", "ReplayDirectory", "hash_transcripts", "to_anchors"]
-
 PROFILE = "profile.json"
 _MANIFEST = "replay.json"
 _FORMAT, _VERSION = "draftwise-replay", 1

@@ -14,8 +14,6 @@ from draftwise.replaying.anchors import Anchors
 from draftwise.replaying.replay_directory import ReplayDirectory, to_anchors
 from draftwise.replaying.transcripts import Replayer, Transcript, Transcripts
 
-__all__ = ["ReplayCandidate", "choose_ks", "replay_candidates"]
-
 _USUAL_KS = (*range(1, 11), 12, 16, 24, 32)
 
 

@@ -10,8 +10,6 @@ from math import exp
 from draftwise.core import InvalidSetup
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
-__all__ = ["Score", "ScoreTokens", "ServedReplayer"]
-
 _AT_ONCE = 8
 """Requests that the server is sent together."""
 

@@ -16,19 +16,6 @@ from typing import Any, Protocol
 from draftwise.core import Finding, InvalidSetup, Prompt, Recorded, Severity
 from draftwise.replaying.anchors import UNLIMITED
 
-__all__ = [
-    "DraftRows",
-    "Encoder",
-    "Grouping",
-    "ReplayedRequest",
-    "Replayer",
-    "Transcript",
-    "Transcripts",
-    "count_accepted",
-    "needs_encoder",
-    "read_transcripts",
-]
-
 _MANY, _TOO_MANY = 0.05, 0.2
 """Shares of rows left out for one reason from which that is a warning, and an error."""
 _LENGTHS = (0, 1024, 4096, 16_384, 65_536)

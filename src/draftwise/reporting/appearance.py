@@ -7,8 +7,6 @@ from importlib.util import find_spec
 
 from draftwise.core import InvalidSetup, Verdict
 
-__all__ = ["INK", "NO_PLOTS", "PALETTE", "PLAIN", "VERDICT_COLOURS", "Plot", "can_draw", "check_can_draw"]
-
 PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
 """Lines and bars stand out from light and dark paper by 3:1 at least (WCAG 2.2, 1.4.11)."""
 PLAIN = "#7b8390"

@@ -19,17 +19,6 @@ from draftwise.deciding.compare.run_pair import (
 from draftwise.reporting.markdown import escape, fold, format_table
 from draftwise.reporting.units import format_ratio
 
-__all__ = [
-    "CELL_HEADER",
-    "VERDICT_HEADER",
-    "describe_comparison",
-    "list_cell_rows",
-    "list_difference_rows",
-    "list_notes",
-    "list_verdict_rows",
-    "to_markdown",
-]
-
 CELL_HEADER = (
     "workload · load · arm",
     "reading",

@@ -28,20 +28,6 @@ from draftwise.reporting.units import LOAD_UNITS, count_load, describe_load, for
 if TYPE_CHECKING:
     from draftwise.core import Decision, Omission, Scope, SingleSetting, UnmeasuredCell
 
-__all__ = [
-    "RecommendedConfig",
-    "describe_missing",
-    "describe_omissions",
-    "describe_rollback",
-    "describe_rule",
-    "describe_scope",
-    "describe_signs",
-    "describe_single_settings",
-    "describe_unmeasured",
-    "describe_way_back",
-    "list_actions",
-]
-
 _AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
 
 

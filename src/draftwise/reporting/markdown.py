@@ -29,8 +29,6 @@ from draftwise.reporting.tables import (
 )
 from draftwise.reporting.units import format_change, format_number, format_ratio
 
-__all__ = ["LIMIT", "escape", "fold", "format_table", "render_markdown"]
-
 LIMIT = 60_000
 """Characters; GitHub takes 65,536 in a comment."""
 _ROOMS = (10_000, 250, 100, 40, 15, 5)

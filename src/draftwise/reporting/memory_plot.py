@@ -14,8 +14,6 @@ from draftwise.plan.size.view import contexts_of, items
 from draftwise.reporting.appearance import INK, PLAIN
 from draftwise.reporting.svg import to_svg
 
-__all__ = ["COLOURS", "draw", "draw_figure"]
-
 _GIB = 1 << 30
 COLOURS = {
     "target": "#3b82f6",

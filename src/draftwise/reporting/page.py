@@ -45,26 +45,6 @@ from draftwise.reporting.units import LATE_FIRST_TOKEN, count_prompts, format_ch
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
-__all__ = [
-    "PageTable",
-    "TableCell",
-    "TableRow",
-    "open_templates",
-    "render_page",
-    "tabulate_acceptances",
-    "tabulate_conversions",
-    "tabulate_crossovers",
-    "tabulate_forecasts",
-    "tabulate_grid",
-    "tabulate_latencies",
-    "tabulate_percentiles",
-    "tabulate_quality",
-    "tabulate_readings",
-    "tabulate_verdicts",
-    "write_conclusions",
-    "write_report",
-]
-
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
 _MOST_RULES = 12

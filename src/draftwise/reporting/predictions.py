@@ -10,17 +10,6 @@ from typing import ClassVar
 from draftwise.core import Comparison, Estimate, Expectation, Interval, Run
 from draftwise.core.documents import json_form
 
-__all__ = [
-    "HeldEstimate",
-    "MeasuredForecast",
-    "UndisturbedTime",
-    "describe_estimates",
-    "describe_forecasts",
-    "find_undisturbed",
-    "hold_estimates",
-    "hold_forecasts",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndisturbedTime:

@@ -12,8 +12,6 @@ from draftwise.core import Rollback
 from draftwise.knowledge.signals import LOAD_SIGNALS, get_signal
 from draftwise.reporting.conditions import describe_rule
 
-__all__ = ["ALERTS", "make_alert", "write_alerts", "write_expression"]
-
 ALERTS = "rollback.rules.yml"
 """The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
 

@@ -11,8 +11,6 @@ from draftwise.reporting.appearance import NO_PLOTS, Plot, can_draw
 from draftwise.reporting.page import PageTable, TableCell, TableRow, open_templates
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["PAGE", "render_replay"]
-
 PAGE = "report.html"
 _FOLDED = 16
 _SHOWN_KS = (1, 2, 3, 5, 7)

@@ -34,8 +34,6 @@ from draftwise.reporting.units import (
     format_stretch,
 )
 
-__all__ = ["describe_decision", "describe_reason", "describe_setting", "list_clauses"]
-
 _SPLIT = "no single setting pays for all of it, so split the traffic"
 _MEMORY = re.compile(r", \d+ MiB\b.*")
 """What the driver tells of a GPU behind its name."""

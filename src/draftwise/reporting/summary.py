@@ -43,8 +43,6 @@ from draftwise.reporting.predictions import (
 from draftwise.reporting.promql import write_expression
 from draftwise.reporting.sentences import describe_decision, describe_reason
 
-__all__ = ["Summary", "summarise"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from draftwise.reporting.appearance import INK
 
-__all__ = ["to_svg"]
-
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10,

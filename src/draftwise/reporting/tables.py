@@ -17,18 +17,6 @@ from draftwise.reporting.units import LOAD_UNITS, format_load
 if TYPE_CHECKING:
     from draftwise.core import Band, Comparison, Crossover, Decision, Run
 
-__all__ = [
-    "Grid",
-    "Repeated",
-    "group_findings",
-    "list_band_rows",
-    "list_context_rows",
-    "list_crossover_rows",
-    "make_grids",
-    "name_workload",
-    "sort_comparisons",
-]
-
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 

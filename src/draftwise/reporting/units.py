@@ -11,20 +11,6 @@ from draftwise.deciding.thresholds import Thresholds
 if TYPE_CHECKING:
     from draftwise.core import Interval
 
-__all__ = [
-    "LATE_FIRST_TOKEN",
-    "LOAD_UNITS",
-    "count_load",
-    "count_prompts",
-    "describe_load",
-    "format_change",
-    "format_load",
-    "format_number",
-    "format_points",
-    "format_ratio",
-    "format_stretch",
-]
-
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
 LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss

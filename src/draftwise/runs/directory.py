@@ -51,8 +51,6 @@ from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
 from draftwise.workloads import read_prompts
 
-__all__ = ["RunDirectory"]
-
 T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"

@@ -10,8 +10,6 @@ from draftwise.core import Baseline, Calibration, Profile, StorageError, Unreada
 from draftwise.core.documents import read_document, to_json
 from draftwise.machine.whole_files import write_whole
 
-__all__ = ["read_baseline", "read_calibration", "read_file", "read_profile", "write_document"]
-
 T = TypeVar("T")
 _PROFILE = "profile.json"
 

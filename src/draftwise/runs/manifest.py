@@ -13,8 +13,6 @@ from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Se
 from draftwise.core.documents import from_json
 from draftwise.knowledge.remembering import find_remembering
 
-__all__ = ["ArmRow", "Manifest", "WorkloadRow", "read_manifest"]
-
 _FORMAT = 2
 
 

@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import DocumentError
 
-__all__ = ["RowFile", "blame", "cut_unfinished", "damaged"]
-
 T = TypeVar("T")
 
 

@@ -18,21 +18,6 @@ from dataclasses import dataclass, field
 
 from draftwise.core import Condition, OpenLoop, Prompt, Replay, Run, RunPlan, Settled, Workload
 
-__all__ = [
-    "Block",
-    "Shares",
-    "Turn",
-    "arm_order",
-    "blocks",
-    "count_needed",
-    "count_repetitions",
-    "join_stretches",
-    "list_planned",
-    "plan_turns",
-    "share_out",
-    "split_once",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

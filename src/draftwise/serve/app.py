@@ -30,8 +30,6 @@ from draftwise.serve.openapi import make_document
 from draftwise.serve.reading import Outcome, PlannedCall, Reader, ReadError
 from draftwise.version import __version__
 
-__all__ = ["StatsLog", "create_app", "format_spec_line"]
-
 logger = logging.getLogger("draftwise.serve")
 
 _LOG_EVERY_S = 10.0

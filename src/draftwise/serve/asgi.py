@@ -13,8 +13,6 @@ from starlette.types import Receive, Scope, Send
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Call, Generation, stream_events
 
-__all__ = ["BodyReader", "EventStream", "run_until_disconnect"]
-
 _LARGEST_BODY = 16 * 2**20
 _OVERHEAD = 2**20
 """Bytes of a body for everything but its prompt: tools, a schema, logit_bias."""

@@ -29,18 +29,6 @@ from draftwise.serve.request_fields import (
 )
 from draftwise.serve.tools import read_tools
 
-__all__ = [
-    "CallPlan",
-    "Defaults",
-    "ServedModel",
-    "check_model_name",
-    "read_chat",
-    "read_completion",
-    "read_detokenize",
-    "read_messages",
-    "read_tokenize",
-]
-
 _SAMPLING = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("temperature", "top_k", "top_p", "min_p"),

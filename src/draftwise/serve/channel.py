@@ -17,21 +17,6 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import EngineRequest
 
-__all__ = [
-    "Abort",
-    "Add",
-    "Channel",
-    "ChannelProtocol",
-    "EngineFailure",
-    "PackedRequest",
-    "Ready",
-    "RequestsAccepted",
-    "RequestsRefused",
-    "SetupRefusal",
-    "StartupPhase",
-    "StepResult",
-]
-
 
 class PackedRequest(NamedTuple):
     """A request on its way to the engine, which unpacks it; others read what stands around it."""

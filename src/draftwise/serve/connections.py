@@ -13,8 +13,6 @@ import uvicorn
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.in_flight import InFlight, make_goodbye
 
-__all__ = ["HttpServer", "make_config"]
-
 logger = logging.getLogger("draftwise.serve")
 
 _HEAD_S = 20.0

@@ -29,8 +29,6 @@ from draftwise.serve.channel import (
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine, Pending
 
-__all__ = ["Build", "run_engine"]
-
 logger = logging.getLogger("draftwise.serve")
 
 _COMPILERS = 2

@@ -37,8 +37,6 @@ from draftwise.serve.engine_loop import Build, run_engine
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["EngineProcess", "build_engine", "main", "start_process", "unpack"]
-
 logger = logging.getLogger("draftwise.serve")
 
 _NOTICE_S = 0.2

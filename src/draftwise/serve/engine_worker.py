@@ -35,8 +35,6 @@ from draftwise.serve.generation import Generation
 from draftwise.serve.in_flight import make_goodbye
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
-__all__ = ["EngineWorker", "FilledKernels", "fill_kernel_cache"]
-
 logger = logging.getLogger("draftwise.serve")
 
 

@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from draftwise.core import InvalidSetup
 from draftwise.serve.errors import RequestError, handle_request_error
 
-__all__ = ["OPEN_PATHS", "AccessRules", "Entrance", "check_origins", "is_loopback"]
-
 OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/openapi.json"})
 """Probes and scrapers read these without a key, as in vLLM. Any other path needs it."""
 _LARGEST_HEAD = 2**16

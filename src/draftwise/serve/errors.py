@@ -13,8 +13,6 @@ from starlette.responses import JSONResponse
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["EXCEPTION_HANDLERS", "RequestError", "handle_request_error", "make_error_body"]
-
 logger = logging.getLogger("draftwise.serve")
 
 

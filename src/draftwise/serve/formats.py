@@ -12,8 +12,6 @@ from draftwise.engine.engine_outputs import Delta, Logprob, LogprobsOfToken
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 
-__all__ = ["AnswerFormat", "ChatFormat", "CompletionFormat"]
-
 _NULLS_OF_ANSWER = ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
 _NULLS_OF_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
 """Fields that vLLM sends without a value."""

@@ -17,8 +17,6 @@ from draftwise.serve.channel import PackedRequest
 from draftwise.serve.errors import RequestError, make_error_body
 from draftwise.serve.formats import AnswerFormat
 
-__all__ = ["Call", "Generation", "make_answer", "stream_events"]
-
 
 class Generation:
     """Increments of the requests of one HTTP call; leaving its `with` block aborts unfinished ones."""

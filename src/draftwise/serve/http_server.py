@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from draftwise.engine.core import Engine
     from draftwise.engine.startup_phases import Startup
 
-__all__ = ["ServerOptions", "bind", "make_rules", "serve"]
-
 logger = logging.getLogger("draftwise.serve")
 
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]

@@ -9,8 +9,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwise.serve.errors import RequestError, handle_request_error
 
-__all__ = ["InFlight", "make_goodbye"]
-
 
 def make_goodbye() -> RequestError:
     """Return the answer to requests for which a server that ends has no more time."""

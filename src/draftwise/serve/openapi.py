@@ -15,8 +15,6 @@ from draftwise.serve.request_fields import (
 )
 from draftwise.version import __version__
 
-__all__ = ["make_document"]
-
 _OBJECT = {"type": "object"}
 _PROMPT = {
     "anyOf": [

@@ -29,8 +29,6 @@ from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body
 
-__all__ = ["ReaderPool", "ReaderSetup", "ReadingProcess", "main"]
-
 logger = logging.getLogger("draftwise.serve")
 
 _LANES = 2

@@ -19,8 +19,6 @@ from draftwise.serve.channel import PackedRequest
 from draftwise.serve.errors import RequestError
 from draftwise.serve.request_fields import parse_body
 
-__all__ = ["BodyKind", "DirectReader", "Outcome", "PlannedCall", "ReadError", "Reader", "read_body"]
-
 logger = logging.getLogger("draftwise.serve")
 
 BodyKind = str

@@ -10,18 +10,6 @@ from typing import Any
 
 from draftwise.serve.errors import RequestError
 
-__all__ = [
-    "CHAT_FIELDS",
-    "COMPLETION_FIELDS",
-    "DETOKENIZE_FIELDS",
-    "SAMPLING_FIELDS",
-    "TOKENIZE_FIELDS",
-    "Check",
-    "describe_field",
-    "parse_body",
-    "read_fields",
-]
-
 logger = logging.getLogger("draftwise.serve")
 
 _WRONG = object()

@@ -13,8 +13,6 @@ from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.knowledge.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
 from draftwise.serve.channel import PackedRequest
 
-__all__ = ["ServerMetrics", "Timeline"]
-
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 

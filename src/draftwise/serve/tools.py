@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from draftwise.engine.sampling.params import StructuredOutputsParams
 from draftwise.serve.errors import RequestError
 
-__all__ = ["TOOL_CALL_PARSERS", "CallPart", "ToolParser", "ToolUse", "read_tools"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPart:

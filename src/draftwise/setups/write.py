@@ -12,8 +12,6 @@ from draftwise.core import InvalidSetup, Setup
 from draftwise.knowledge.flag_types import takes_none, takes_text
 from draftwise.knowledge.vllm import get_release, releases
 
-__all__ = ["write_flags", "write_json", "write_shell", "write_words"]
-
 
 def write_json(setup: Setup) -> str:
     """Return the JSON object of a setup of vLLM; the device is not part of it."""

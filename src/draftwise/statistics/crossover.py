@@ -15,8 +15,6 @@ import numpy as np
 from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate
 from draftwise.statistics.ratios import Array
 
-__all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
-
 _DRAWS = 4000
 _FEWEST_SHARED = 3
 _LEAST_VARIANCE = 1e-12

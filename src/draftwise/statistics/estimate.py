@@ -10,22 +10,6 @@ from statistics import NormalDist, fmean, stdev
 
 from draftwise.core import Interval
 
-__all__ = [
-    "CONFIDENCE",
-    "POWER",
-    "PowerOutlook",
-    "RatioEstimate",
-    "Spread",
-    "beta_quantile",
-    "find_outlook",
-    "normal_quantile",
-    "shows_equivalence",
-    "student_quantile",
-    "student_tail",
-    "to_ratio",
-    "upper_normal_tail",
-    "upper_student_quantile",
-]
 CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Differences below this come from arithmetic, not from servers."""

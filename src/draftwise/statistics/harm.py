@@ -11,8 +11,6 @@ import numpy as np
 from draftwise.statistics.estimate import RatioEstimate, beta_quantile, upper_student_quantile
 from draftwise.statistics.ratios import Array
 
-__all__ = ["FEWEST_FOR", "Guard", "GuardReading", "find_bar", "find_unseen_share", "guard_delay", "guard_tail"]
-
 _ALPHA = 0.05
 """One-sided, of each answer of a guard."""
 FEWEST_FOR = {50: 5, 90: 29, 95: 59, 99: 299}

@@ -13,8 +13,6 @@ from draftwise.core import Interval
 from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, student_quantile
 from draftwise.statistics.ratios import Array
 
-__all__ = ["OrderBreak", "bound_log_itself", "find_order_break"]
-
 _FEWEST = 15
 """Prompts below which no break is looked for."""
 _PERMUTATIONS, _MOST_BEYOND = 199, 1

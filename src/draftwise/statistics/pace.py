@@ -12,8 +12,6 @@ import numpy as np
 from draftwise.statistics.estimate import student_quantile
 from draftwise.statistics.ratios import Array
 
-__all__ = ["PaceChange", "find_drift_apart", "find_pace_change", "find_spells", "has_moved"]
-
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
 _SPLIT_T, _SLOPE_T = 5.0, 4.0

@@ -12,7 +12,6 @@ from draftwise.core import Interval
 from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, Spread, normal_quantile, student_quantile, to_ratio
 from draftwise.statistics.ratios import Array, Design, Integers, find_spread
 
-__all__ = ["PERCENTILES", "percentile_ratios"]
 PERCENTILES = (50, 90, 95, 99)
 _RESAMPLES = 10_000
 _ENOUGH = 8.0

@@ -10,8 +10,6 @@ from statistics import fmean, stdev
 
 from draftwise.statistics.estimate import upper_student_quantile
 
-__all__ = ["RACE_LOOKS", "LeaveReason", "Leaver", "find_lead", "find_leavers", "leads_surely"]
-
 RACE_LOOKS = (6, 8, 11, 15, 20, 27, 36, 48, 64, 86)
 """Prompts at which candidates are looked at."""
 _NO_GAIN, _BEHIND, _PAYS = 0.005, 0.0025, 0.0005

@@ -30,21 +30,6 @@ from draftwise.statistics.estimate import (
     upper_student_quantile,
 )
 
-__all__ = [
-    "FEWEST_CLUSTERS",
-    "Array",
-    "Design",
-    "Integers",
-    "find_spread",
-    "find_variance_share",
-    "goodput_change",
-    "prompt_ratio",
-    "ratio_of_totals",
-    "server_ratio",
-    "total_ratio",
-    "weigh",
-]
-
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _FEWEST_NEIGHBOURS = 12

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["find_rounding_scale", "is_beyond_rounding"]
-
 _PRIOR_WEIGHT = 4.0
 """Differences that the prior counts for."""
 _FAR = 5.0

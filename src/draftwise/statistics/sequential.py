@@ -14,7 +14,6 @@ from draftwise.core import Interval
 from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, normal_quantile, upper_normal_tail
 from draftwise.statistics.ratios import Array
 
-__all__ = ["Conclusion", "Looks", "adjust_family", "conclude", "settle"]
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12

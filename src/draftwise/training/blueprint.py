@@ -18,8 +18,6 @@ from draftwise.training.frozen_target import FrozenTarget
 if TYPE_CHECKING:
     from draftwise.training.frozen_target import FrozenTarget
 
-__all__ = ["Blueprint", "check_aux_layers", "choose_mask_token", "even_aux_layers", "usual_aux_layers"]
-
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
 """Keys of the target's config.json that its drafters share."""
 _MASK_OPTION = "mask_token_id"

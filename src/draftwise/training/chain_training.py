@@ -24,8 +24,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
 from draftwise.training.method import DrafterTraining, DraftLoss
 
-__all__ = ["ChainNetwork", "ChainTraining", "UnrolledStep"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledStep:

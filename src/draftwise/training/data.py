@@ -18,8 +18,6 @@ from draftwise.core import InvalidSetup
 from draftwise.training.frozen_target import TokenBatch
 from draftwise.training.samples import TextSample
 
-__all__ = ["BatchRows", "Corpus", "Feed", "Position", "SampleOrder", "bucket_lengths", "split"]
-
 _FIRST_LEARNED = 2
 """A draft needs a known token and a state before it: no method can predict an earlier one."""
 _NUM_BUCKETS = 3

@@ -26,8 +26,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["DFlashTraining"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:

@@ -21,17 +21,6 @@ from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.layers import choose_compiled
 from draftwise.training.method import DraftLoss
 
-__all__ = [
-    "Answers",
-    "align",
-    "answer_as_target",
-    "answer_as_text",
-    "compute_vocabulary_loss",
-    "learn_labels",
-    "score",
-    "weigh",
-]
-
 _CHUNK_VALUES = 2**25
 """Number of logits in memory at a time."""
 

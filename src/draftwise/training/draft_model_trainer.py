@@ -25,8 +25,6 @@ from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
 
-__all__ = ["DraftModelTraining"]
-
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "rms_norm_eps")
 _LEAST_KEPT = 0.2

@@ -33,20 +33,6 @@ from draftwise.engine.proposers import make_proposer
 from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.knowledge.methods import Method
 
-__all__ = [
-    "FORMATS",
-    "Exported",
-    "assemble_mtp",
-    "check_expressible",
-    "export_drafter",
-    "join_mtp",
-    "load_back",
-    "new_folder",
-    "read_tensor",
-    "save_drafter",
-    "write_shards",
-]
-
 FORMATS = ("vllm", "speculators")
 _NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
 """Keys of a config.json that hold how many heads a drafter has, where each drafts one token."""

@@ -25,8 +25,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
 from draftwise.training.method import Option
 
-__all__ = ["Eagle3Training"]
-
 
 class _FirstLayer(DecoderLayer):
     """Its attention reads an embedding and a state, concatenated."""

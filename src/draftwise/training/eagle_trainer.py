@@ -21,8 +21,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, make_linear
 from draftwise.training.method import Option
 
-__all__ = ["EagleTraining"]
-
 
 class _Network(ChainNetwork):
     """Predicts the next state from the last one and the token that was chosen."""

@@ -20,8 +20,6 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.families import get_family
 from draftwise.engine.models.checkpoint import CheckpointReader
 
-__all__ = ["FrozenTarget", "States", "TokenBatch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:

@@ -31,16 +31,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.ranks import Ranks
 from draftwise.training.training_progress import Reporter
 
-__all__ = [
-    "DiskStates",
-    "GatheredStates",
-    "OnlineStates",
-    "ServedStates",
-    "StateSource",
-    "check_served",
-    "write_states",
-]
-
 _SHARD_BYTES = 2**28
 _AT_ONCE = 16
 """Samples that the server is asked for at a time."""

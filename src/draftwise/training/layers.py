@@ -18,17 +18,6 @@ from torch.autograd.function import once_differentiable
 
 from draftwise.core import ModelShape
 
-__all__ = [
-    "DecoderLayer",
-    "KeyValue",
-    "Norm",
-    "Rotations",
-    "attend_chain",
-    "choose_compiled",
-    "make_linear",
-    "to_compute_dtype",
-]
-
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one pass over a layer, [B, A, R, D] each: a head for each query head."""
 Rotations = tuple[Tensor, Tensor]

@@ -19,8 +19,6 @@ from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["MedusaTraining"]
-
 
 class _Block(nn.Module):
     """Residual layers x + SiLU(W x) that start as the identity."""

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from draftwise.core import InvalidSetup
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 
-__all__ = ["DraftLoss", "DrafterTraining", "Option", "learn_from", "resolve_options"]
-
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

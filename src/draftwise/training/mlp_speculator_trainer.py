@@ -21,8 +21,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import make_linear
 from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
 
-__all__ = ["MlpSpeculatorTraining"]
-
 _EPS = 1e-6
 
 

@@ -23,8 +23,6 @@ from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
 from draftwise.training.method import Option, learn_from
 
-__all__ = ["MtpTraining"]
-
 _PREFIX = "model.mtp_layers.0."
 
 

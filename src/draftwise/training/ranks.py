@@ -21,8 +21,6 @@ from torch.distributed.fsdp import fully_shard
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["ALONE", "Ranks", "is_launched", "joined"]
-
 _Item = TypeVar("_Item")
 _TIMEOUT = timedelta(hours=2)
 """How long a rank waits for the others: one may answer longer prompts. Of one that died the launcher knows at once."""

@@ -18,8 +18,6 @@ from draftwise.reporting.appearance import PALETTE
 from draftwise.reporting.svg import to_svg
 from draftwise.runs.row_files import RowFile
 
-__all__ = ["RunFolder", "draw_curves"]
-
 
 class RunFolder:
     """What a run writes in addition to the drafter.

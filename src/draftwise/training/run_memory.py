@@ -16,8 +16,6 @@ from draftwise.training.method import DrafterTraining
 from draftwise.training.ranks import Ranks
 from draftwise.training.run_settings import TrainSettings
 
-__all__ = ["TrainingMemory", "find_target_bytes"]
-
 _FLOAT = 4
 """Bytes of a drafter's parameter, of its gradient, and of each of its optimizer's averages."""
 

@@ -12,8 +12,6 @@ import torch
 from draftwise.core import Finding, InvalidSetup
 from draftwise.training.ranks import is_launched
 
-__all__ = ["TrainSettings"]
-
 _BATCH_TOKENS = {"cuda": 65536, "cpu": 4096}
 _PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
 _CHOICES = {

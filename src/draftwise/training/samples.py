@@ -26,8 +26,6 @@ from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.training_progress import Bar, Reporter
 from draftwise.workloads.workload_rows import open_plain, read_objects
 
-__all__ = ["AnswerSettings", "TextSample", "answer", "cut_prompts", "read_samples"]
-
 _PIECE = 2**16
 """Characters of plain text tokenized at a time, up to the next line end."""
 

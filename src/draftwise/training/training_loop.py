@@ -26,8 +26,6 @@ from draftwise.training.run_folder import RunFolder, draw_curves
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.training_progress import Bar, Reporter
 
-__all__ = ["DataSource", "Evaluation", "Optimizers", "TrainingRun", "compute_schedule_factor"]
-
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""

@@ -12,8 +12,6 @@ from rich.progress import TimeRemainingColumn as TimeLeft
 
 from draftwise.core.progress import Progress, Silent
 
-__all__ = ["Bar", "Reporter", "TrainingBars"]
-
 _QUIET_LINES = 10
 """Number of lines that replace a bar outside a terminal."""
 

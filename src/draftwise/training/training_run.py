@@ -46,8 +46,6 @@ from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
 from draftwise.training.training_progress import Reporter
 from draftwise.version import __version__
 
-__all__ = ["TrainedDrafter", "train", "train_on_gpus"]
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
 """In what safetensors, which is written in Rust, raises."""

@@ -15,8 +15,6 @@ from draftwise.deploying.deployment_folder import SETUP
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["BundleRequest", "BundleResult", "bundle"]
-
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:

@@ -19,8 +19,6 @@ from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
 from draftwise.verbs.verb import refuse, verb
 
-__all__ = ["CheckRequest", "CheckResult", "check"]
-
 _PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
 
 

@@ -16,8 +16,6 @@ from draftwise.reporting.summary import Summary, summarise
 from draftwise.runs import RunDirectory
 from draftwise.verbs.verb import Result
 
-__all__ = ["Concluded", "conclude"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concluded(Result):

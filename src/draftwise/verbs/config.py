@@ -12,8 +12,6 @@ from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["DEFAULTS", "FILE", "ConfigRequest", "ConfigResult", "DefaultRow", "config", "find_defaults", "read_values"]
-
 FILE = "draftwise.toml"
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "release": (

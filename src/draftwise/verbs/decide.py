@@ -32,8 +32,6 @@ from draftwise.verbs.request_headers import read_headers
 from draftwise.verbs.verb import verb
 from draftwise.workloads import BUNDLED
 
-__all__ = ["DecideRequest", "DecideResult", "decide", "read_conditions"]
-
 
 @dataclass(frozen=True, slots=True)
 class DecideRequest(ServersRequest):

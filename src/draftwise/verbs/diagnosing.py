@@ -12,9 +12,6 @@ from draftwise.watching.stalls import HUNG
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick, find_misleading
 
-__all__ = ["add_diagnoses"]
-
-
 _OF_SERVERS = (UNREAD, HUNG, "several-behind-url", "same-server-twice")
 """Findings about whole servers, which explain what happens to the others."""
 

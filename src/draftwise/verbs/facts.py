@@ -24,17 +24,6 @@ from draftwise.verbs.verb import Result, refuse, verb
 if TYPE_CHECKING:
     from draftwise.extract.wheel_sources import VllmSources
 
-__all__ = [
-    "AddedRelease",
-    "FactsRequest",
-    "FactsResult",
-    "KnownDefects",
-    "KnownRelease",
-    "KnownReleases",
-    "RemovedReleases",
-    "facts",
-]
-
 _DAYS_A_MONTH = 30.44
 _SHIPPED = "shipped"
 

@@ -12,8 +12,6 @@ from draftwise.core.progress import Progress
 from draftwise.knowledge.published import PublishedModel, read_published
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["FetchRequest", "FetchResult", "FetchedModel", "fetch"]
-
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:

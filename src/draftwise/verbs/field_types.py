@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from draftwise.core.finding import Finding
 
-__all__ = ["Range", "find_wrong_types"]
-
 
 @dataclass(frozen=True, slots=True)
 class Range:

@@ -22,8 +22,6 @@ from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import read_range
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["ForecastRequest", "ForecastResult", "HeldRow", "forecast"]
-
 _CONCURRENCY = "1-128"
 
 

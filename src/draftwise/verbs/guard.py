@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from draftwise.guarding.service_reading import ProbeReading
     from draftwise.watching.watcher import HttpPage
 
-__all__ = ["GuardRequest", "GuardResult", "ReplicaRow", "guard"]
-
 _POOLS = ("spec", "plain")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from draftwise.core import Finding, InvalidRequest
 from draftwise.core.progress import Progress, Silent
 
-__all__ = ["Job", "JobState", "Jobs"]
-
 _MOST_KEPT = 20
 """Jobs that are over and still known."""
 _MOST_NOTICES = 50

@@ -14,8 +14,6 @@ from typing import Any
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import write_whole
 
-__all__ = ["ListedRun", "list_runs"]
-
 _KEPT = "runs.json"
 _VERSION = 1
 _DEEPEST = 4

@@ -10,8 +10,6 @@ from itertools import product
 from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 from draftwise.verbs.verb import refuse
 
-__all__ = ["make_conditions", "read_numbers", "read_phases", "read_range"]
-
 _RANGE = re.compile(r"(?P<first>[\d.]+)-(?P<last>[\d.]+)")
 _PHASE = re.compile(r"(?:(?P<duration>[\d.]+)s:)?(?P<start>[\d.]+)(?:-(?P<end>[\d.]+))?/s")
 _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per second; the last part may have no end)"

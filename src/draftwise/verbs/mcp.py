@@ -16,8 +16,6 @@ from draftwise.machine.confinement import Confinement
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["TOKEN", "McpRequest", "McpResult", "mcp"]
-
 TOKEN = "DRAFTWISE_MCP_TOKEN"
 """Environment variable that holds the token of the HTTP server."""
 

@@ -40,8 +40,6 @@ from draftwise.verbs.tool_calls import (
 )
 from draftwise.version import __version__
 
-__all__ = ["make_server", "serve_http", "serve_stdio"]
-
 PAGES = {
     "methods": ("method", "A drafting method: what it does, and the vLLM releases that have it."),
     "releases": ("release", "A vLLM release: what it added, removed and mended for speculation."),

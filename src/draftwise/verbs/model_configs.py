@@ -20,8 +20,6 @@ from draftwise.verbs.verb import refuse
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["open_configs"]
-
 _OPTION = "--config-from"
 _CONFIG = "config.json"
 _HUB = "https://huggingface.co"

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from draftwise.verbs.verb import refuse
 
-__all__ = ["read_notes"]
-
 
 def read_notes(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     """Return notes by key.

@@ -16,8 +16,6 @@ from draftwise.watching.fingerprint import FEWEST_DRAFTS, Fingerprint, judge_pro
 from draftwise.watching.watcher import unread
 from draftwise.workloads.loading import load_workloads
 
-__all__ = ["ask", "ask_again", "load_prompts", "probe_servers", "record"]
-
 _BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
 _REPEATS = 4
 _MOST_NULL = 50.0

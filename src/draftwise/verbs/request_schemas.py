@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from draftwise.core import SpecConfig
 from draftwise.core.document_schema import field_texts
 
-__all__ = ["request_schema"]
-
 _SCALARS: Mapping[Any, str] = {
     str: "string", Path: "string", PathLike: "string", bool: "boolean", int: "integer", float: "number",
     type(None): "null", Mapping: "object", SpecConfig: "object",

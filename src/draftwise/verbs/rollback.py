@@ -16,8 +16,6 @@ from draftwise.deploying.rollback_plan import RollbackPlan, plan_rollback, run
 from draftwise.deploying.verify.manifest_files import prove_deployment
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["RollbackRequest", "RollbackResult", "RollbackStep", "rollback"]
-
 
 @dataclass(frozen=True, slots=True)
 class RollbackRequest:

@@ -14,8 +14,6 @@ from draftwise.verbs.error_documents import ErrorDocument
 from draftwise.verbs.sources import open_release
 from draftwise.verbs.verb import Result, load_verb, refuse, verb
 
-__all__ = ["SchemaRequest", "SchemaResult", "schema"]
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaRequest:

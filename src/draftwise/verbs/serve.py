@@ -13,8 +13,6 @@ from draftwise.verbs.engine import make_config, parse_spec
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["TOOL_CALL_PARSERS", "ServeRequest", "ServeResult", "serve"]
-
 TOOL_CALL_PARSERS = ("hermes", "llama3_json")
 """`serve.tools.TOOL_CALL_PARSERS`, which needs the engine's packages."""
 

@@ -12,8 +12,6 @@ from draftwise.core.progress import Progress
 from draftwise.machine.whole_files import write_whole
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["DEFAULT_FOLDER", "SkillRequest", "SkillResult", "skill"]
-
 DEFAULT_FOLDER = ".agents/skills"
 """Folder of a project in which agents look for skills."""
 

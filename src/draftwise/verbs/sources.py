@@ -32,22 +32,6 @@ from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.input_texts import read_text, suggest_sources
 from draftwise.verbs.verb import refuse
 
-__all__ = [
-    "FoundSetups",
-    "JudgedRequest",
-    "SetupRequest",
-    "Source",
-    "Sources",
-    "find_command",
-    "find_sources",
-    "flags_of_vllm",
-    "join_command",
-    "open_release",
-    "read_spec",
-    "remarks_on",
-    "with_gpu",
-]
-
 Source = str | Path | Setup
 """A model, a file, a folder, a pattern of file names, a command line, `-` for standard input, or a setup."""
 _STDIN = "-"

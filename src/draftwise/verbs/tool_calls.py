@@ -21,8 +21,6 @@ from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.request_schemas import request_schema
 from draftwise.verbs.verb import Result, Verb, load_verb
 
-__all__ = ["LARGEST", "TOOLS", "Permissions", "Tool", "ToolAnswer", "answer_of", "call", "make_request", "refusal_of"]
-
 LARGEST = 1_000_000
 """Bytes of the arguments of a call, and of its answer."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

@@ -13,8 +13,6 @@ from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["UiRequest", "UiResult", "ui"]
-
 
 @dataclass(frozen=True, slots=True)
 class UiRequest:

@@ -18,8 +18,6 @@ from draftwise.core.progress import Progress, Silent
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["Group", "Result", "Row", "Verb", "load_verb", "refuse", "verb"]
-
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -19,8 +19,6 @@ from draftwise.verbs.judgements import FailOn, Judgement, Judgements
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import refuse, verb
 
-__all__ = ["VerifyRequest", "VerifyResult", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:

@@ -13,8 +13,6 @@ from draftwise.core.progress import Progress
 from draftwise.verbs.engine import make_config, parse_spec
 from draftwise.verbs.verb import Result, verb
 
-__all__ = ["WarmUpRequest", "WarmUpResult", "warm_up"]
-
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:

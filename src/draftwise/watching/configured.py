@@ -10,8 +10,6 @@ from draftwise.plan.check import judge
 from draftwise.setups.read import SetupReading, read_setups
 from draftwise.watching.diagnose import SideInfo
 
-__all__ = ["read_side_info"]
-
 
 def read_side_info(setup_file: Path | None, start_log: Path | None) -> SideInfo:
     """Return what files say of a service, for diagnoses that a config or a log settles.

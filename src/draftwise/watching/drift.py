@@ -10,25 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CONFOUNDERS",
-    "LEARN_DAYS",
-    "MIN_DRAFTS",
-    "ROWS_PER_DAY",
-    "ROW_S",
-    "Drift",
-    "DriftModel",
-    "DriftRow",
-    "DriftSum",
-    "Noise",
-    "RowArrays",
-    "Season",
-    "cross_fit",
-    "find_learned_days",
-    "fit_model",
-    "run",
-]
-
 ROW_S = 300
 """Seconds of a row: long enough for a service of two requests a minute to draft, short compared with an hour."""
 ROWS_PER_DAY = 86_400 // ROW_S

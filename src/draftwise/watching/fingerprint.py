@@ -28,17 +28,6 @@ from draftwise.core import (
 )
 from draftwise.core.grouping import group_by
 
-__all__ = [
-    "AS_SERVED",
-    "FEWEST_DRAFTS",
-    "Fingerprint",
-    "compare_probe",
-    "find_null",
-    "judge_probe",
-    "record_baseline",
-    "take_answers",
-]
-
 _SURE = 0.01
 """Probability that as many prompts change, or change as much, without a cause."""
 _LEAST_NULL = 0.05

@@ -33,8 +33,6 @@ from draftwise.watching.prometheus import PrometheusApi, Selection, Series, put_
 from draftwise.watching.watcher import PLAIN, grow
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = ["FleetService", "ServiceName", "list_services", "name_service", "see_fleet"]
-
 _KEPT = (
     *("__name__", "namespace", "service", "pool", "revision", "job", "instance", "model_name"),
     *("engine", "ReplicaId", "position", "sleep_state"),

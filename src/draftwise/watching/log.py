@@ -13,8 +13,6 @@ from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import Recent, Snapshot
 
-__all__ = ["read_log", "see_log"]
-
 _INTERVAL_S = 10.0
 """VLLM_LOG_STATS_INTERVAL, unless it is set."""
 _LIKELY = 1.5

@@ -9,8 +9,6 @@ from typing import Any
 from draftwise.core import Window
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = ["CountRow", "EngineRow", "ExpectedRow", "PoolRow", "WindowRow", "describe_expected", "describe_pool"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRow:

@@ -33,8 +33,6 @@ from draftwise.watching.watcher import (
     unread,
 )
 
-__all__ = ["PrometheusApi", "PrometheusWatcher", "Selection", "Series", "put_together", "select"]
-
 _TIMEOUT_S = 30.0
 """A query over five minutes takes milliseconds, unless the server is drowned."""
 Series = Mapping[str, Any]

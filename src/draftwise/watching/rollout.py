@@ -11,8 +11,6 @@ from draftwise.core import Finding, InvalidSetup, Window
 from draftwise.plan.release_changes import compare_releases
 from draftwise.setups.read import SetupReading, read_setups
 
-__all__ = ["LAST", "RollOut", "SetupStep", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
-
 LAST = "last"
 """Says: when the newest server was started."""
 _TOGETHER_S = 3600.0

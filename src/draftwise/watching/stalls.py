@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from draftwise.core import Finding, Window
 
-__all__ = ["HUNG", "HUNG_S", "Stalls", "describe_stall", "stands_still"]
-
 HUNG = "engine-hung"
 HUNG_S = 10.0
 """Seconds without a token from which an engine hangs: no prompt's step takes as long."""

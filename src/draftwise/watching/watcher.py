@@ -20,29 +20,6 @@ from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.watching.stalls import Stalls
 
-__all__ = [
-    "FALLS",
-    "PLAIN",
-    "RECENT_S",
-    "UNREAD",
-    "CountersPage",
-    "HttpPage",
-    "Look",
-    "Recent",
-    "Snapshot",
-    "Watcher",
-    "Watching",
-    "find_several",
-    "find_twice",
-    "grow",
-    "name_server",
-    "open_pages",
-    "read_all",
-    "read_page",
-    "tick_every",
-    "unread",
-]
-
 _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
 _FASTEST = 20_000.0

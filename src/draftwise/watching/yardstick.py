@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from draftwise.core import Baseline, Finding, RollbackBasis, Window
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
-__all__ = ["Yardstick", "find_misleading"]
-
 _MUCH = 0.1
 """Share of the tokens, or of the steps, from which a ratio says something else than it seems to."""
 _FEW_DRAFTS = 200

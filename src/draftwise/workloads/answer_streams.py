@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["assemble", "find_stream"]
-
 _BEGIN = re.compile(r"\s*(?:(?::|event:|id:|retry:)[^\r\n]*[\r\n]\s*)*data:\s*(?:\{|\[DONE\])")
 _MIDDLE = re.compile(r"\s*data: ?\{.*^data: ?\[DONE\]\s*\Z", re.MULTILINE | re.DOTALL)
 """A stream of which the first event is cut."""

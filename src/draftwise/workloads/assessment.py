@@ -12,8 +12,6 @@ from draftwise.core import Finding, Workload
 from draftwise.workloads.reshape import prompt_length
 from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
 
-__all__ = ["Lengths", "WorkloadProfile", "check_workloads", "profile_workload"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:

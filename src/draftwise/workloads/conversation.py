@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Turns", "as_chat", "as_completion", "plain_text", "split_turns", "to_messages"]
-
 Message = Mapping[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-__all__ = ["is_engine_log", "read_engine_log"]
-
 # vllm/entrypoints/logger.py (0.9.2 to 0.22.1) and vllm/entrypoints/serve/utils/request_logger.py (0.23.0 to 0.33.0).
 _TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|None)"""
 _IDS = r"(?:\[[\d, ]*\]|\([\d, ]*\)|None)"

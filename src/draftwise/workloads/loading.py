@@ -32,8 +32,6 @@ from draftwise.workloads.trace import MAX_CHARS, TraceReader, find_format
 from draftwise.workloads.workload_rows import MAX_ROWS, Faults, FileRow, from_begin, read_rows
 from draftwise.workloads.workload_spec import BUNDLED, WorkloadKind, WorkloadSpec, check_options, parse_spec
 
-__all__ = ["load_workloads", "read_prompts"]
-
 _SYNTHETIC_PROMPTS = 128
 _SYNTHETIC_LENGTH = "512"
 _SYNTHETIC_OUTPUT = "128"

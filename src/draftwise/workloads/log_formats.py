@@ -11,8 +11,6 @@ from draftwise.workloads.answer_streams import assemble, find_stream
 from draftwise.workloads.conversation import from_json_text, to_messages
 from draftwise.workloads.logged_spans import read_span
 
-__all__ = ["FORMATS", "SHAPES", "Line", "LogFormat", "Logged", "find_logged", "join_batches", "open_page"]
-
 Line = Mapping[str, Any]
 
 _BODY_KEYS = ("messages", "prompt", "input")

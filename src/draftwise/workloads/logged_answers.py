@@ -10,8 +10,6 @@ from draftwise.core import Recorded
 from draftwise.workloads.conversation import from_json_text, plain_text
 from draftwise.workloads.log_formats import Line, Logged
 
-__all__ = ["LIMITS", "read_answer_tokens", "read_recorded", "token_ids_of"]
-
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of a request for the longest answer."""
 _BY_ID = "token_id:"

@@ -15,8 +15,6 @@ from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_
 from draftwise.workloads.text_lengths import Tokens
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
-__all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
-
 DEFAULT_MAX_TOKENS = 128
 _KEYS = ("id", "prompt", "messages", "max_tokens", "arrival_s", "ignore_eos")
 _EXAMPLE = """Each line: {"id": "a1", "prompt": "def add(", "max_tokens": 128}, or "messages" instead of "prompt"."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from draftwise.workloads.conversation import from_json_text
 
-__all__ = ["read_span"]
-
 Row = Mapping[str, Any]
 
 _ATTRIBUTES = ("attributes", "SpanAttributes", "span_attributes", "tags")

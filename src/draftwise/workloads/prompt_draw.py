@@ -9,8 +9,6 @@ from random import Random
 
 from draftwise.core import Origin, Prompt
 
-__all__ = ["draw", "locate", "spread_places"]
-
 _STEP = (5**0.5 - 1) / 2
 """Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
 _FEW = 5

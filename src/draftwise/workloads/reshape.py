@@ -13,8 +13,6 @@ from draftwise.workloads.conversation import as_chat, as_completion, plain_text
 from draftwise.workloads.text_lengths import Length, TextSource, Tokens
 from draftwise.workloads.workload_spec import RequestForm
 
-__all__ = ["in_bucket", "prompt_length", "set_form", "set_outputs", "share_prefixes", "split_by_length"]
-
 Prompts = tuple[Prompt, ...]
 
 

@@ -14,19 +14,6 @@ from typing import Any, Protocol
 
 from draftwise.core import InvalidSetup
 
-__all__ = [
-    "RANDOM",
-    "SOURCES",
-    "EstimatedTokens",
-    "ExactTokens",
-    "Length",
-    "TextSource",
-    "Tokens",
-    "find_source",
-    "find_tokens",
-    "parse_length",
-]
-
 CHARS_PER_TOKEN = 4.0
 """OpenAI's rule of thumb for English text (help.openai.com, "What are tokens and how to count them?")."""
 

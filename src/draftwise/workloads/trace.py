@@ -13,8 +13,6 @@ from draftwise.knowledge.stored import read_rows
 from draftwise.workloads.text_lengths import TextSource
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
-__all__ = ["MAX_CHARS", "TraceFormat", "TraceReader", "find_format"]
-
 MAX_CHARS = 50_000_000
 """Characters of text made for one trace: 50 MB, some 12 million tokens, hours of prefill on most servers."""
 _BLOCK = 512

@@ -22,18 +22,6 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.workloads.engine_log import is_engine_log, read_engine_log
 from draftwise.workloads.log_formats import open_page
 
-__all__ = [
-    "MAX_ROWS",
-    "Faults",
-    "FileRow",
-    "TextTable",
-    "from_begin",
-    "open_plain",
-    "read_objects",
-    "read_rows",
-    "to_seconds",
-]
-
 MAX_ROWS = 10_000
 """Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
 _CHUNK = 1 << 20

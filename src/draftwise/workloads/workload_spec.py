@@ -14,8 +14,6 @@ from draftwise.workloads.conversation import Turns
 from draftwise.workloads.text_lengths import Length, parse_length
 from draftwise.workloads.workload_rows import Faults
 
-__all__ = ["BUNDLED", "RequestForm", "WorkloadKind", "WorkloadSpec", "check_options", "parse_spec"]
-
 BUNDLED = ("code", "prose", "rewrite")
 
 

@@ -14,8 +14,6 @@ from draftwise.deciding.comparison.latencies import LATENCIES
 from draftwise.deciding.interchange import ArmResults
 from draftwise.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
-__all__ = ["TOKENS_PER_S", "CellChange", "ReadingChange", "compare_cells"]
-
 TOKENS_PER_S = "tokens/s"
 """The reading of which more is better."""
 QUANTILES = (50, 90, 99)

@@ -21,23 +21,6 @@ from draftwise.deciding.interchange import ArmResults, Results, read_results
 from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = [
-    "KINDS",
-    "TOOL",
-    "Compared",
-    "ContextDifference",
-    "PairSide",
-    "VerdictChange",
-    "VerdictOutcome",
-    "compare_sides",
-    "compare_verdicts",
-    "divide_ratios",
-    "find_context_differences",
-    "find_shared",
-    "make_results",
-    "read_side",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSide:

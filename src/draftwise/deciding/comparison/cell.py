@@ -10,15 +10,6 @@ from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
 from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 
-__all__ = [
-    "Cell",
-    "OutputDifference",
-    "PairedRequest",
-    "Unit",
-    "find_difference",
-    "make_cells",
-]
-
 Unit = tuple[str, str]
 """Workload and prompt id."""
 Attempt = tuple[int, int, int, int]

@@ -48,19 +48,6 @@ from draftwise.statistics import (
     weigh,
 )
 
-__all__ = [
-    "Better",
-    "ComparisonNumbers",
-    "Draw",
-    "Estimates",
-    "PaceDoubt",
-    "PairLoss",
-    "Ratios",
-    "compare_cells",
-    "estimate_cells",
-    "estimate_ratios",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:

@@ -14,18 +14,6 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = [
-    "LATENCIES",
-    "QUANTILES",
-    "Latencies",
-    "ServerOutput",
-    "keeps_promise",
-    "measure_output",
-    "name_quantiles",
-    "summarise_latencies",
-    "trace_step_times",
-]
-
 QUANTILES = (50, 90, 95, 99)
 
 

@@ -12,8 +12,6 @@ from draftwise.core import Answer
 from draftwise.deciding.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, RatioEstimate
 
-__all__ = ["PromptSplit", "find_split", "group_ratios", "name_losers"]
-
 _FEWEST = 6
 """Prompts from which a line between them can be more than chance."""
 _SMALLEST_SHARE = 0.1

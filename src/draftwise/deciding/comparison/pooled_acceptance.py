@@ -16,15 +16,6 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.comparison.latencies import name_quantiles
 
-__all__ = [
-    "ACCEPTANCE_QUANTILES",
-    "DEFINITION",
-    "Conversion",
-    "PooledAcceptance",
-    "pool_acceptance",
-    "trace_conversion",
-]
-
 ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
 """Width of a bar in tokens per step."""

@@ -19,8 +19,6 @@ from draftwise.deciding.comparison.cell import Cell, Unit, find_difference
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import FEWEST_PROMPTS, shows_equivalence, student_quantile
 
-__all__ = ["CellBasis", "Recall", "divide_cell", "list_answers", "measure_growth", "shows_gain", "split_by_first"]
-
 _CHANCE = 0.001
 """Chance of seeing growth where there is none; acceptance varies by itself at a temperature, or when synthetic."""
 Split = tuple[Answer, list[Answer]]

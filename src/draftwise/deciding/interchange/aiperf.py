@@ -29,8 +29,6 @@ from draftwise.deciding.interchange.results import (
     parse_percentile,
 )
 
-__all__ = ["TOOL", "is_aiperf_record", "is_aiperf_summary", "read_aiperf"]
-
 TOOL = "aiperf"
 _FEW = ("ttft", "tpot", "e2e")
 """Readings of requests whose chunk times were not kept."""

@@ -28,8 +28,6 @@ from draftwise.deciding.interchange.results import (
     make_load_label,
 )
 
-__all__ = ["TOOL", "is_guidellm", "read_guidellm"]
-
 TOOL = "guidellm"
 _SCHEDULED = ("constant", "poisson", "trace")
 """Strategies with intended times (`defines_arrival_schedule`); the targets of others follow the server's answers."""

@@ -15,8 +15,6 @@ from draftwise.deciding.interchange.guidellm import is_guidellm, read_guidellm
 from draftwise.deciding.interchange.results import Results, make_unreadable
 from draftwise.deciding.interchange.vllm_bench import is_vllm_bench, read_vllm_bench
 
-__all__ = ["read_results"]
-
 _RECORDS, _SUMMARY, _REPORT = "profile_export.jsonl", "profile_export_aiperf.json", "benchmarks.json"
 """Names that aiperf and guidellm give their files."""
 

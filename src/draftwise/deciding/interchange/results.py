@@ -9,21 +9,6 @@ from typing import Any
 
 from draftwise.core import Answer, Arrivals, ClosedLoop, Condition, InvalidSetup, OpenLoop, SpecStats, Timing
 
-__all__ = [
-    "ALL_READINGS",
-    "ARM",
-    "UNKNOWN_LOAD",
-    "WORKLOAD",
-    "Aggregate",
-    "ArmResults",
-    "Results",
-    "find_setting",
-    "make_load_label",
-    "make_timing",
-    "make_unreadable",
-    "parse_percentile",
-]
-
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
 ARM, WORKLOAD = "server", "prompts"
 """Names in results of tools that measure one server with one set of prompts, and name neither."""

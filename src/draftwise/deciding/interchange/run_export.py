@@ -20,8 +20,6 @@ from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecS
 from draftwise.core.grouping import group_by
 from draftwise.machine.whole_files import write_whole
 
-__all__ = ["FORMATS", "export_run"]
-
 _PERCENTILES = (50, 90, 95, 99)
 
 

@@ -26,8 +26,6 @@ from draftwise.deciding.interchange.results import (
     parse_percentile,
 )
 
-__all__ = ["TOOL", "is_vllm_bench", "read_vllm_bench"]
-
 TOOL = "vllm bench serve"
 _DEFINITIONS = {
     "ttft": ("ttft", "vllm bench: first chunk - sending, over requests"),

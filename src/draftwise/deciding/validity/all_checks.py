@@ -20,8 +20,6 @@ from draftwise.deciding.validity.server_checks import check_servers
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
-__all__ = ["ValidityReport", "check_validity"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidityReport:

@@ -12,8 +12,6 @@ from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.server_metrics import counts_drafts
 
-__all__ = ["UNPROVEN", "check_drafting"]
-
 UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
 _MORE_TEXT = 1.05

@@ -14,8 +14,6 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = ["check_client", "check_load", "check_refusals"]
-
 _FEWEST_TURNS = 8
 
 

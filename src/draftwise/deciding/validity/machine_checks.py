@@ -13,8 +13,6 @@ from draftwise.core.finding import join_names
 from draftwise.deciding.disturbance import LONGEST_GAP_S, MachineUse
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = ["check_machine"]
-
 _STEP_S = 0.05
 """A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
 _SLEW = 5e-4

@@ -14,20 +14,6 @@ from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import find_rounding_scale, is_beyond_rounding
 
-__all__ = [
-    "Loop",
-    "TextQuality",
-    "check_outputs",
-    "check_texts",
-    "distinct_ngram_ratio",
-    "find_loop",
-    "find_rounding",
-    "is_early",
-    "is_flagged",
-    "is_tie",
-    "is_too_often",
-]
-
 _EARLY_TOKENS, _EARLY_CHARS = 16, 64
 """Tokens, or characters, before which a difference is early: rounding parts few outputs there."""
 _EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3

@@ -13,8 +13,6 @@ from draftwise.core.finding import join_names
 from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
 
-__all__ = ["ON_PURPOSE", "check_servers", "find_differences", "find_same_servers"]
-
 ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
 _AFTERWARDS = 16

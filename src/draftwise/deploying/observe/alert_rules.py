@@ -21,8 +21,6 @@ from draftwise.knowledge.findings import get_finding
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.reporting.promql import make_alert
 
-__all__ = ["ALERTS", "READINGS", "Alert", "Constant", "RuleSet", "find_constants", "make_rules"]
-
 _RECORD = re.compile(r"\bdraftwise:\w+(?::\w+)?")
 _NAMED = ("namespace", "pool", "instance")
 """Labels by which an alert says whom it is about, after the service."""

@@ -13,15 +13,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import fill_part
 from draftwise.setups.write import write_json
 
-__all__ = [
-    "AnalysisWindow",
-    "find_window",
-    "make_analysis",
-    "make_canary_metric",
-    "make_metric_template",
-    "make_setup_map",
-]
-
 _SPREAD = 3 * 0.38
 """Three coefficients of variation of a request's acceptance: that of the mean of n requests is 0.38 / sqrt(n), as
 simulated from per-prompt spreads that were seen, until the mix of traffic dominates."""

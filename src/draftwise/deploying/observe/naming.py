@@ -11,8 +11,6 @@ from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.knowledge.vllm import Release, get_release
 
-__all__ = ["PROMETHEUS", "VLLM", "Naming", "name_for"]
-
 PROMETHEUS = "http://prometheus-operated.monitoring:9090"
 """Where the operator's Prometheus is reached inside of a cluster, unless it was installed otherwise."""
 VLLM = "vllm:"

@@ -21,8 +21,6 @@ from draftwise.deploying.observe.promise import Promise, find_promise
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import dump_yaml, fill_part, read_template
 
-__all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
-
 _TEMPLATE, _DASHBOARD = "observe.yaml", "dashboard.yaml"
 ANALYSIS, FLAGGER = "observe/analysis.yaml", "observe/flagger.yaml"
 

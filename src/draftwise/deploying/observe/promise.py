@@ -15,16 +15,6 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 if TYPE_CHECKING:
     from draftwise.core import Decision
 
-__all__ = [
-    "Promise",
-    "find_configured_k",
-    "find_crossover",
-    "find_expected",
-    "find_expected_coverage",
-    "find_promise",
-    "make_baseline",
-]
-
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from draftwise.deploying.proxies.pool_policy import POOL_HEADER, Policy, Pools
 from draftwise.deploying.templating import dump_yaml, fill_part
 
-__all__ = ["render", "set_share"]
-
 _TEMPLATE = "proxies.yaml"
 _SPACE = "draftwise"
 _TYPES = "type.googleapis.com/envoy.extensions"

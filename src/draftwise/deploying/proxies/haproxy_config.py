@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from draftwise.deploying.proxies.pool_policy import POOL_HEADER, Policy, Pools
 
-__all__ = ["render", "set_share"]
-
 _BUFFER = 4 << 20
 """Bytes of a request that HAProxy holds and looks at, once for each connection."""
 _SEEN = 4_000_000

@@ -13,18 +13,6 @@ from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import check
 
-__all__ = [
-    "POOL_HEADER",
-    "Front",
-    "Policy",
-    "Pools",
-    "ProxyKind",
-    "ProxyOptions",
-    "bound_gain",
-    "find_policy",
-    "judge_split",
-]
-
 ProxyKind = Literal["haproxy", "envoy", "httproute", "epp"]
 
 

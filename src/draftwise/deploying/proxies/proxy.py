@@ -24,8 +24,6 @@ from draftwise.deploying.proxies.pool_policy import (
 )
 from draftwise.deploying.templating import dump_yaml, fill_part
 
-__all__ = ["PROXIES", "put_in_front"]
-
 
 def _set_route_share(percent: int, service: str) -> str:
     """Return the command that gives the speculative pool another share of a route's requests."""

@@ -8,8 +8,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import list_args
 
-__all__ = ["HOOKS"]
-
 
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:
     return {

@@ -18,8 +18,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, write_template
 
-__all__ = ["HOOKS"]
-
 _SHARES = "flagger-canary.yaml"
 _MINUTES = 10
 """Minutes between two steps, if no run says how long a reading takes."""

@@ -33,8 +33,6 @@ from draftwise.deploying.weights_layout import (
 from draftwise.knowledge.kinds import list_kinds
 from draftwise.knowledge.models import names_directory
 
-__all__ = ["HOOKS", "warn_of_deadline"]
-
 _ROW = TARGETS["kserve"]
 _TEMPLATE, _PARTS = _ROW.template, "kserve_parts.yaml"
 _CONTAINER = "kserve-container"

@@ -18,8 +18,6 @@ from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import fill_part
 from draftwise.deploying.twin import count_hosts
 
-__all__ = ["HOOKS"]
-
 _INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """Label of the controller's that tells a group's pods apart; 0 is the one that answers."""
 _LEADER, _RANK, _OWN = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)", "$(POD_IP)"

@@ -21,8 +21,6 @@ from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args
 from draftwise.knowledge.models import names_directory
 
-__all__ = ["HOOKS"]
-
 _CONFIG = "--speculative-config"
 _SIZE = "tensor_parallel_size"
 

@@ -9,8 +9,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import list_args
 
-__all__ = ["HOOKS"]
-
 _SIZE, _CACHING = "tensor_parallel_size", "enable_prefix_caching"
 _SWITCHES = {_CACHING: "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
 """Flags that the chart writes by itself, from its own keys."""

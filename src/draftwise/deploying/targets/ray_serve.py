@@ -16,8 +16,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, list_args
 
-__all__ = ["HOOKS"]
-
 _OTHER_IMAGE = "vllm/vllm-openai"
 _RAY = re.compile(r".*/ray-llm:(\d+\.\d+\.\d+)")
 _NAMES, _EXECUTOR = "served_model_name", "distributed_executor_backend"

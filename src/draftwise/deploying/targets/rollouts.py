@@ -17,8 +17,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, fill_part
 
-__all__ = ["HOOKS"]
-
 _TEMPLATE = "argo_rollouts.yaml"
 _WEIGHTS = (10, 50)
 """Percent of the requests in the steps of a canary."""

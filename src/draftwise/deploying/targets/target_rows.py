@@ -20,8 +20,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import write_template
 from draftwise.knowledge.stored import read_rows
 
-__all__ = ["TARGETS", "DeployTarget", "Hooks", "name_targets"]
-
 
 def _nothing(_order: ServiceOrder) -> tuple[()]:
     return ()

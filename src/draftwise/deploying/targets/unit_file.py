@@ -8,8 +8,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import PROGRAM, list_args
 
-__all__ = ["HOOKS", "quote_word"]
-
 _MIB = 1 << 20
 
 

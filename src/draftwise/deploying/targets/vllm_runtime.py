@@ -18,8 +18,6 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args, list_env
 
-__all__ = ["HOOKS"]
-
 _SWITCHES = {"enable_prefix_caching": "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
 _V1 = "VLLM_USE_V1"
 _PROGRAM = "/opt/venv/bin/vllm"

@@ -16,8 +16,6 @@ from draftwise.setups.read import NoServer, SourceText, read_setups
 from draftwise.setups.read.manifests.parts import get_mapping
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 
-__all__ = ["list_commands", "read_objects", "verify_object"]
-
 _REFUSALS = ("error", "unable to connect", "the connection to the server", "bash:", "sh:", "no resources found")
 """How what kubectl, or the shell that does not find it, writes on its standard error begins."""
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -17,9 +17,6 @@ from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
 
-__all__ = ["find_ordered", "prove_deployment", "read_setup", "report_of", "verify_folder", "verify_text"]
-
-
 _NOT_MOUNTED = "directory-not-mounted"
 
 

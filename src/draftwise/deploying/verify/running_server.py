@@ -16,8 +16,6 @@ from draftwise.plan.check import check
 from draftwise.setups.read import SourceText
 from draftwise.statistics import find_rounding_scale
 
-__all__ = ["verify_log", "verify_server"]
-
 
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
     """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""

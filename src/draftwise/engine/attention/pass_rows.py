@@ -20,8 +20,6 @@ from torch import Tensor
 
 from draftwise.engine.memory.transfer import upload
 
-__all__ = ["AttentionPlan", "DecodeGroup", "PassPart", "PrefillChunk", "RowSelection", "Spans", "plan_attention"]
-
 _LONGEST_DECODE = 32
 """Sequences with at most this number of query tokens are padded and batched; longer ones run one by one."""
 _FEW_ROWS = 64

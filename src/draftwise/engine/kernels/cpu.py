@@ -24,8 +24,6 @@ from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["CpuKernels", "QuantizedLinear", "Team", "attend_rows"]
-
 _WIDE = 8192
 """Values from which a kernel is worth several threads."""
 _JobValues = ctypes.c_int64 * 32

@@ -27,8 +27,6 @@ from draftwise.engine.kernels.cpu_vectors import (
     weigh,
 )
 
-__all__ = ["CODE", "MULTIPLY", "QUANTIZED", "ROWS", "compile_kernel"]
-
 ROWS = 8
 """Rows that a thread takes at a time."""
 

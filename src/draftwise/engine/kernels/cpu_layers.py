@@ -22,8 +22,6 @@ from draftwise.engine.kernels.reference import Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
-__all__ = ["LayerParts", "QuantizedLayers", "Rows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:

@@ -28,8 +28,6 @@ from draftwise.engine.kernels.cpu_code import (
 )
 from draftwise.engine.kernels.cpu_vectors import blend_float32, quantize_row, score_float32
 
-__all__ = ["COLUMNS", "JOB", "LAYER", "PHASES", "run_layers"]
-
 JOB = (
     *("counter", "layers", "num_layers", "rows", "hidden", "heads", "groups", "size", "inner", "x", "wanted"),
     *("num_wanted", "delta", "qkv", "gate_up", "attended", "inputs", "cos", "sin", "slots", "table", "table_width"),

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "GROUP", "LAYOUTS", "LAYOUT_VERSION", "BlockLayout", "PackedMatrix", "QuantizedTable", "Table"]
-
 GROUP, BLOCK = 16, 32
 
 LAYOUT_VERSION = 1

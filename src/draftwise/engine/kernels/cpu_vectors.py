@@ -24,22 +24,6 @@ from numba.extending import intrinsic
 
 from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUTS
 
-__all__ = [
-    "Mode",
-    "blend_bfloat16",
-    "blend_float32",
-    "find_mode",
-    "forced",
-    "multiply_q4",
-    "multiply_q5",
-    "multiply_q6",
-    "multiply_q8",
-    "quantize_row",
-    "score_bfloat16",
-    "score_float32",
-    "weigh",
-]
-
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _HALF, _F32 = ir.HalfType(), ir.FloatType()
 

@@ -17,8 +17,6 @@ from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 
-__all__ = ["Kernels", "RotaryTable", "Rotations", "look_up"]
-
 Rotations = tuple[Tensor, Tensor]
 """What `Kernels.rotations` returns and `Kernels.rotate_and_store` reads, once a pass for all its layers."""
 

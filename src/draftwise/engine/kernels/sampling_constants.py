@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "ATTEMPT",
-    "ATTEMPTS",
-    "GOLDEN",
-    "GROUP",
-    "GROUPS",
-    "LANE",
-    "MIN_TEMPERATURE",
-    "MIX_1",
-    "MIX_2",
-    "POSITION",
-    "Lane",
-]
-
 MIN_TEMPERATURE = 0.01
 """vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
 

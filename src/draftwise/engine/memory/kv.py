@@ -14,8 +14,6 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 
-__all__ = ["PagedKV"]
-
 
 class PagedKV:
     """Key and value pages of all layers, allocated once.

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-__all__ = ["PagePool", "page_key", "root_key"]
-
 
 def page_key(previous: bytes, tokens: Sequence[int]) -> bytes:
     """Return the key of a full page: it stands for these tokens after everything `previous` stands for."""

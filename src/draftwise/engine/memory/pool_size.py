@@ -14,16 +14,6 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
-__all__ = [
-    "DeviceMemory",
-    "LoadedModel",
-    "activation_bytes",
-    "graph_budget",
-    "kv_bytes_per_value",
-    "num_pages",
-    "read_device_memory",
-]
-
 _FREE_CPU_SHARE = 0.8
 """Part of the free memory that the page pool may take on a CPU when its size is not given."""
 _LIBRARIES_BYTES = get_embedded_overheads().libraries

@@ -9,8 +9,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-__all__ = ["upload"]
-
 
 def upload(values: Sequence[int] | ArrayLike, device: torch.device | str, dtype: type[np.generic] = np.int64) -> Tensor:
     """Return host numbers as a tensor on the device.

@@ -28,8 +28,6 @@ from draftwise.engine.models.rope import Rope
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedLayers
 
-__all__ = ["CausalLM", "GatedMlp", "Layer", "Weights", "decoder_layer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlp:

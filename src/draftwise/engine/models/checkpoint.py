@@ -17,9 +17,6 @@ from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import Finding, InvalidSetup
 
-__all__ = ["CheckpointReader", "write_tensors"]
-
-
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
 

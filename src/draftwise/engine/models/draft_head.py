@@ -21,8 +21,6 @@ from draftwise.engine.models.causal_lm import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["ChainDrafter", "DraftHead", "DraftLayers", "DraftNetwork", "HeadVocabulary", "Mask"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mask:

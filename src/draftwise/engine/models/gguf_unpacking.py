@@ -36,8 +36,6 @@ from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.models.quantized import KINDS, Blocks, BlockSource, read_blocks, round_weights
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
-__all__ = ["GgufWeights", "checkpoint_of", "unpack_models", "write_tokenizer"]
-
 _SAMPLES, _SAMPLE = 64, 65536
 """Stretches of the weights that tell one file from another of the same header, and their bytes."""
 _SHARD_BYTES = 2 * 2**30

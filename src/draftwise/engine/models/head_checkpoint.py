@@ -26,8 +26,6 @@ from draftwise.engine.models.quantized import RoundedBlocks
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.models.weight_loading import WeightReader
 
-__all__ = ["HeadCheckpoint", "LayeredHead"]
-
 _NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Ends of names that old exporters wrote and every loader computes itself."""
 

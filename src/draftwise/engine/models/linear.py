@@ -11,19 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "ALIGNMENT",
-    "CudaLinear",
-    "Linear",
-    "PackedLinear",
-    "align",
-    "can_pack",
-    "make_linear",
-    "pack",
-    "quantize",
-    "quantized",
-]
-
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 

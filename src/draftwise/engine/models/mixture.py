@@ -17,8 +17,6 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.models.linear import Linear, quantized
 
-__all__ = ["CpuExperts", "CudaExperts", "Experts", "ExpertsMlp", "MixtureShape", "run_all"]
-
 Mlp = Callable[[Kernels, Tensor], Tensor]
 """(kernels, normed rows) -> what they add, [N, H]."""
 

@@ -27,8 +27,6 @@ from torch import Tensor
 from draftwise.engine.models.linear import PackedLinear, can_pack, pack
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
-__all__ = ["PackedFile", "open_packed"]
-
 _LEAST_BYTES = 32 * 2**20
 """Size of a checkpoint from which on it matters that processes share it."""
 _UNUSED_S = 30 * 24 * 3600.0

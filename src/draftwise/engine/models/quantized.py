@@ -16,18 +16,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUTS
 
-__all__ = [
-    "KINDS",
-    "BlockSource",
-    "Blocks",
-    "RoundedBlocks",
-    "join_blocks",
-    "num_bytes",
-    "pack_blocks",
-    "read_blocks",
-    "round_weights",
-]
-
 _CHUNK = 2**24
 """Weights that are packed at a time."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 
-__all__ = ["Rope"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:

@@ -24,8 +24,6 @@ from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.quantized import BlockSource, RoundedBlocks, join_blocks, num_bytes, pack_blocks
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["WeightReader", "load_model"]
-
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 CPU_QUANTIZATIONS = ("int8", "int4")

@@ -34,8 +34,6 @@ from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weight
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["DFlash", "DFlashProposer", "Settings", "build", "load_dflash"]
-
 _FAMILIES = {"DFlashDraftModel": FAMILIES["qwen3"]}
 _MASK_KEY = "dflash_config.mask_token_id"
 

@@ -15,8 +15,6 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane
 from draftwise.engine.sampling.tempering import argmax, draw, sharpen, temper
 
-__all__ = ["DraftBuilder", "choose"]
-
 
 class DraftBuilder:
     """Turns logits into draft tokens, static in shape: for a sequence that wants fewer some are drafted in vain.

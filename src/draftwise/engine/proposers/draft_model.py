@@ -21,8 +21,6 @@ from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["DraftModel", "build"]
-
 
 class DraftModel:
     """A causal language model as a `ChainDrafter`: it reads tokens only.

@@ -20,8 +20,6 @@ from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["EagleDrafter", "build", "load_eagle"]
-
 _FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIES["llama"])
 
 

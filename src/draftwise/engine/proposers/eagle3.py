@@ -29,8 +29,6 @@ from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["Eagle3Drafter", "build", "load_eagle3"]
-
 _FAMILIES = {
     "LlamaForCausalLMEagle3": FAMILIES["llama"],
     "Eagle3LlamaForCausalLM": FAMILIES["llama"],

@@ -28,8 +28,6 @@ from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["ExtractHiddenStatesProposer", "build", "hidden_states_path"]
-
 
 def hidden_states_path(folder: str | Path, prompt_token_ids: Sequence[int]) -> Path:
     """Return the file that holds the states of a prompt."""

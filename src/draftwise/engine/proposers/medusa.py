@@ -29,8 +29,6 @@ from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["MedusaHeads", "MedusaProposer", "build", "load_medusa"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MedusaHeads:

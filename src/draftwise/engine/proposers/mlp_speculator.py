@@ -26,8 +26,6 @@ from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["MlpSpeculator", "MlpSpeculatorProposer", "SpeculatorStage", "build", "load_mlp_speculator", "token_weight"]
-
 _EPS = 1e-6
 _Part = TypeVar("_Part")
 

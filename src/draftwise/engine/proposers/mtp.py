@@ -22,8 +22,6 @@ from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 
-__all__ = ["MtpDrafter", "build", "check_k", "load_mtp"]
-
 _FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
 """A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
 _PREFIX = "model.mtp_layers."

@@ -20,8 +20,6 @@ from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 from draftwise.lookup.ngram_index import NgramIndex
 
-__all__ = ["NgramGpuProposer", "NgramProposer", "build", "build_gpu"]
-
 NO_TOKEN = -1
 
 

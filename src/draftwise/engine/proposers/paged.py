@@ -21,8 +21,6 @@ from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["ChainProposer", "PagedProposer", "build_chain", "find_longest_context"]
-
 
 class PagedProposer(Proposer):
     """The part of a proposer that does not depend on how its network drafts.

@@ -19,8 +19,6 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["Builder", "Confirmed", "PlainDecoding", "Proposer", "find_weights"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:

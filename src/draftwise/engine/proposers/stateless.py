@@ -17,8 +17,6 @@ from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["StatelessProposer", "pick_count"]
-
 Carry = TypeVar("Carry")
 """What a network hands from one draft token to the next."""
 

@@ -17,8 +17,6 @@ from draftwise.machine.folders import one_at_a_time
 if TYPE_CHECKING:
     from draftwise.lookup.suffix_cache import SuffixCache
 
-__all__ = ["SuffixProposer", "build"]
-
 
 class SuffixProposer(Proposer):
     """Drafts by the suffix trees of `lookup.suffix_cache` (Oliaro et al. 2024, arXiv:2411.04975).

@@ -30,8 +30,6 @@ from draftwise.engine.replay.forced import check_fit
 from draftwise.engine.sampling.draft import Draft
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
-__all__ = ["DenseReplayer"]
-
 _NO_TOKEN = -1
 _LOGIT_ROWS = 256
 """Rows whose logits are computed at once."""

@@ -16,8 +16,6 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
-__all__ = ["ForcedReplayer", "ForcedStep", "check_fit", "force"]
-
 
 def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
     """Refuse requests that the engine cannot have served.

@@ -18,8 +18,6 @@ from draftwise.engine.replay.dense import DenseReplayer
 from draftwise.engine.replay.forced import ForcedReplayer
 from draftwise.replaying.transcripts import Replayer
 
-__all__ = ["open_replayer"]
-
 _BY_LOAD = ("num_speculative_tokens_per_batch_size", "disable_by_batch_size")
 """Keys that make k depend on the load, which a replay leaves to whoever forecasts."""
 _ON_GPU = 64

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Acceptance", "Rule", "Standard", "Synthetic", "SyntheticRates", "Typical", "place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Standard:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["encode_bad_words"]
-
 
 def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.

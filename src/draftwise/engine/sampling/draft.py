@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Draft"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:

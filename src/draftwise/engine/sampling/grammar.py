@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-__all__ = ["Grammar", "Grammars"]
-
 _KEPT, _KEPT_CHARACTERS = 64, 2**20
 """Compiled grammars that are kept for later requests, at most, and the characters of all (up to 600 bytes each)."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"

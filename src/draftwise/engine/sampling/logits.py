@@ -28,8 +28,6 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["Penalties", "SamplingRow", "TokenCounts", "adjust", "check_params"]
-
 
 class TokenCounts:
     """How often each token has come in the sequences of a table's slots; there once the first has penalties.

@@ -16,8 +16,6 @@ from torch import Tensor
 from draftwise.engine.engine_outputs import Logprob, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.tempering import kernels_for
 
-__all__ = ["TokenRanks", "parse", "rank_tokens"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenRanks:

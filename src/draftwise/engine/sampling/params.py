@@ -10,8 +10,6 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
 
-__all__ = ["SamplingParams", "StructuredOutputsParams"]
-
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _ELSEWHERE = ("disable_additional_properties", "structural_tag")
 """Keys that only vLLM takes."""

@@ -26,18 +26,6 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import gumbel
 
-__all__ = [
-    "Tempering",
-    "argmax",
-    "draw",
-    "find_floors",
-    "kernels_for",
-    "sample",
-    "sharpen",
-    "temper",
-    "temper_and_truncate",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tempering:

@@ -29,8 +29,6 @@ from draftwise.engine.sampling.tempering import (
     temper_and_truncate,
 )
 
-__all__ = ["AcceptedTokens", "verify"]
-
 
 def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> tuple[Tensor, Tensor]:
     """Accept a draft token d with probability min(1, p(d) / q(d)), else replace it by a draw from max(p - q, 0).

@@ -14,8 +14,6 @@ from draftwise.engine.step.prompt_passes import PromptSize
 from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
-__all__ = ["CapturePlan", "Graphs", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
-
 _STRIDES = ((16, 4), (64, 8), (256, 16), (512, 32))
 """(limit, stride): below `limit` sequences, capture a graph every `stride`: padding stays a small part of a step."""
 _LAST_STRIDE = 64

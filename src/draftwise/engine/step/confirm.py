@@ -20,8 +20,6 @@ from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
-__all__ = ["Confirmations", "make_confirmations"]
-
 
 def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: bool) -> Confirmations:
     """Return what keeps a proposer up to date.
@@ -174,6 +172,7 @@ class DeviceConfirmations(_ProposerConfirmations):
         self._uniform = uniform
 
     def draft(self, view: View, k: int) -> Draft:
+        """Draft on the device, from what the table confirms."""
         spans = Spans.on(view.new_start_B, view.num_new_B, view.new_tokens_BW.shape[1], uniform=self._uniform)
         new = Confirmed(
             slots_B=view.slots_B,
@@ -209,10 +208,12 @@ class HostConfirmations(_ProposerConfirmations):
         """Where captured steps look for their draft, by size and k."""
 
     def note_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
+        """Take note of the hidden states alone: the tokens of a prompt come with those that follow."""
         if self.aux_layers:  # else a prompt comes with the first tokens that follow
             super().note_prompts(chunks, features_NF)
 
     def prepare(self, sequences: list[Sequence], k: int, size: int | None) -> None:
+        """Draft on the host and put the draft where the step reads it."""
         draft = self._proposer.propose(self._confirmed_since(sequences, k), k)
         if size is None and self._table.device.type == "cpu":
             self._draft = draft
@@ -228,6 +229,7 @@ class HostConfirmations(_ProposerConfirmations):
             self._draft = captured
 
     def draft(self, view: View, k: int) -> Draft:  # noqa: ARG002  (the signature of those that draft within a step)
+        """Return the draft that `prepare` made."""
         return self._draft
 
     def _notify_rest(self, sequence: Sequence) -> None:

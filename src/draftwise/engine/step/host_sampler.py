@@ -22,8 +22,6 @@ from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens, verify
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["HostSampler"]
-
 
 class HostSampler:
     """Verifies drafts under everything that a request may ask for. Its work is never captured.

@@ -18,8 +18,6 @@ from draftwise.engine.sampling.logprobs import TokenRanks
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["LaunchedStep", "Outcome", "PromptRanks", "Readback", "pack"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

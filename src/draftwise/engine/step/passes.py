@@ -29,8 +29,6 @@ from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
-__all__ = ["PassOutput", "Passes", "StepShape", "bucket_of", "ranks_prompts"]
-
 _RANKED_ROWS = 256
 """Prompt tokens whose log-probabilities are computed at once."""
 

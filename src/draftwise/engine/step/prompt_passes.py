@@ -27,8 +27,6 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.table import View
 
-__all__ = ["MixedDecode", "MixedDraft", "PromptBatch", "PromptSize", "choose_size", "prompt_sizes"]
-
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
 """Beyond, a pass of most models takes the GPU longer than the host."""
 _SEQS = (1, 8)

@@ -25,8 +25,6 @@ from draftwise.engine.step.scheduler import Chunk, StepSchedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.threads import StepThreads
 
-__all__ = ["StepRunner"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from enum import Enum
 from draftwise.engine.memory.pages import PagePool, page_key, root_key
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["Chunk", "PageChange", "PrefixUse", "Scheduler", "StepSchedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from draftwise.engine.sampling.grammar import Grammar
     from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 
-__all__ = ["EngineRequest", "Sequence", "StepTraits"]
-
 _RANKED = (5, 20)
 """Tokens that are ranked where a request asks for fewer, so that few kinds of steps are captured."""
 

@@ -23,8 +23,6 @@ from draftwise.engine.step.launched import pack
 from draftwise.engine.step.scheduler import PageChange
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["SequenceTable", "View"]
-
 
 class _Column(IntEnum):
     """Integers of a sequence; those up to NUM_NEW, and IS_REAL last, are where the kernels look for them."""

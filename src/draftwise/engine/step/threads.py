@@ -22,8 +22,6 @@ import torch
 
 from draftwise.machine.cores import count_cores
 
-__all__ = ["Cores", "Governor", "LinuxCores", "StepThreads", "make_threads"]
-
 _WINDOW_S = 0.05
 """How long waiting adds up before it counts: many slices of the scheduler (about 3 ms)."""
 _WAITS = 0.1

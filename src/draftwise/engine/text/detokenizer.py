@@ -14,8 +14,6 @@ from draftwise.engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from draftwise.engine.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer", "Stop", "find_stop"]
-
 _PROMPT_TAIL = 5
 """Prompt tokens that can bear on how the first output token reads (a leading space, a cut character)."""
 _LONGEST_CHARACTER = 16

@@ -19,8 +19,6 @@ from tokenizers import decoders
 from draftwise.checkpoints.text_files import check_directory
 from draftwise.core import InvalidSetup
 
-__all__ = ["ChatTemplate", "NoTokenizer", "Tokenizer", "find_chat_template", "load_tokenizer"]
-
 _LONGEST_REASON = 300
 """Characters of another library's message; more of it would be the text itself."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

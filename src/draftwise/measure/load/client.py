@@ -15,8 +15,6 @@ from draftwise.core import Answer, BackendError, Prompt, Timing
 from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["Client", "LoadRequest", "to_answer"]
-
 _USAGE = {"stream_options": {"include_usage": True}}
 _RUNNING_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 _TOKEN_IDS = {"return_token_ids": True}

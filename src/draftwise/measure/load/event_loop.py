@@ -13,8 +13,6 @@ import numpy as np
 
 from draftwise.core import ClientHealth
 
-__all__ = ["HealthWatch", "precise_loop"]
-
 
 def precise_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop that waits with the precision of the kernel's timers.

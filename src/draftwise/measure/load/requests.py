@@ -15,8 +15,6 @@ from draftwise.core import Arrivals, InvalidSetup, OpenLoop, Phase, Prompt, Repl
 from draftwise.measure.load.client import LoadRequest
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["arrival_times", "background_requests", "fill_streams", "measured_requests", "replay_times", "set_times"]
-
 
 def measured_requests(turn: Turn) -> Iterator[LoadRequest]:
     """Yield the requests that a turn is about, in their order."""

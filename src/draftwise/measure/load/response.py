@@ -8,8 +8,6 @@ from typing import Any
 
 from draftwise.backends import Exchange, Piece
 
-__all__ = ["ParsedResponse"]
-
 _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
 """Events that are parsed in one go, about 0.1 ms."""

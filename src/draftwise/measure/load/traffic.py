@@ -25,8 +25,6 @@ from draftwise.measure.load.requests import (
 from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["ResponseParser", "Share", "TurnTraffic", "drive", "limit_garbage_collection", "run_beside"]
-
 T = TypeVar("T")
 _OK = 200
 

@@ -25,8 +25,6 @@ from draftwise.measure.load.requests import replay_times
 from draftwise.measure.load.traffic import ResponseParser, Share, TurnTraffic, limit_garbage_collection, run_beside
 from draftwise.runs.turn_order import Turn
 
-__all__ = ["WorkerPool", "count_processes", "work"]
-
 
 class _Signal(Enum):
     """A message without content."""

@@ -10,8 +10,6 @@ from draftwise.core import CheckOutcome, Effect, Finding, Ruling, Setup, Severit
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.methods import Method, get_method
 
-__all__ = ["FailOn", "Report", "Resolved"]
-
 FailOn = Literal["error", "unknown", "warning", "never"]
 """What fails a gate, each with all before it; `unknown` is a setup that cannot be judged in full."""
 

@@ -17,8 +17,6 @@ from draftwise.plan.check.engine.step_budget import SCHEDULE, find_gpu, get_limi
 from draftwise.plan.check.model.model_config import HfConfig, has_interface
 from draftwise.plan.check.stages import Context
 
-__all__ = ["contradicts", "find_defects", "find_met", "read_facts"]
-
 _PRAISED_FOR: Mapping[str, str] = {
     "prefix-caching-with-drafts": "prefix_caching",
     "kv-transfer-with-drafts": "kv_connector",

@@ -19,8 +19,6 @@ from draftwise.core import Finding, Ruling, Setup
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 
-__all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform", "Step", "collect", "run"]
-
 Platform = Literal["cuda", "cpu"]
 SPEC = "--speculative-config"
 SPEC_FLAGS: Mapping[str, str] = {

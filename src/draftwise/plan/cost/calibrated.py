@@ -34,8 +34,6 @@ from draftwise.plan.cost.work import count_drafter_kv, find_drafter_work, find_w
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of
 
-__all__ = ["CalibratedCosts", "GraphPlan", "LeftOut", "plan_graphs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:

@@ -10,18 +10,6 @@ from numpy.typing import NDArray
 
 from draftwise.plan.cost.machine import Constants, DecodeStep, Graph, Machine, Prior
 
-__all__ = [
-    "CostModel",
-    "MeasuredStep",
-    "Prediction",
-    "covary_noise",
-    "find_expert_doubt",
-    "fit_cost_model",
-    "fit_machine",
-    "log_seconds",
-]
-
-
 _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 _TOLERANCE_WITH_PROMPTS = 0.10
 """Relative: what the physics may miss of a step that also computes prompts: it is no measure of what steps that only

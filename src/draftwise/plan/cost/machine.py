@@ -14,8 +14,6 @@ from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.work import Work
 
-__all__ = ["Constants", "DecodeBatch", "DecodeStep", "Drafting", "Graph", "Machine", "Prior", "cpu_prior", "gpu_prior"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:

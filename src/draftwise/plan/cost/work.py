@@ -13,8 +13,6 @@ from draftwise.plan.size.drafter_parts import describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_parts import BF16, Part, Precision, Sharding, elements, num_bytes
 
-__all__ = ["Work", "count_drafter_kv", "find_drafter_work", "find_work"]
-
 Config = Mapping[str, Any]
 
 _OWN_HEADS = frozenset({"lm_head", "head"})

@@ -6,9 +6,6 @@ from collections.abc import Iterable
 
 from draftwise.plan.cost.machine import DecodeBatch, Drafting, Machine
 
-__all__ = ["choose_best_k", "compute_acceptance_length", "find_acceptance"]
-
-
 _CLOSE_ENOUGH = 1e-4
 
 

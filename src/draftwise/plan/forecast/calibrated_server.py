@@ -10,8 +10,6 @@ from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.machine import DecodeStep
 from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency
 
-__all__ = ["CalibratedServer", "find_waiting", "match_settings"]
-
 
 class CalibratedServer:
     """The steps of a calibrated server at one draft length, on one kind of traffic.

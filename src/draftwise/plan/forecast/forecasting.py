@@ -27,9 +27,6 @@ from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import CalibratedServer, find_waiting, match_settings
 from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency, serve_rate
 
-__all__ = ["find_crossovers", "find_doubts", "forecast"]
-
-
 _SERVING_SD = 0.04
 """Standard deviation of a speed-up's logarithm from all that is no step, until forecasts were held against runs."""
 _SERVING_WEIGHT = 8

@@ -23,8 +23,6 @@ from draftwise.core import (
     SpecConfig,
 )
 
-__all__ = ["accept_everything", "find_cell", "find_hopeless", "hold_against", "is_config_of"]
-
 
 def find_hopeless(
     expected: Sequence[Expectation], candidates: Iterable[str], *, num_cells: int, margin: float

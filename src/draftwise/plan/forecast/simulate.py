@@ -24,8 +24,6 @@ from draftwise.plan.forecast.acceptance_length import find_acceptance
 from draftwise.plan.forecast.calibrated_server import CalibratedServer, match_settings
 from draftwise.plan.service import ServerLimits, SimulatedRequest, simulate
 
-__all__ = ["REQUESTS", "simulate_services"]
-
 REQUESTS = 1000
 _MOST_SEQUENCES, _MOST_TOKENS = 256, 2048
 """Where the calibrated servers' flags do not say: vLLM's defaults, or below them."""

@@ -12,9 +12,6 @@ from draftwise.plan.check import Report, check
 from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.size import Sizing, size
 
-__all__ = ["Lever", "MemoryCheck", "Weight", "find_levers", "find_stops", "make_lever", "open_memory"]
-
-
 _POOLING = frozenset({
     "embedding", "late_interaction", "reward", "sequence_classification", "token_classification", "cross_encoder",
 })  # fmt: skip

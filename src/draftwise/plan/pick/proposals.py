@@ -16,8 +16,6 @@ from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, GivenDrafter, Pi
 from draftwise.plan.size.shapes import read_text_config
 from draftwise.plan.size.weight_parts import precision_of
 
-__all__ = ["Proposal", "Refusal", "list_methods", "propose"]
-
 _NONCAUSAL = "FLASH_ATTN"
 """Attention backend that can attend over a whole block at once in every release."""
 _SHORT_LOOKUP, _STRICT_LOOKUP = (3, 5), (8, 16)

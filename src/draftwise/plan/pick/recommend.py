@@ -32,9 +32,6 @@ from draftwise.plan.pick.speedup_estimates import (
 from draftwise.plan.schedule.draft_lengths import KEY, judge_schedule, make_schedule_keys
 from draftwise.plan.size import Sizing
 
-__all__ = ["MethodRanking", "RankedMethod", "decide_command", "pick"]
-
-
 _FEW_SEQUENCES = 64
 """Least `max_num_seqs` to fall back to."""
 

@@ -22,17 +22,6 @@ from draftwise.plan.cost.work import find_work
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16, Precision, get_precision, precision_of
 
-__all__ = [
-    "STRUCTURED_OUTPUT",
-    "ExpectedTraffic",
-    "GivenDrafter",
-    "PickCase",
-    "Requirements",
-    "describe_traffic",
-    "open_case",
-]
-
-
 STRUCTURED_OUTPUT = "structured_outputs"
 """Name under which `Traffic.parameters` says that requests ask for JSON, a grammar or tool calls."""
 

@@ -24,17 +24,6 @@ from draftwise.plan.pick.proposals import Proposal
 from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.schedule.draft_lengths import Range, choose_lengths
 
-__all__ = [
-    "ExpectedAcceptance",
-    "PairEvidence",
-    "SpeedupEstimate",
-    "choose_k",
-    "choose_schedule",
-    "estimate",
-    "expect",
-    "find_context_factor",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedAcceptance:

@@ -11,19 +11,6 @@ from typing import Any
 from draftwise.core import Effect, Ruling, Setup
 from draftwise.plan.check import check
 
-__all__ = [
-    "KEY",
-    "WORTH_A_CHANGE",
-    "JudgedSchedule",
-    "LengthChoice",
-    "Range",
-    "choose_lengths",
-    "join_ranges",
-    "judge_schedule",
-    "make_schedule_keys",
-]
-
-
 KEY = "num_speculative_tokens_per_batch_size"
 """Key of the speculative config, from vLLM 0.24.0 on."""
 Range = tuple[int, int, int]

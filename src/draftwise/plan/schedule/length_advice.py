@@ -19,8 +19,6 @@ from draftwise.plan.schedule.draft_lengths import (
     make_schedule_keys,
 )
 
-__all__ = ["FORMATS", "LengthAdvice", "Rates", "advise_lengths", "emit"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthAdvice:

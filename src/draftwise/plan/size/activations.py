@@ -18,8 +18,6 @@ from draftwise.knowledge.rules import Rulebook
 from draftwise.plan.size.decoder_parts import num_experts
 from draftwise.plan.size.drafter_parts import Drafter
 
-__all__ = ["ProfiledStep", "activations", "buffers"]
-
 _BF16 = 2
 
 

@@ -11,8 +11,6 @@ from draftwise.core.layer_kinds import read_layer_kinds
 from draftwise.knowledge.model_types import types_with
 from draftwise.plan.size.weight_parts import Part, Sharding
 
-__all__ = ["attention_parts", "decoder_parts", "known_family", "mlp_parts", "norm", "num_experts"]
-
 Config = Mapping[str, Any]
 
 _FEED_FORWARD = frozenset({"mlp", "moe"})

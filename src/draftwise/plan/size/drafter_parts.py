@@ -13,8 +13,6 @@ from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, ml
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import Part, Sharding
 
-__all__ = ["Drafter", "describe_drafter"]
-
 Config = Mapping[str, Any]
 
 

@@ -14,8 +14,6 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.core.budget import KVCache, KVGroup
 from draftwise.knowledge.rules import Rulebook
 
-__all__ = ["CachedLayer", "LayoutRules", "StateBlocks", "align_block_size", "lay_out"]
-
 _PADDING_LIMIT = 1.5
 """Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
 _KERNEL_BLOCK = 16

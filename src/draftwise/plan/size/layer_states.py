@@ -12,8 +12,6 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.model_types import read_state_layers
 
-__all__ = ["EXPORTS_CHECKPOINTS", "state_bytes", "state_kind"]
-
 Row = Mapping[str, Any]
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}

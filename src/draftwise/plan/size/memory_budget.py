@@ -21,8 +21,6 @@ from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest
 from draftwise.plan.size.weight_bytes import drafter_bytes, target_bytes
 from draftwise.plan.size.weight_parts import PipelineStage, stages
 
-__all__ = ["cached_layers", "drafter_layers", "in_flight", "kv_cache", "kv_value_bytes", "measure"]
-
 _VALUE_BYTES: Mapping[str, float] = read_data("precisions")["kv_value_bytes"]
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4

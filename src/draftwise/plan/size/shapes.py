@@ -8,8 +8,6 @@ from typing import Any
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.knowledge.model_types import read_config_keys
 
-__all__ = ["read_shape", "read_text_config", "rotary_bytes"]
-
 _MOST = 10**8
 """Number above which a file is taken as damaged, for keys without a limit of their own."""
 

@@ -19,8 +19,6 @@ from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
 from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.weight_parts import Precision, get_precision, precision_of, spared_roles
 
-__all__ = ["NO_DRAFTER", "SizeRequest", "read_request"]
-
 NO_DRAFTER = Drafter()
 
 

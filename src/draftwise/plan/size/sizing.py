@@ -16,8 +16,6 @@ from draftwise.plan.size.memory_budget import measure
 from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest, read_request
 from draftwise.plan.size.weight_bytes import find_headers
 
-__all__ = ["Sizing", "find_faults", "size"]
-
 _GIB = 1 << 30
 _DRAFTER_SHARE, _TARGET_SHARE, _RESERVE_SHARE = 0.15, 0.70, 0.01
 _SHARE_FLAG = "--gpu-memory-utilization"

@@ -9,8 +9,6 @@ from typing import Any
 from draftwise.core.budget import Budget
 from draftwise.plan.size.sizing import Sizing
 
-__all__ = ["CONTEXTS", "GpuMemory", "Item", "contexts_of", "describe_memory", "items"]
-
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Lengths at which concurrency is shown, as far as `max_model_len` allows."""
 

@@ -17,8 +17,6 @@ from draftwise.plan.size.shapes import rotary_bytes
 from draftwise.plan.size.size_request import SizeRequest
 from draftwise.plan.size.weight_parts import Part, PipelineStage, Sharding, num_bytes, pad_vocabulary
 
-__all__ = ["drafter_bytes", "find_headers", "stored_bytes", "target_bytes"]
-
 _COPIED = re.compile(
     r"norm|(?:^|[._])ln[._]|\.gate\.weight$|router|shared_expert_gate|e_score_correction_bias|q_a_proj|kv_a_proj|\.indexer\.|"
     r"eh_proj|^fc\.|\.fc\.|d2t|t2d|markov_|(?:o_proj|down_proj)\.bias$"

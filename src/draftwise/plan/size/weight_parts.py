@@ -10,22 +10,6 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.stored import read_data
 
-__all__ = [
-    "BF16",
-    "PRECISIONS",
-    "Part",
-    "PipelineStage",
-    "Precision",
-    "Sharding",
-    "elements",
-    "get_precision",
-    "num_bytes",
-    "pad_vocabulary",
-    "precision_of",
-    "spared_roles",
-    "stages",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:

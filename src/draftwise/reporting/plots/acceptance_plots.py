@@ -13,8 +13,6 @@ from draftwise.deciding.comparison.pooled_acceptance import Conversion, PooledAc
 from draftwise.reporting.appearance import INK, PLAIN
 from draftwise.reporting.plots.plot_data import PlotData, draw_panels
 
-__all__ = ["LOSSES", "draw_by_position", "draw_by_temperature", "draw_conversions"]
-
 
 def draw_by_position(data: PlotData, found: Sequence[PooledAcceptance]) -> Figure:
     """Draw, per workload and temperature, the share of drafts whose token at each position was accepted."""

@@ -16,8 +16,6 @@ from draftwise.reporting.appearance import INK
 from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, TimeAxis, draw_panels, list_loads, set_load_axis
 from draftwise.statistics import Array
 
-__all__ = ["TIMINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "draw_timeline", "pick_cells"]
-
 TIMINGS: dict[str, tuple[str, Callable[[Timing], float | None]]] = {
     "ttft": ("time to first token", lambda timing: timing.ttft_s),
     "tpot": ("time per output token", lambda timing: timing.tpot_s),

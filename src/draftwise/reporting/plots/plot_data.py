@@ -22,20 +22,6 @@ from draftwise.reporting.appearance import PALETTE, PLAIN
 from draftwise.reporting.units import LOAD_UNITS
 from draftwise.statistics import Array
 
-__all__ = [
-    "WIDTH",
-    "LoadSweep",
-    "Place",
-    "PlotData",
-    "Style",
-    "TimeAxis",
-    "collect",
-    "draw_panels",
-    "list_loads",
-    "set_load_axis",
-    "style_arms",
-]
-
 Place = tuple[str, str, str]
 """Workload, label of the condition, arm."""
 

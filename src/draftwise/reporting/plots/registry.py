@@ -27,8 +27,6 @@ from draftwise.reporting.svg import to_svg
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["draw_plots"]
-
 _SURE = f"{100 * CONFIDENCE:.0f} %"
 _MOST_ROWS = 60
 """Comparisons up to which a plot of all of them side by side can be read."""

@@ -17,8 +17,6 @@ from draftwise.reporting.appearance import PALETTE, Plot
 from draftwise.reporting.plots.plot_data import draw_panels
 from draftwise.reporting.svg import to_svg
 
-__all__ = ["draw_replay"]
-
 
 def draw_replay(
     entries: Sequence[Acceptance], anchors: Sequence[Anchors], label: Callable[[Acceptance], str]

@@ -21,8 +21,6 @@ from draftwise.reporting.plots.plot_data import (
 )
 from draftwise.reporting.units import format_load
 
-__all__ = ["draw_crossovers", "draw_speedups"]
-
 _FEW = 3
 """Crossovers in a panel up to which their intervals are drawn; a table has them all."""
 _ROOM = 1.6

@@ -15,8 +15,6 @@ from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.script_runner import find_installed
 from draftwise.setups.read.shell.words import Word, split_words
 
-__all__ = ["find_image"]
-
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 _CONTINUED = re.compile(r"\\[ \t]*$")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")

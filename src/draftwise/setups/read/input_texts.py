@@ -16,8 +16,6 @@ from pathlib import Path
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
 from draftwise.knowledge.models import find_model, suggest_models
 
-__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin", "read_text", "suggest_sources"]
-
 _MAX_BYTES = 1_000_000
 
 

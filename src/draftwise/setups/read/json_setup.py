@@ -12,8 +12,6 @@ from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.setup_reading import SetupReading, choose_release, is_shown
 
-__all__ = ["read_json_setup", "read_keywords", "read_ray_config"]
-
 _TARGET = ("target", "model", "model_tag")
 _SPEC = "speculative_config"
 

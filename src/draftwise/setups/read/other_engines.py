@@ -16,8 +16,6 @@ from typing import Any
 from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_data
 
-__all__ = ["OtherEngine", "find_other_engine"]
-
 _WORD = re.compile(r"""[^\s"',\[\]{}=\\;&|]+""")
 _VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
 _KEY = r"""["']?\b{name}\b["']?\s*:\s*["']?([\w./-]+)"""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-__all__ = ["Form", "Place"]
-
 Form = Literal["object", "values", "services", "unit", "command"]
 """An object of Kubernetes, values of a chart, a compose file, a unit of systemd, or the options of `docker run`."""
 

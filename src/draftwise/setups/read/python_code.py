@@ -15,8 +15,6 @@ from draftwise.setups.read.json_setup import read_keywords, read_ray_config
 from draftwise.setups.read.setup_reading import SetupReading
 from draftwise.setups.read.shell.environment import describe_unknown
 
-__all__ = ["is_python", "read_engines"]
-
 _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
 _RAY = "LLMConfig"
 _OF_RAY = ("model_loading_config", "engine_kwargs")

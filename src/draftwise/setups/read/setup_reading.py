@@ -17,8 +17,6 @@ from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
 from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["NoServer", "SetupReading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
-
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _HIDDEN = frozenset({"VLLM_API_KEY"})
 _DECIDING = frozenset(

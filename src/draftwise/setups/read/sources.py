@@ -24,20 +24,6 @@ from draftwise.setups.read.shell.words import MAX_CHARS
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
-__all__ = [
-    "holds_documents",
-    "is_compose",
-    "is_dockerfile",
-    "is_manifest",
-    "is_modelservice",
-    "is_quadlet",
-    "is_stack",
-    "is_unit",
-    "is_yaml",
-    "may_be_python",
-    "read_setups",
-]
-
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 _PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)

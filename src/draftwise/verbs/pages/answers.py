@@ -13,8 +13,6 @@ from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.verbs import load_verb
 
-__all__ = ["ANSWERED", "answer", "list_choices"]
-
 ANSWERED = ("check", "upgrade", "size", "pick", "explain")
 """Verbs that forms ask for: they start nothing and write nothing."""
 

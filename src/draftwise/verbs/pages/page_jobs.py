@@ -14,8 +14,6 @@ from draftwise.core import BackendError, Finding, InvalidSetup, StorageError
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress, Silent
 
-__all__ = ["PageJob", "PageJobs"]
-
 _KEPT = 500
 """Events that a page which comes late still gets."""
 _MOST_JOBS = 20

@@ -31,8 +31,6 @@ from draftwise.verbs.listed_runs import ListedRun, list_runs
 from draftwise.verbs.pages.answers import answer, list_choices
 from draftwise.verbs.pages.page_jobs import PageJobs
 
-__all__ = ["make_app", "serve"]
-
 _HERE = Path(__file__).parent
 _HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _MOST_BYTES = 2_000_000

@@ -16,8 +16,6 @@ from draftwise.watching.diagnose import draft_rules, gain_rules, identity_rules,
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
 
-__all__ = ["RULES", "diagnose"]
-
 RULES: tuple[DiagnosisRule, ...] = (
     *identity_rules.RULES,
     *draft_rules.RULES,

@@ -18,8 +18,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-__all__ = ["RULES"]
-
 _FEW_DRAFTS = 0.8
 """Share of the expected coverage or draft length below which drafts are missing."""
 

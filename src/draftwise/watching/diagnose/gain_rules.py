@@ -22,8 +22,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-__all__ = ["RULES"]
-
 _STEP_UP = 0.12
 """Logarithm, about a share: curves are measured to a few percent, and traffic differs from a run's."""
 _ALIKE = 0.12

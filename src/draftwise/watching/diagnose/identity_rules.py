@@ -26,8 +26,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-__all__ = ["RULES", "describe_mute", "find_mute"]
-
 _ROUNDED = 0.05
 _LESS, _SLOWER = 0.08, 0.12
 """Shares of the acceptance length, and of a step's time, by which revisions differ."""

@@ -24,8 +24,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-__all__ = ["RULES"]
-
 _NOISE = 0.05
 """Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
 _PERFECT = 0.98

@@ -17,8 +17,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-__all__ = ["describe_outlier", "find_outliers"]
-
 _LESS = 0.25
 """Share by which an engine accepts less than the median of the others."""
 _SLOWER = 0.25

@@ -18,32 +18,6 @@ from draftwise.knowledge.methods import find_method
 from draftwise.watching.fingerprint import Fingerprint
 from draftwise.watching.yardstick import Yardstick
 
-__all__ = [
-    "COLD_S",
-    "MIN_DRAFTS",
-    "MIN_REQUESTS",
-    "MIN_TOKENS",
-    "MUCH_LONGER",
-    "SIGMAS",
-    "DiagnosisRule",
-    "Losses",
-    "PoolCase",
-    "PoolExpectation",
-    "RuleMatch",
-    "SideInfo",
-    "count_requests",
-    "differ_in_prompts",
-    "draft_error",
-    "find_losses",
-    "find_request_loss",
-    "is_less",
-    "is_same_load",
-    "relative_error",
-    "requests_to_tell",
-    "sampling_error",
-    "tell",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolExpectation:

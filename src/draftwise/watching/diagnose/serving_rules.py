@@ -22,8 +22,6 @@ from draftwise.watching.diagnose.pool_case import (
 )
 from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 
-__all__ = ["RULES"]
-
 _ALL = 5.0
 """Loss of whoever gets nothing: more than any other, and finite."""
 _PREEMPTIONS_PER_S = 0.05

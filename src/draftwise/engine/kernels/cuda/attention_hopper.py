@@ -26,8 +26,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from draftwise.engine.kernels.cuda.kernel_launch import Kernel
 from draftwise.engine.kernels.cuda.matmul_hopper import control, shared_layout
 
-__all__ = ["attend_hopper", "describe_pages"]
-
 ROWS = gl.constexpr(128)
 """Of a tile."""
 KEYS = gl.constexpr(128)

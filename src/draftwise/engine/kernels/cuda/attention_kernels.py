@@ -16,8 +16,6 @@ import triton.language as tl
 
 from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wait
 
-__all__ = ["attend", "join"]
-
 
 @triton.jit
 def _blocks(start, length, most_keys, tile, M, K, SHARE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):

@@ -31,8 +31,6 @@ from triton.runtime.jit import JITFunction
 from draftwise.engine.compilers import CompileJob
 from draftwise.engine.kernels import cuda
 
-__all__ = ["compile_job", "main", "note_late_compilations", "prepare", "recording"]
-
 logger = logging.getLogger("draftwise.engine")
 _preparing = threading.Lock()
 

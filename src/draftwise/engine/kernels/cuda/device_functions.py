@@ -13,20 +13,6 @@ import triton.language as tl
 
 from draftwise.engine.kernels.sampling_constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION
 
-__all__ = [
-    "LOWEST",
-    "exp",
-    "log",
-    "log1p",
-    "row_bits",
-    "to_gumbel",
-    "to_index",
-    "to_key",
-    "to_score",
-    "to_uniform",
-    "token_bits",
-]
-
 _GOLDEN, _POSITION, _LANE = tl.constexpr(GOLDEN), tl.constexpr(POSITION), tl.constexpr(LANE)
 _MIX_1, _MIX_2 = tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 LOWEST = tl.constexpr(-(2**63))

@@ -24,8 +24,6 @@ from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.sampling_constants import ATTEMPT, ATTEMPTS, GROUP, GROUPS, MIN_TEMPERATURE
 
-__all__ = ["draw_rows", "group_noise", "sample_rows", "temper"]
-
 _BLOCK, _BLOCKS = 1024, 16
 """Columns that are compared with each attempt at once, and how often before they are summed up."""
 _FOR_PENDING = 8

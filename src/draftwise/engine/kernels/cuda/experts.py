@@ -24,8 +24,6 @@ from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul import find_device
 from draftwise.engine.kernels.cuda.matmul_code import unfold, weight_pointers, widen
 
-__all__ = ["Blocks", "can_run", "combine", "group", "multiply", "route", "run_experts"]
-
 _MOST_PAIRS = 8192
 """Pairs that are grouped by one program an expert; more of them are taken in turns."""
 _MANY_ROWS = 64

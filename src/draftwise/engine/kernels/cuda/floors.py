@@ -27,8 +27,6 @@ from draftwise.engine.kernels.cuda.device_functions import log
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.sampling_constants import MIN_TEMPERATURE
 
-__all__ = ["find_floors"]
-
 _BLOCK, _BLOCKS, _WARPS = 4096, 4, 32
 """Columns that are loaded at once (8 bytes a thread of half precision), how often before they are looked at."""
 _SLOTS = tl.constexpr(4)

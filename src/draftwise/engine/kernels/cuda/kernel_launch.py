@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Kernel", "interpreted", "launch_next", "pdl", "wait"]
-
 
 @functools.cache
 def pdl() -> bool:

@@ -9,8 +9,6 @@ from typing import Any
 
 from triton.runtime.cache import FileCacheManager
 
-__all__ = ["KernelStore"]
-
 _SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
 """See `engine.kernel_cache.SHIPPED`."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wait
 
-__all__ = ["add", "add_norm", "embed", "embed_beside", "rotate_and_store", "silu_mul"]
-
 _LANES = 8
 """Values a thread takes at a time: 16 bytes of bfloat16."""
 _FEW_ROWS = 512

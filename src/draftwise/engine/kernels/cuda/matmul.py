@@ -20,8 +20,6 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
-__all__ = ["find_config", "find_device", "gated_matmul", "has_copy_engine", "matmul", "run_gated", "run_matmul"]
-
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
 

@@ -16,8 +16,6 @@ import triton.language as tl
 
 from draftwise.engine.kernels.cuda.kernel_launch import launch_next, wait
 
-__all__ = ["gated_kernel", "matmul_kernel", "unfold", "weight_pointers", "widen"]
-
 
 @triton.jit
 def _prefetch(

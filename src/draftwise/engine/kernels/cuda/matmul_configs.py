@@ -15,8 +15,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-__all__ = ["MOST_ROWS", "Config", "MatmulDevice", "choose", "padded"]
-
 MOST_ROWS = 64
 """Rows up to which reading the weights takes longer than multiplying, and these kernels pay."""
 

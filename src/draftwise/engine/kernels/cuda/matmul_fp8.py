@@ -13,8 +13,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 
-__all__ = ["LARGEST", "linear_fp8", "quantize_rows"]
-
 LARGEST = 448.0
 """The largest value of float8_e4m3fn."""
 

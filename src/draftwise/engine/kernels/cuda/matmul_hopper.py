@@ -24,8 +24,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from draftwise.engine.kernels.cuda.kernel_launch import Kernel
 
-__all__ = ["control", "descriptor", "hopper_kernel", "shared_layout"]
-
 
 def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -> TensorDescriptor:
     """Return what the copy engine needs to know of a matrix whose rows are `stride` apart."""

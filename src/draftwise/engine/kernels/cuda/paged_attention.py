@@ -17,8 +17,6 @@ from draftwise.engine.kernels.cuda import attention_kernels
 from draftwise.engine.kernels.cuda.matmul import find_device, has_copy_engine
 from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice
 
-__all__ = ["Tiling", "can_copy", "choose_tiling", "decode_attention", "find_forms"]
-
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 64
 _JOINED_AT_ONCE = 16

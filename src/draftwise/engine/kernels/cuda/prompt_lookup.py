@@ -12,8 +12,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda.kernel_launch import launch_next, pdl, wait
 
-__all__ = ["append_and_look_up"]
-
 _PER_THREAD = 8
 """Positions that a thread compares at a time."""
 _LONG = 16_384

@@ -18,8 +18,6 @@ from torch import Tensor
 from draftwise.engine.kernels.cuda.device_functions import LOWEST, log, to_index, to_key, to_score
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 
-__all__ = ["MOST_RANKED", "rank"]
-
 MOST_RANKED = 32
 """Tokens that can be asked for; each has a turn in a block."""
 _FEW, _BLOCK_OF_FEW, _BLOCK = 8, 2048, 1024

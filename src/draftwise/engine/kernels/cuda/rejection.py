@@ -29,8 +29,6 @@ from draftwise.engine.kernels.cuda.drawing import group_noise, temper
 from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.sampling_constants import GROUP, Lane
 
-__all__ = ["reject"]
-
 _TOKEN, _ACCEPT = tl.constexpr(int(Lane.TOKEN)), tl.constexpr(int(Lane.ACCEPT))
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, pdl, wait
 
-__all__ = ["advance_rows", "look_up_rows", "place_rows"]
-
 _PAGES = 1024
 """Pages that a program copies; all programs of a sequence write the same integers."""
 _ROWS = 128

@@ -18,8 +18,6 @@ from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import Span, history
 from draftwise.plan.check.stages import SPEC_FLAGS, Context, Step
 
-__all__ = ["Fields", "Mismatch", "coerce", "coerce_field", "read_fields"]
-
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
     "ge": ("at least", operator.ge),

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["UNKNOWN", "decide", "names_in"]
-
 
 class _Unknown:
     """The value of what cannot be told from the setup."""

@@ -16,8 +16,6 @@ from draftwise.plan.check.cli.coercion import Mismatch, coerce_field
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
 from draftwise.plan.check.stages import Context
 
-__all__ = ["ServerSettings", "find_load_faults", "find_refused"]
-
 Values = dict[str, Any]
 _PLACE = re.compile(r"\{([^{}]*)\}")
 _ON_CUDA = ("is_cuda", "is_cuda_alike", "is_sleep_mode_available")

@@ -23,8 +23,6 @@ from draftwise.plan.check.cli.configs import ServerSettings, find_refused
 from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
 from draftwise.plan.check.stages import SPEC_FLAGS, Context, Platform, Step, collect
 
-__all__ = ["get_context"]
-
 _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
 _PARALLEL = ("peagle",)

@@ -13,8 +13,6 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.stages import SPEC, Context, Step
 
-__all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "schedules_async", "settle_runner"]
-
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _ASYNC_FLAG = "--async-scheduling"
 _ASYNC = "async_scheduling"

@@ -12,8 +12,6 @@ from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["SCHEDULE", "Entry", "StepLimits", "find_gpu", "find_schedule", "fit_steps", "get_limits", "read_schedule"]
-
 _SMALL = 8192
 """Below this many scheduled tokens vLLM warns of slow prefill."""
 SCHEDULE = "num_speculative_tokens_per_batch_size"

@@ -19,8 +19,6 @@ from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.spec import resolve
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["configure", "fill_in_batch", "find_early", "find_unfit", "find_v0", "judge_engine"]
-
 _SHARDED = "enable_batch_sharded_sampling"
 _LARGEST_GRAPH = "max_cudagraph_capture_size"
 _NGRAM_LAYERS = ("engram_layer_ids", "ple_layer_ids")

@@ -17,8 +17,6 @@ from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "find_other_name", "read_hf_config"]
-
 V0_EAGLE = "EAGLEModel"
 """The one class that the V0 engine has for every EAGLE head."""
 _MEDUSA_TYPE = "medusa"

@@ -13,19 +13,6 @@ from draftwise.knowledge.quantization import is_deprecated, reads_weights_of, ru
 from draftwise.knowledge.transformers import fill_in, is_buildable
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = [
-    "HfConfig",
-    "Kind",
-    "Model",
-    "build_model",
-    "find_architecture",
-    "find_class_faults",
-    "find_quantization",
-    "has_interface",
-    "place_of",
-    "supports",
-]
-
 Kind = Literal["plain", "eagle", "medusa", "mlp_speculator", "speculators"]
 _DEFAULT_LENGTH = 2048
 _NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})

@@ -29,8 +29,6 @@ from draftwise.plan.check.model.model_config import (
 )
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
-
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 _MISTRAL_FILE = "params.json"

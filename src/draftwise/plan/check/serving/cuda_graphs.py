@@ -13,8 +13,6 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import SCHEDULE, StepLimits, find_gpu, get_limits
 from draftwise.plan.check.stages import Context
 
-__all__ = ["capture_sizes", "count_graphs", "find_graphs", "find_holes", "list_captured"]
-
 _FEW = 8
 """Batch sizes that a message names."""
 _MOST_TOKENS = 2**17

@@ -15,8 +15,6 @@ from draftwise.plan.check.serving.request_rules import find_combined, find_reque
 from draftwise.plan.check.serving.settings import find_settings
 from draftwise.plan.check.stages import Context
 
-__all__ = ["find_serving"]
-
 _DEFAULT_MEDUSA_HEADS = 5
 """Of vLLM's MedusaConfig, for a config.json that does not say."""
 _INDEX = ".safetensors.index.json"

@@ -11,8 +11,6 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import SPEC, Context
 
-__all__ = ["find_combined", "find_requests"]
-
 _OVERRIDE = "--override-generation-config"
 _NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties and the value at which each does nothing."""

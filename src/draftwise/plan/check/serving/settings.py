@@ -10,8 +10,6 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.stages import Context
 
-__all__ = ["find_settings"]
-
 _REJECTION = "rejection_sample_method"
 _DRAFTING = "draft_sample_method"
 _LARGE_BLOCK = 64

@@ -15,8 +15,6 @@ from draftwise.plan.check.model.model_config import HfConfig, Model, find_archit
 from draftwise.plan.check.spec.speculative_config import Spec
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["TOP_K_KEY", "detect_method", "name_class", "rewrite_draft"]
-
 _LAYER_PER_TOKEN = ("step3p5_mtp", "step5_mtp", "inkling_mtp")
 """Types of drafters with a layer of their own for each token, for which no repetition is warned of."""
 _LILICORR = "LiLiCorrDraftModel"

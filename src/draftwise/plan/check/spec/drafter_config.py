@@ -29,8 +29,6 @@ from draftwise.plan.check.stages import Context, Step, collect
 if TYPE_CHECKING:
     from draftwise.knowledge.published_drafters import PublishedDrafter
 
-__all__ = ["resolve_drafter"]
-
 _CLASS_PATH = re.compile(r"([A-Za-z_]\w*\.)+[A-Z]\w*")
 _TOKENS = "num_speculative_tokens"
 _DSPARK_STAGES = ("DSparkDraftModel", "DSparkV41DraftModel")

@@ -17,8 +17,6 @@ from draftwise.plan.check.spec.drafter_config import resolve_drafter
 from draftwise.plan.check.spec.speculative_config import Spec, read_spec
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["resolve", "resolve_model_free"]
-
 _DEFAULT_LOOKUP = 5
 _HIDDEN_STATES_CLASS = "ExtractHiddenStatesModel"
 _SUFFIX_RANGES: Mapping[str, tuple[float, float | None]] = {

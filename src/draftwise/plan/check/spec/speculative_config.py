@@ -12,8 +12,6 @@ from draftwise.plan.check.cli import Fields, find_load_faults, read_fields
 from draftwise.plan.check.model import Model
 from draftwise.plan.check.stages import Context, Step
 
-__all__ = ["Spec", "read_spec"]
-
 _URLS = ("http://", "https://", "file://")
 _CUSTOM_CLASS = "custom_class"
 _IMPLIED = {

@@ -19,8 +19,6 @@ from draftwise.setups.read.arguments.spelling import spell
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Arguments", "explain_unknown", "read_arguments", "to_vllm"]
-
 _FLAGS = read_data("kserve_flags")
 """The flags that KServe's server has itself."""
 _RENAMED: Mapping[str, str] = _FLAGS["renamed"]

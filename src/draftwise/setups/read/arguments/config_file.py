@@ -17,8 +17,6 @@ from draftwise.setups.read.shell.words import Word
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
-__all__ = ["get_flags", "put_in_config_file"]
-
 
 def put_in_config_file(
     words: Sequence[Word], release: Release, findings: list[Finding], *, folder: Path | None, serves: bool

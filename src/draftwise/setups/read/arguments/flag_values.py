@@ -15,8 +15,6 @@ from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.flags import FlagUse
 
-__all__ = ["JsonText", "RefusedValue", "get_value", "read_json"]
-
 _MAX_CHARS = 100_000
 _TYPOGRAPHIC = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
 _SINGLE_QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*")|'((?:[^'\\]|\\.)*)'""")

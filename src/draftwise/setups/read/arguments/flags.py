@@ -14,8 +14,6 @@ from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.setups.read.shell.words import Mistake, Word
 
-__all__ = ["FlagUse", "MatchedFlags", "match_flags"]
-
 _MAX_REFUSALS = 20
 _AMBIGUOUS = re.compile(r"ambiguous option: (\S+) could match (.*)")
 _PAIRS = {"--enable-": "--disable-", "--disable-": "--enable-"}

@@ -14,8 +14,6 @@ from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Spelled", "spell"]
-
 _DASHES = "\u2013\u2014\u2010\u2011\u2212"
 _MAX_DOTS = 16
 

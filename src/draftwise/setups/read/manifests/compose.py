@@ -16,8 +16,6 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["find_services"]
-
 _CALLER = "set where docker compose runs, or in a file .env beside this one"
 _COMMANDS = ("entrypoint", "command")
 

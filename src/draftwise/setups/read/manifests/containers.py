@@ -14,8 +14,6 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Stores", "get_container_words", "get_gpu_product", "get_volumes", "read_container", "read_stores"]
-
 _KINDS: Mapping[str, str] = {"ConfigMap": "configMap", "Secret": "secret"}
 """Kind of a store -> how references to it begin."""
 _SECRET = "a secret, which is not read into reports"

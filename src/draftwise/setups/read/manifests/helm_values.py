@@ -20,8 +20,6 @@ from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["find_model_specs", "find_pods", "find_runtimes"]
-
 _ROLES = ("decode", "prefill")
 _PARALLEL: Mapping[str, str] = {
     "tensor": "--tensor-parallel-size",

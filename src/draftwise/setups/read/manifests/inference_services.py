@@ -29,8 +29,6 @@ from draftwise.setups.read.shell.launch import Launch, image_version, run_image
 from draftwise.setups.read.shell.script import evaluate_words
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Runtimes", "find_llm_services", "find_predictors", "find_refusals", "get_runtimes"]
-
 _DEFAULT = "/mnt/models"
 _CLAIM, _IMAGE = "pvc://", "oci"
 

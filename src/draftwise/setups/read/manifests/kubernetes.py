@@ -19,8 +19,6 @@ from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, cut_ou
 from draftwise.setups.read.shell.launch import Launch
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["find_embedded", "find_groups", "find_objects"]
-
 _TEMPLATE: Path = ("spec", "template")
 
 

@@ -11,8 +11,6 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.shell.words import Word, check_length, split_words
 
-__all__ = ["Findings", "get_gpus", "get_mapping", "get_words", "walk"]
-
 Findings = list[Finding]
 
 _KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", type(None): "nothing"}

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
 from draftwise.setups.read.shell.words import MAX_CHARS, Word, check_length, split_words
 
-__all__ = ["COMPOSE", "KUBERNETES", "SYSTEMD", "References", "read_env_file"]
-
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_][\w.-]*)\s*=\s*(.*)", re.DOTALL)
 _COMMENT = re.compile(r"(?:^|\s+)#.*")
 _QUOTED = re.compile(r"""(['"])(.*)\1\s*(?:#.*)?""", re.DOTALL)

@@ -14,8 +14,6 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, de
 from draftwise.setups.read.shell.launch import Launch, find_launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
 
-__all__ = ["find_containers", "find_units", "get_settings", "list_settings", "read_environment", "read_words"]
-
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
 _SPECIFIER = re.compile(r"%(%|[A-Za-z])")

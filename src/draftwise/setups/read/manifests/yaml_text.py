@@ -12,8 +12,6 @@ import yaml
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.rules import get_rule
 
-__all__ = ["Path", "YamlDocument", "cut_out", "get_text", "read_yaml"]
-
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a document, e.g. `("services", "vllm", "command", 3)`."""
 

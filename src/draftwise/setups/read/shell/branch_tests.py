@@ -17,8 +17,6 @@ from draftwise.setups.read.shell.syntax import (
     Test,
 )
 
-__all__ = ["Conditions"]
-
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": lambda left, right: left == right,
     "-ne": lambda left, right: left != right,

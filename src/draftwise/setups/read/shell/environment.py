@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING_SET", "Environment", "describe_unknown"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:

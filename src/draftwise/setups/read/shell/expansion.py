@@ -30,8 +30,6 @@ from draftwise.setups.read.shell.syntax import (
     parse,
 )
 
-__all__ = ["ASSIGNMENT", "NAME", "Expansion"]
-
 _NOT_SET = "not set in this text"
 _ARGUMENT = "an argument of the script"
 _BY_SHELL = "computed by the shell"

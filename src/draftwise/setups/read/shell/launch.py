@@ -17,21 +17,6 @@ from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
 from draftwise.setups.read.shell.script_runner import PINNED
 from draftwise.setups.read.shell.words import Word
 
-__all__ = [
-    "MAX_LAUNCHES",
-    "Entry",
-    "Launch",
-    "find_launch",
-    "find_launches",
-    "get_exported",
-    "has_own_entry",
-    "holds_no_models",
-    "image_version",
-    "is_vllm_image",
-    "run_image",
-]
-
-
 _VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
 _AS_PUBLISHED = re.compile(r"(?:docker\.io/)?(?:vllm/vllm-openai[\w.-]*|kserve/huggingfaceserver)$")
 _OWN_ENTRY = re.compile(r"(?:^|/)vllm-(?:openai[\w.-]*|cpu-release-repo)$")

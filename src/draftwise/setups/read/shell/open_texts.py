@@ -8,18 +8,6 @@ from dataclasses import dataclass, field
 
 from draftwise.core import InvalidSetup
 
-__all__ = [
-    "MAX_CHARS",
-    "Hole",
-    "Holes",
-    "OpenText",
-    "check_length",
-    "find_holes",
-    "is_known",
-    "too_long",
-    "without_marks",
-]
-
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
 

@@ -9,8 +9,6 @@ from types import MappingProxyType
 from draftwise.setups.read.shell.open_texts import bind
 from draftwise.setups.read.shell.syntax import Function
 
-__all__ = ["MAX_PATHS", "UNSET", "Choice", "Fact", "Items", "OpenQuestion", "PathState", "Value", "join", "merge"]
-
 MAX_PATHS = 64
 """Most ways that are followed at once; beyond, those that differ least from the usual one."""
 

@@ -7,8 +7,6 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-__all__ = ["apply", "compute", "escape", "is_long", "matches", "matches_regex"]
-
 _SPECIAL = re.compile(r"([*?\[\]\\])")
 _MOST_WORK = 5_000
 _CLASS = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")

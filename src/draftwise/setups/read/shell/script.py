@@ -25,8 +25,6 @@ from draftwise.setups.read.shell.syntax import (
 )
 from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["HereDocument", "ScriptCommand", "ScriptRun", "Way", "evaluate_words", "run_script"]
-
 _MAX_WAYS = 24
 
 

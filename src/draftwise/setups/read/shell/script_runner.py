@@ -36,8 +36,6 @@ from draftwise.setups.read.shell.syntax import (
     walk,
 )
 
-__all__ = ["PINNED", "ReachedCommand", "Shell", "find_installed"]
-
 _COMMANDS = read_data("shell_commands")
 _DECLARING = frozenset(_COMMANDS["declaring"])
 _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_profile)$")

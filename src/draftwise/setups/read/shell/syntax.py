@@ -11,32 +11,6 @@ from typing import Literal as OneOf
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.words import Mistake, find_meant_json, unclosed_quote
 
-__all__ = [
-    "AndOr",
-    "Arithmetic",
-    "Array",
-    "Branches",
-    "Case",
-    "Clause",
-    "CommandList",
-    "Document",
-    "For",
-    "Function",
-    "Literal",
-    "Node",
-    "Not",
-    "Parameter",
-    "Part",
-    "Pipeline",
-    "ShellWord",
-    "Simple",
-    "Substitution",
-    "Test",
-    "While",
-    "parse",
-    "walk",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Literal:
