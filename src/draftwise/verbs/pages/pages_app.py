@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.core import BackendError, DraftwiseError, Finding, InvalidSetup
+from draftwise.core import BackendError, Finding, InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
-from draftwise.runs import RunDirectory
 from draftwise.verbs import load_verb
 from draftwise.verbs.error_documents import list_findings
 from draftwise.verbs.jobs import Event, Jobs
-from draftwise.verbs.listed_runs import ListedRun, list_runs
+from draftwise.verbs.listed_runs import ListedRun, list_runs, trace_run
 from draftwise.verbs.pages.answers import answer, list_choices
 from draftwise.verbs.verb import Result
 
@@ -137,7 +136,7 @@ class Pages:
             summary = None
         charts = []
         if summary is not None and run.decision:
-            charts = [*_draw_loads(summary["comparisons"]), *_draw_timeline(Path(run.path))]
+            charts = [*_draw_loads(summary["comparisons"]), _draw_timeline(Path(run.path))]
         return self._show("run", run=run, summary=summary if run.decision else None, charts=charts)
 
     def report(self, request: Request) -> Response:
@@ -312,23 +311,18 @@ def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     ]
 
 
-def _draw_timeline(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a chart of speed over time, where the run can be read."""
-    from draftwise.reporting.speed_over_time import condense, trace_speed
-
-    with suppress(DraftwiseError):
-        run = RunDirectory(path).read()
-        found = trace_speed(run, (each for each in run.answers if each.measured and each.error is None))
-        yield {
-            "title": "The run over time",
-            "x": "linear",
-            "xLabel": "minutes since the first turn",
-            "yLabel": "speed over its median",
-            "series": [
-                {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in condense(points).tolist()]}
-                for arm, points in found.items()
-            ],
-        }
+def _draw_timeline(path: Path) -> dict[str, Any]:
+    """Return a chart of speed over time."""
+    return {
+        "title": "The run over time",
+        "x": "linear",
+        "xLabel": "minutes since the first turn",
+        "yLabel": "speed over its median",
+        "series": [
+            {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in points]}
+            for arm, points in trace_run(path).items()
+        ],
+    }
 
 
 def _point(place: Any, ratio: Mapping[str, Any], label: str) -> dict[str, Any]:
