@@ -1,4 +1,4 @@
-"""How fast the servers of a run answered, turn by turn: what a page shows of drift."""
+"""Speed of the servers of a run, turn by turn: shows drift."""
 
 from __future__ import annotations
 
