@@ -16,12 +16,8 @@ from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.backends.wire import Wire
-<<<<<<< HEAD
-from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window
-from draftwise.machine.network import find_proxy
-=======
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
->>>>>>> trunk
+from draftwise.machine.network import find_proxy
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
