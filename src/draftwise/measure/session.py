@@ -223,8 +223,11 @@ class Session:
             sweep.experiment.close()
         for finding in find_early_end(self.directory.read()):
             self.progress.notice(finding)
-        with suppress(BackendError):  # everything is measured: what is not examined is said to be so
-            await self._examine_differences(roster.clients, budget)
+        cut.reschedule(None)
+        # Everything is measured: what is not examined is said to be so.
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout_at(budget.examination_end):
+                await self._examine_differences(roster.clients, budget)
 
     def _make_roster(self) -> Roster:
         return Roster(
@@ -350,7 +353,8 @@ class Session:
         pace, left_s = self._pace, _PLANNED * (budget.turns_end - asyncio.get_running_loop().time())
         loads, names = len(self.plan.conditions), [each.name for each in self.plan.workloads]
         each_s = pace.expect_s(names, loads)
-        start_s = start_s if others or self.line_up is not None else 0.0
+        # Of servers that are up in turn, the baseline's starts once more after the candidate's.
+        start_s *= 2 if self.line_up is not None else bool(others)
         least_s = (1 + _FASTEST) * min(pace.expect_s([name], 1) for name in names) + start_s
         if least_s > left_s:
             raise _too_slow(pace, self.plan, start_s, left_s=left_s, spent_s=budget.seconds - left_s)
@@ -521,6 +525,9 @@ class Session:
 
     async def _examine_differences(self, clients: Mapping[str, Client], budget: TimeBudget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
+        left_s = math.inf if (end := budget.examination_end) is None else end - asyncio.get_running_loop().time()
+        if self.line_up is not None and left_s < budget.start_s:
+            return  # no other server would be up in time
         self._tracked.status("looking at outputs that differ")
         run = self.directory.read()
         counted = set_aside_disturbed(run, get_thresholds(run))
@@ -583,7 +590,7 @@ def _too_slow(pace: MachinePace, plan: RunPlan, start_s: float, *, left_s: float
     if arms > 2 or len(names) * loads > 1:
         more.append(f"--minutes {minutes((arms - 1) * start_s + arms * all_s)} for all that you ask for")
     fewer = ["fewer loads"] * (loads > 1) + ["fewer workloads"] * (len(names) > 1) + ["a smaller --max-tokens"]
-    start = f", and the next server needs {start_s:.0f} s to start" if start_s else ""
+    start = f", and what has to start yet needs {start_s:.0f} s" if start_s else ""
     return InvalidSetup.because(
         "machine-too-slow",
         f"This machine cannot decide that in the time. Its first token takes {pace.first_s:.1f} s, then it writes "
