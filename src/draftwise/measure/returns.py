@@ -1,4 +1,4 @@
-"""Servers that break and come back: for how long they are waited for, and what is said meanwhile."""
+"""Waits for servers that break until they are back, and tells for how long."""
 
 from __future__ import annotations
 
