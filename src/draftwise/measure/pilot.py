@@ -34,7 +34,7 @@ _FIRST_TOKENS, _FEW_TOKENS, _CUT = 16, 64, 1.5
 """Tokens that tell whether a machine is very slow, and roughly how fast it is; how many times as long an answer that
 they cut is taken to be."""
 _MACHINE_S = 15.0
-"""For which it is looked how fast a machine is; one answer more is waited for."""
+"""Seconds of the look at how fast a machine is; one answer more is waited for."""
 _PATIENCE_S = 5.0
 """Wait for these answers when the time of the look is over."""
 _STEP = (5**0.5 - 1) / 2
@@ -131,7 +131,7 @@ class MachinePace:
     prompts_s: Mapping[str, float]
     """Seconds of a prompt of each workload."""
     first_s: float
-    """Until a first token, the longest."""
+    """The longest wait for a first token."""
     per_token_s: float
 
     def expect_s(self, workloads: Iterable[str], loads: int) -> float:

@@ -45,7 +45,7 @@ class Wrapper:
     ends: tuple[str, ...] = ()
     """The same for the last piece, where all are marked."""
     full: int = 0
-    """Bytes of a piece without a line end that goes on; 0: pieces are marked."""
+    """Size in bytes of a piece without a line end that goes on; 0: pieces are marked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class LogLine:
     where: str
     value: Any
     time: Any = None
-    """Given by the innermost wrapper that has one."""
+    """The innermost wrapper's that has one."""
 
 
 WRAPPERS: tuple[Wrapper, ...] = tuple(Wrapper(**row) for row in read_rows("log_wrappers"))
