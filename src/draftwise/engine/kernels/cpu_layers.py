@@ -117,7 +117,7 @@ class _Program:
                 row[at] = value
         self._rows.append(row)
 
-    def run(self, values: Mapping[str, int], sizes: Mapping[str, int], *, longest: int, width: int, rows: int) -> Tensor:
+    def run(self, values: dict[str, int], sizes: dict[str, int], *, longest: int, width: int, rows: int) -> Tensor:
         """Run all operations; return the memory of `sizes`, which begins with the first of them.
 
         Args:

@@ -1,7 +1,7 @@
 """Numba code of operations, one after the other in one parallel region: `cpu_code` has their parts.
 
-Threads take tasks of an operation (rows, chunks of a matrix, rows with some heads) and wait for each other behind it. Who
-waits yields its core after a while, because another program may hold that of a thread that is still at work.
+Threads take tasks of an operation (rows, chunks of a matrix, rows with some heads) and wait for each other behind it.
+Who waits yields its core after a while, because another program may hold that of a thread that is still at work.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ _OUT = ("out", "out_stride")
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     # x += delta where there is one, in place; of the rows `index` names. `state` receives x, `values` what is normed,
     # `out` the same in int8. Without a weight nothing is normed.
-    "norm": ("rows", "x", "x_stride", "index", "delta", "delta_stride", "state", "state_stride", "weight", "width")
-    + ("eps", *_OUT, "values", "values_stride"),
+    "norm": (
+        *("rows", "x", "x_stride", "index", "delta", "delta_stride", "state", "state_stride", "weight", "width", "eps"),
+        *(*_OUT, "values", "values_stride"),
+    ),
     "product": ("rows", "chunks", "count", "inputs", *_OUT),
-    "rotate": ("rows", "qkv", "stride", "heads", "groups", "size", "cos", "sin", "slots", "pages", "q_norm", "k_norm")
-    + ("eps",),
-    "attend": ("rows", "index", "qkv", "stride", "heads", "groups", "size", "pages", "table", "table_width", "owners")
-    + ("lasts", "window", "attended", "out", "scale", "block", "all_rows"),
+    "rotate": (
+        *("rows", "qkv", "stride", "heads", "groups", "size", "cos", "sin", "slots", "pages", "q_norm", "k_norm"),
+        "eps",
+    ),
+    "attend": (
+        *("rows", "index", "qkv", "stride", "heads", "groups", "size", "pages", "table", "table_width", "owners"),
+        *("lasts", "window", "attended", "out", "scale", "block", "all_rows"),
+    ),
     "gate": ("rows", "gate_up", "inner", "out"),
     # Rows of a table in the layout of `cpu_layouts`, or (no bits) of float32; zeros where `positions` has a 0.
     "embed": ("rows", "tokens", "table", "bits", "group_bytes", "blocks", *_OUT, "positions", "factor"),
@@ -153,7 +159,8 @@ def _gate(op: Any, task: int, room_at: int) -> None:
     pieces = (inner + COLUMNS - 1) // COLUMNS
     row, first = task // pieces, task % pieces * COLUMNS
     count = min(COLUMNS, inner - first)
-    gate, up = _floats(op[2] + 8 * inner * row + 4 * first, count), _floats(op[2] + 4 * (inner * (2 * row + 1) + first), count)
+    place = op[2] + 4 * (2 * inner * row + first)
+    gate, up = _floats(place, count), _floats(place + 4 * inner, count)
     room = _floats(room_at, count)
     for j in range(count):
         g = gate[j]
@@ -170,7 +177,8 @@ def _rotate(op: Any, row: int) -> None:
     for h in range(heads + groups):
         _turn(_floats(qkv + 4 * h * size, size), q_norm if h < heads else k_norm, eps, cos, sin)
     count = 2 * groups * size
-    stored, new = _floats(op[10] + 4 * count * _whole(op[9], row + 1)[row], count), _floats(qkv + 4 * heads * size, count)
+    slot, new = _whole(op[9], row + 1)[row], _floats(qkv + 4 * heads * size, count)
+    stored = _floats(op[10] + 4 * count * slot, count)
     for j in range(count):
         stored[j] = new[j]
 
@@ -191,25 +199,23 @@ def _embed(op: Any, i: int) -> None:
         return
     memory, lane = carray(_pointer(op[3] + token // 16 * op[5], np.uint8), op[5]), token % 16
     halves = carray(_pointer(op[3] + token // 16 * op[5], np.uint16), op[5] // 2)
-    size = 512 if bits == 8 else 256 + 64 * (bits - 4) + (64 if bits < 8 else 0)
+    size = 512 if bits == 8 else 64 * (bits + 1)
     for b in range(blocks):
-        block = b * size
+        block, scales = b * size, (blocks * 512 + 32 * b if bits == 8 else b * size + 64 * bits)
         for j in range(32):
-            place = j // 4 % 4 * 64 + 4 * lane + j % 4
+            vector, inner = j // 4, 4 * lane + j % 4
             if bits == 8:
-                stored = np.int32(memory[block + j // 4 * 64 + 4 * lane + j % 4]) - np.int32(128)
+                stored = np.int32(memory[block + 64 * vector + inner]) - np.int32(128)
             else:
-                stored = np.int32(memory[block + place]) >> np.int32(4 * (j // 16)) & np.int32(15)
+                stored = np.int32(memory[block + 64 * (vector % 4) + inner]) >> np.int32(4 * (j // 16)) & np.int32(15)
             if bits == 5:
-                stored |= (np.int32(memory[block + 256 + 4 * lane + j % 4]) >> np.int32(j // 4) & np.int32(1)) << np.int32(4)
+                stored |= (np.int32(memory[block + 256 + inner]) >> np.int32(vector) & np.int32(1)) << np.int32(4)
             if bits == 6:
-                high = np.int32(memory[block + 256 + 64 * (j // 16) + 4 * lane + j % 4])
-                stored = (stored | (high >> np.int32(2 * (j // 4 % 4)) & np.int32(3)) << np.int32(4)) - np.int32(32)
-            at = blocks * 512 + 32 * b if bits == 8 else block + 256 + 64 * (bits - 4)
-            scale = _half(halves[at // 2 + lane + (16 * (j // 16) if bits == 6 else 0)])
-            value = np.float32(stored) * scale
+                high = np.int32(memory[block + 256 + 64 * (j // 16) + inner]) >> np.int32(2 * (vector % 4))
+                stored = (stored | (high & np.int32(3)) << np.int32(4)) - np.int32(32)
+            value = np.float32(stored) * _half(halves[scales // 2 + lane + (16 * (j // 16) if bits == 6 else 0)])
             if bits < 6:
-                value += _half(halves[at // 2 + 16 + lane])
+                value += _half(halves[scales // 2 + 16 + lane])
             out[32 * b + j] = value * factor
 
 
@@ -242,7 +248,7 @@ def _choose(op: Any, i: int) -> None:
     _whole(op[7] + op[8] * i, 1)[0] = token
 
 
-def run_operations(counter: Any) -> None:
+def run_operations(counter: Any) -> None:  # noqa: PLR0912 (a branch for each operation)
     """See `JOB`; each row's float operations are the same whatever the other rows and the threads are."""
     job = carray(counter, 32)
     counters, give_way, room = job[3], job[7], job[6]
@@ -260,9 +266,9 @@ def run_operations(counter: Any) -> None:
             tasks *= (op[3] + COLUMNS - 1) // COLUMNS
         elif kind == _ATTEND:
             tasks *= op[6]
-            attend[1], attend[2], attend[3], attend[4], attend[5], attend[6] = op[3], op[4], op[8], op[9], op[10], op[11]
-            attend[7], attend[8], attend[9], attend[10], attend[11] = op[12], op[13], op[14], op[18], op[5]
-            attend[12], attend[13], attend[14], attend[15] = op[6], op[7], op[17], op[16]
+            attend[1], attend[2], attend[3], attend[4], attend[5] = op[3], op[4], op[8], op[9], op[10]
+            attend[6], attend[7], attend[8], attend[9], attend[10] = op[11], op[12], op[13], op[14], op[18]
+            attend[11], attend[12], attend[13], attend[14], attend[15] = op[5], op[6], op[7], op[17], op[16]
         counter_of = _pointer(counters + 128 + 64 * number, np.int64)
         i = _next_task(counter_of)
         while i < tasks:

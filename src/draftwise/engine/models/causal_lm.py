@@ -146,7 +146,7 @@ def join_layers(
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
     from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
 
-    parts = []
+    parts = list[LayerParts]()
     if shape.head_dim % 16 or shape.num_heads // shape.num_kv_heads * shape.head_dim % 32:
         return None
     for layer in layers:
