@@ -54,17 +54,17 @@ class ChainParts:
 
     embedding: Table
     factor: float = 1.0
-    """Of embeddings."""
+    """Multiplies embeddings."""
     reads_state: bool = True
     norms: tuple[Tensor, Tensor] | None = None
-    """Of embedding and state."""
+    """Weights over the embedding, and over the state."""
     state_first: bool = False
     skips_first: bool = False
     """Whether the row at position 0 gets no token."""
     projection: QuantizedLinear | None = None
-    """From embedding and state to the residual stream; None: that is the state, or the embedding without one."""
+    """Makes the residual stream of embedding and state; None: that is the state, or the embedding without one."""
     input_norm: Tensor | None = None
-    """Behind the projection, where layers do not norm what they read."""
+    """Follows the projection, where layers do not norm what they read."""
     starts_normed: bool = False
     """Whether the residual stream is the normed state."""
     last_norm: Tensor | None
