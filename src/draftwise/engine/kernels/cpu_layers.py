@@ -181,7 +181,7 @@ class QuantizedLayers:
         self.shape, self.eps_bits = shape, _bits(eps)
         self._layers, self._scale = layers, _bits(scale)
         self._window = 2**40 if window is None else window
-        self._program_of: tuple[int, _Program] = (0, _Program())
+        self._program_of: tuple[PagedKV | None, _Program] = (None, _Program())
 
     @property
     def widest(self) -> int:
@@ -240,11 +240,11 @@ class QuantizedLayers:
             values[f"state.{i}"], values[f"state_stride.{i}"] = (
                 (0, 0) if state is None else (state.data_ptr(), 4 * state.stride(0))
             )
-        key, program = self._program_of
-        if key != kv.layers[0].data_ptr():
+        of, program = self._program_of
+        if of is not kv:
             program = _Program()
             self.add(program, kv, states=True)
-            self._program_of = kv.layers[0].data_ptr(), program
+            self._program_of = kv, program
         memory = program.run(values, self.sizes(num_rows), longest=longest, width=self.widest, rows=num_rows)
         delta = memory[: 4 * count * hidden].view(torch.float32).view(count, hidden)
         return x_NH if rows.wanted_R is None else x_NH[rows.wanted_R], delta
@@ -340,7 +340,7 @@ class QuantizedChain:
 
     def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
         self._layers, self._parts, self._rope = layers, parts, rope
-        self._programs: dict[tuple[int, int], _Program] = {}
+        self._programs: dict[tuple[PagedKV, int], _Program] = {}
 
     def __call__(
         self,
@@ -409,7 +409,7 @@ class QuantizedChain:
             "chosen": 8 * num_seqs,
         }
         longest = int(all_positions.max()) + 1
-        key = kv.layers[0].data_ptr(), num_steps
+        key = kv, num_steps
         if key not in self._programs:
             self._programs[key] = self._write(kv, num_steps)
         self._programs[key].run(values, sizes, longest=longest, width=widest, rows=num_rows)
