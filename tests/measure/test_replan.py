@@ -64,14 +64,14 @@ def test_where_not_even_the_fewest_prompts_fit_this_is_said() -> None:
     assert omission.reason == "6 of each workload would take 0.2 min, and 0.1 min are left"
 
 
-def test_one_server_at_a_time_is_asked_the_same_prompts_in_two_repetitions_where_these_fit() -> None:
+def test_one_server_at_a_time_is_asked_the_same_prompts_in_two_repetitions_at_least() -> None:
     plan = plan_of(num_prompts=30, one_at_a_time=True)
     estimate = estimate_of(plan)
     for share, repeats, prompts, gone in (
         (0.3, 3, 12, "repetition 4"),
         (0.2, 2, 12, "repetitions 3 to 4"),
         (0.15, 2, 9, "repetitions 3 to 4"),
-        (0.08, 1, 9, "repetitions 2 to 4"),
+        (0.08, 2, 6, "repetitions 3 to 4"),
     ):
         fitted, omissions = fit_plan(plan, estimate, share * expect_seconds(plan, estimate))
         assert (fitted.repeats, len(fitted.workloads[0].prompts)) == (repeats, prompts)

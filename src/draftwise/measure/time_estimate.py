@@ -234,7 +234,7 @@ def _fit_stretches(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tup
 
     First every workload is cut to fewer prompts, in the order in which they were drawn, as long as these are enough:
     that is a choice of the run, no omission. Then repetitions go, then prompts down to the fewest that decide anything,
-    then the second repetition, then loads, then prompts again, then the last candidates.
+    then loads, then prompts again, then the last candidates.
     """
     fitted = _cut(plan, estimate, seconds, _ENOUGH_PROMPTS)
     reason = _say_needed(fitted, estimate, seconds)
@@ -242,9 +242,6 @@ def _fit_stretches(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tup
     while expect_seconds(fitted, estimate) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
     fitted = _cut(fitted, estimate, seconds, FEWEST_PROMPTS)
-    if expect_seconds(fitted, estimate) > seconds and fitted.repeats > 1:
-        # With half as many starts there are more prompts: these tell more than a second repetition that does not fit.
-        fitted = _cut(replace(plan, repeats=1), estimate, seconds, FEWEST_PROMPTS)
     needed = _say_needed(fitted, estimate, seconds)
     while expect_seconds(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
