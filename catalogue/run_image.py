@@ -124,13 +124,14 @@ def _run(
         process.terminate()
     out, error = process.communicate(timeout=_PATIENCE_S)
     lines = [*(first + out).splitlines(), *error.splitlines()]
+    wrote = (str(each.relative_to(folder)) for each in folder.rglob("*.json") if "baseline" not in str(each))
     return {
         "command": words[0],
         "exit_code": process.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "first_line": lines[0][:160] if lines else "",
         "last_line": lines[-1][:160] if lines else "",
-        "wrote": sorted(str(each.relative_to(folder)) for each in folder.rglob("*.json") if "baseline" not in str(each)),
+        "wrote": sorted(wrote),
     }
 
 

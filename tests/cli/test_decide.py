@@ -116,7 +116,7 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert "NOT EVIDENCE" not in result.stdout
     assert f"Report: {out}/report.html" in result.stderr
     assert "3 arms x as many of 8 own prompts, drawn with seed 0, as " in result.stderr
-    assert "slower is asked no prompt twice, as it could remember answers: suffix drafts from" in result.stderr
+    assert "slower gets each prompt once, as it may cache answers: suffix drafts from" in result.stderr
 
     before = (Path(out) / "summary.json").read_bytes()
     again = run("report", out, "--json")

@@ -161,7 +161,7 @@ def test_what_a_short_workload_can_carry_is_said_with_figures() -> None:
     plan = plan_for(SUFFIX, workloads=(make_workload("prose", num_prompts=64),), conditions=loads)
     why, short = explain_sharing(plan)
     assert str(why) == (
-        "candidate 1 is asked no prompt twice, as it could remember answers: suffix drafts from what it answered "
+        "candidate 1 gets each prompt once, as it may cache answers: suffix drafts from what it answered "
         "before; suffix_decoding_max_cached_requests 0 turns that off."
     )
     assert short.severity is Severity.WARNING

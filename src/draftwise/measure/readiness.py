@@ -269,7 +269,7 @@ def check_addresses(arms: Sequence[Arm]) -> None:
 def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
     """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
     for name, reason in plan.remembering.items():
-        text = f"{name} is asked no prompt twice, as it could remember answers: {reason}."
+        text = f"{name} gets each prompt once, as it may cache answers: {reason}."
         yield Finding.info("measurement-planned", text)
     yield from _check_shares(plan)
 
