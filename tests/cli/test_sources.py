@@ -129,7 +129,7 @@ def test_a_file_that_is_too_long_says_so(deploy: Path, before: str) -> None:
     (row,) = [each for each in judged(str(deploy)) if each["accepted"] is None]
     (finding,) = row["findings"]
     assert (finding["code"], finding["severity"]) == ("too-long", "warning")
-    assert finding["message"] == f"{deploy}/a/all.yaml is larger than 1,000,000 bytes, and is not read."
+    assert finding["message"] == f"{deploy}/a/all.yaml is larger than 1,000,000 bytes, so draftwise does not read it."
 
 
 class TestWhatOptionsTellInsteadOfAFile:

@@ -80,7 +80,7 @@ def test_a_context_beyond_the_drafter_is_bounded_by_prompt_and_answer() -> None:
     policy = find_policy(SHORT_HEAD)
     assert policy.context == 2048 - 3
     assert (policy.longest_body, policy.longest_answer) == (3066, 1022)
-    assert any("stops drafting for every request in its batch" in line for line in policy.describe())
+    assert any("stops drafting for its whole batch" in line for line in policy.describe())
     assert find_policy(SETUP).longest_body is None
 
 

@@ -69,7 +69,7 @@ def test_the_others_are_measured_and_the_report_says_why_one_is_not(tmp_path: Pa
     (found,) = (each for each in decision.findings if each.code == "server-failed")
     assert (found.severity, found.where) == (Severity.ERROR, "candidate 1")
     assert "out of memory" in found.message
-    assert describe_unmeasured(decision) == ["candidate candidate 1: its server failed before anything was measured"]
+    assert describe_unmeasured(decision) == ["candidate candidate 1: its server failed before the measurement began"]
     assert any("Left out: candidate candidate 1" in line and "out of memory" in line for line in told)
 
 

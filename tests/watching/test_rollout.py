@@ -143,7 +143,7 @@ def test_short_answers_are_told_to_lower_tokens_per_step() -> None:
     found, *_ = find_misleading(window(100))
     assert found.code == "first-tokens-count"
     assert "emits the first token of each answer: 100 of 400 tokens here" in found.message
-    assert "1.18 with them, and 1.25 in decoding" in found.message
+    assert "1.18 with them and 1.25 in decoding alone" in found.message
     assert [*find_misleading(window(10)), *find_misleading(window(None))] == []
 
 

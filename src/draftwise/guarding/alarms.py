@@ -23,7 +23,7 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield Finding.error(
             "nothing-is-read",
-            ("No replica shows its counters. The service's state is unknown, and the guard does nothing to it."),
+            ("No replica returns its counters. The service's state is unknown, so the guard leaves it alone."),
             fix="Check that the service runs, and that this machine reaches it.",
         )
     for name, window in reading.spec.items():
@@ -66,8 +66,8 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(
         "drift-not-learned",
-        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known. Until then, break-even and "
-        "probes are judged, but not slow drift.",
+        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known. Until then, the guard judges break-even "
+        "and probes, but not slow drift.",
     )
 
 
@@ -84,7 +84,7 @@ def put_back(replica: str) -> Finding:
     """Return that somebody else put a replica back."""
     return Finding.error(
         "step-undone-elsewhere",
-        f"Somebody, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
+        f"Someone, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
         where=replica,
         fix=("Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`."),
     )

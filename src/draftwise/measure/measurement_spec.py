@@ -119,11 +119,11 @@ class MeasurementSpec:
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
         if self.target is not None and self.target.startswith(("http://", "https://")):
-            return f"{self.target} is a server: pass it as --url, and the speculative one as --candidate-url."
+            return f"{self.target} is a server URL. Pass it as --url, and the speculative server as --candidate-url."
         if (self.target is None) == (self.url is None):
-            return "Give either TARGET or --url with --candidate-url."
+            return "Pass either TARGET or --url with --candidate-url."
         if self.engine not in ENGINES:
-            return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
+            return f"--engine must be one of {', '.join(ENGINES)}, got {self.engine!r}."
         if self.target is not None:
             return self._find_conflict_with_target()
         return self._find_conflict_of_arms() or self._find_conflict_of_lengths()
@@ -136,19 +136,19 @@ class MeasurementSpec:
         if not self.candidate_urls:
             return "--url needs at least one --candidate-url to compare with."
         if len(self.candidates) not in (0, len(self.candidate_urls)):
-            return "Give one --candidate per --candidate-url, in the same order, or none."
+            return "Pass one --candidate for each --candidate-url, in the same order, or none."
         return None
 
     def _find_conflict_of_lengths(self) -> str | None:
         if self.draft_lengths:
-            return "--k is for servers that draftwise starts. Those at --candidate-url have their own k."
+            return "--k is for servers that draftwise starts. Those at --candidate-url set their own k."
         return None
 
     def _find_conflict_with_switch(self) -> str | None:
         if self.candidate_urls:
-            return "With --switch, all arms answer at --url, one after another: leave out --candidate-url."
+            return "With --switch, all arms answer at --url, one after another. Leave out --candidate-url."
         if not self.candidates or any(each.name is None or each.spec is None for each in self.candidates):
-            return "With --switch, name the arms that its command knows: --candidate NAME=JSON for each."
+            return "With --switch, name the arms that your command accepts: --candidate NAME=JSON for each."
         return None
 
     def _find_conflict_with_target(self) -> str | None:

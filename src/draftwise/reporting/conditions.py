@@ -84,7 +84,7 @@ def _describe_ways(rules: Iterable[Rollback]) -> Iterator[str]:
     signs = group_by(lambda rule: (rule.metric, rule.basis), rules).values()
     for other, those in group_by(lambda sign: sign[0].switch_to, signs).items():
         way = "roll back" if other is None else f"switch to {other}"
-        yield f"{way} when for an hour {', or '.join(map(_describe_sign, those))}"
+        yield f"{way} if, for an hour, {', or '.join(map(_describe_sign, those))}"
 
 
 def describe_rule(rule: Rollback) -> str:
@@ -92,7 +92,7 @@ def describe_rule(rule: Rollback) -> str:
     warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
     where = f"{name_workload(rule.workload)}{warm}"
     step = f"Roll back {rule.arm}" if rule.switch_to is None else f"Switch from {rule.arm} to {rule.switch_to}"
-    return f"{step} on {where} when for an hour {_describe_sign([rule])}."
+    return f"{step} on {where} if, for an hour, {_describe_sign([rule])}."
 
 
 def _describe_sign(rules: Sequence[Rollback]) -> str:

@@ -157,7 +157,9 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     limits = " ".join(_list_limits(probed, answers))
     if found is None or found.differs is None:
         told = (
-            "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
+            ""
+            if found is None
+            else (f"Only {found.num_comparable} of {found.num_prompts} prompts have the same text as before. ")
         )
         text = f"Cannot tell whether engine and drafter have changed. {told}{limits}".rstrip()
         return Finding.warning("probe-undecided", text, where=where), found

@@ -167,7 +167,9 @@ class _WorkerProcess:
             return self.pipe.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
-            return _Failure("A process of the load generator has ended (out of memory?).")
+            return _Failure(
+                "A process of the load generator has ended, probably out of memory. Lower the load or free memory."
+            )
 
 
 class WorkerPool:
@@ -244,7 +246,10 @@ class WorkerPool:
                         raise BackendError(message.message)
         except TimeoutError:
             self.stop()
-            raise BackendError(f"The load generator's processes did not start within {_READY_S:.0f} s.") from None
+            raise BackendError(
+                f"The load generator's processes did not start within {_READY_S:.0f} s. Stop other work on this "
+                "machine and try again."
+            ) from None
         except BaseException:
             self.stop()
             raise

@@ -54,10 +54,12 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
     """
     facts = find_method(method)
     if facts is None:
-        message = f"draftwise does not know the method {method!r}, nor what memory its drafter takes."
-        raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
+        message = f"draftwise does not know the method {method!r} or the memory of its drafter."
+        raise InvalidSetup.because(
+            "method-memory-unknown", message, where="method", fix=("Size the target without it.")
+        )
     if facts.drafts_from == "own_code":
-        return Drafter(method=method, notes=("what your own proposer class takes",))
+        return Drafter(method=method, notes=("your own proposer class",))
     if not facts.has_weights:
         return Drafter(method=method)
     describe = _find_layout(facts)
@@ -70,7 +72,7 @@ def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Draft
     if not method.layout:
         raise InvalidSetup.because(
             "method-memory-unknown",
-            f"Which tensors a drafter of {method.name} has is unknown, and with them its memory.",
+            f"The tensors of a {method.name} drafter are unknown, so its memory is unknown too.",
             where="method",
             fix="Size the target without the drafter, and add the memory that the server's start-up log reports for "
             "the drafter.",
@@ -87,7 +89,7 @@ def _flat(config: Config) -> Config:
 
 def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafter:
     if config is None:
-        return Drafter(notes=("the layers of the draft model, whose config.json is not at hand",))
+        return Drafter(notes=("the layers of the draft model, whose config.json is not available",))
     shape = read_shape(config)
     return Drafter(parts=decoder_parts(config, shape), shape=shape, config=config)
 

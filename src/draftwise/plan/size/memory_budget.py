@@ -46,9 +46,9 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     if (found := _VALUE_BYTES.get(name)) is None:
         raise InvalidSetup.because(
             "unknown-kv-cache-dtype",
-            f"The bytes of a KV-cache entry in {name!r} are not known.",
+            f"The size of a KV-cache entry in {name!r} is unknown.",
             where="--kv-cache-dtype",
-            fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
+            fix=f"Choose one of {', '.join(_VALUE_BYTES)}.",
         )
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 

@@ -161,7 +161,7 @@ def _read_command(word: Word) -> tuple[tuple[Word, ...], Iterable[Finding]]:
     if not found.mistake and len(words) == len(items):
         return words, ()
     mistake = get_rule("exec-form-not-json").ruling(
-        mistake=found.mistake or "holds something else than texts",
+        mistake=found.mistake or "has a word that is not text",
         line=word.line,
         fix=found.fix or "Put every word in double quotes.",
     )
