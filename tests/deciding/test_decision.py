@@ -208,7 +208,7 @@ def test_a_promised_first_token_is_the_limit_to_watch() -> None:
 
 def test_nothing_measured_decides_nothing() -> None:
     decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, keep=lambda turn: turn.arm == "plain")).decision
-    assert describe_decision(decision).startswith("Nothing was measured on both sides")
+    assert describe_decision(decision).startswith("No workload has been measured on both sides")
     assert describe_unmeasured(decision) == ["ngram k=3, code, c=1: 0 of 3 repetitions"]
 
 

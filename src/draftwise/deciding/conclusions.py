@@ -192,7 +192,7 @@ def _describe_failures(run: Run) -> Iterator[Finding]:
                 "server-failed",
                 text,
                 where=each.candidate,
-                fix="Fix it, then continue with --resume, which tries it again.",
+                fix="Fix it, then continue with --resume, which tries the server again.",
             )
 
 
@@ -208,7 +208,7 @@ def find_early_end(run: Run) -> Iterator[Finding]:
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
         text = (
-            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes: every prompt was sent as often as "
+            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes, because every prompt was sent as often as "
             "planned. More prompts would narrow the intervals; more time would not."
         )
         yield Finding.info("ended-early", text, fix="Give more prompts, or more --repeats.")

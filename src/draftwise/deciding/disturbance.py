@@ -173,7 +173,7 @@ def _find_taken(use: MachineUse, thresholds: Thresholds, usual: float, *, is_our
     stolen = use.cpu.get("steal_s", 0.0)
     wanted = use.cpu.get("busy_s", 0.0) + stolen
     if stolen > max(thresholds.turn_held_up * wanted, _TICKS_S):
-        return f"the hypervisor gave other machines {stolen / wanted:.0%} of the CPU time that this one wanted"
+        return f"the hypervisor gave other machines {stolen / wanted:.0%} of the CPU time that this one needed"
     held = use.cpu.get("quota_stopped_s", 0.0)
     if held > max(thresholds.turn_held_up * use.seconds, _TICKS_S):
         return f"the container's CPU limit stopped processes for {held / use.seconds:.2f} s in every second"

@@ -46,7 +46,7 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
             "is-out-of-traffic",
             f"{name} has been out of the traffic since {_time(latch.out_since_s)} ({latch.cause}).",
             where=name,
-            fix=("It returns once a probe finds that it pays. To put it back now, run `draftwise guard --undo`."),
+            fix="It returns once a probe finds that it pays. To put it back now, run `draftwise guard --undo`.",
         )
     if state.drift.alarm_s is not None:
         yield _drifted(state.drift.alarm_s)
@@ -57,7 +57,7 @@ def _drifted(alarm_s: int) -> Finding:
         "acceptance-drifted",
         f"Since {_time(alarm_s)}, acceptance has been lower than the service's history explains. The "
         f"counters cannot tell whether {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} lowered it.",
-        fix=("Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`."),
+        fix="Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`.",
     )
 
 
@@ -86,7 +86,7 @@ def put_back(replica: str) -> Finding:
         "step-undone-elsewhere",
         f"Someone, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
         where=replica,
-        fix=("Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`."),
+        fix="Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`.",
     )
 
 

@@ -435,7 +435,7 @@ class Session:
         for line in describe_omissions(omissions):
             text = f"Left out: {line}."
             self.progress.notice(
-                Finding.info("left-out", text, fix=("Give more --minutes, or fewer workloads, loads or candidates."))
+                Finding.info("left-out", text, fix="Give more --minutes, or fewer workloads, loads or candidates.")
             )
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)

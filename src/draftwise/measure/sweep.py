@@ -605,7 +605,7 @@ _WORDS_APART = 5
 def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
     loads = ", ".join(condition.label for condition in found)
     return Omission(
-        what=f"the loads {loads}, to search for a crossover", reason=(f"only {max(0.0, left_s):.0f} s are left")
+        what=f"the loads {loads}, to search for a crossover", reason=f"only {max(0.0, left_s):.0f} s are left"
     )
 
 

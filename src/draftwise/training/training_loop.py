@@ -229,7 +229,7 @@ class TrainingRun:
                 "diverged",
                 f"The loss is {loss} at step {step}.",
                 where="--lr",
-                fix=f"Use less than {settings.lr:g}, or a longer --warmup; the last checkpoint is from before.",
+                fix=f"Use less than {settings.lr:g}, or a longer --warmup. The last checkpoint is from before.",
             )
         self._loss_sum.zero_()
         self._loss_count = 0

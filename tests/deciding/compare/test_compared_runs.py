@@ -66,7 +66,7 @@ class TestStillTrue:
         compared = compare(measured(1.06), measured(1.06, seed=1))
         assert [each.kept for each in compared.verdicts] == [VerdictOutcome.NEITHER]
         assert compared.is_still_true is None
-        assert describe_comparison(compared).startswith("It cannot be told")
+        assert describe_comparison(compared).startswith("Cannot tell whether the answer is still true")
 
     def test_a_faster_server_shows_arm_by_arm(self) -> None:
         faster = Truth(step_s=lambda prompt, condition: 0.008)

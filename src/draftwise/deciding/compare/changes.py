@@ -163,7 +163,7 @@ def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> Rea
         for each, cell in ((old, before), (new, after))
     ]
     if old is None or new is None:
-        how = "aggregates on one side only"
+        how = "only aggregates on one side"
     elif old.definition != new.definition:
         how = f"not comparable: {old.definition} / {new.definition}"
     elif not old.mean or not new.mean:

@@ -20,11 +20,11 @@ ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
 """Width of a bar in tokens per step."""
 DEFINITION = (
-    "Acceptance length: tokens per verified draft. Steps without a draft bring it down to the tokens per step. A step "
-    "that drafts and verifies takes longer than one of the baseline: tokens per step over the ratio of step times is "
-    "the baseline's TPOT over the candidate's. The time to the first token (prefill, queueing) is not sped up, or "
-    "grows: what is left is the speed-up of the whole request. Drafting and verification cannot be told apart from "
-    "outside of the server."
+    "Acceptance length: tokens per verified draft. Tokens per step also counts the steps without a draft, so it is "
+    "never higher. A step that drafts and verifies takes longer than a baseline step. Dividing tokens per step by the "
+    "ratio of step times gives the baseline's TPOT over the candidate's. Speculation does not shorten the time to the "
+    "first token (prefill, queueing), and may lengthen it. What remains is the speed-up of the whole request. A "
+    "client cannot separate drafting from verification."
 )
 
 

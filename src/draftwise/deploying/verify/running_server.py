@@ -111,7 +111,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
                 "log-probabilities."
             )
             yield Finding.info(
-                "logprobs-drift", text, where=where, fix=("Run evaluations that need them on the plain server.")
+                "logprobs-drift", text, where=where, fix="Run evaluations that need them on the plain server."
             )
 
 

@@ -130,7 +130,7 @@ def _rounds(load: OpenLoop, draws: random.Random) -> Iterator[float]:
             "no-rate",
             "The rate is 0 throughout.",
             where="--rate",
-            fix=("Give at least one phase a rate above 0, e.g. 60s:1-8/s."),
+            fix="Give at least one phase a rate above 0, e.g. 60s:1-8/s.",
         )
     number = max(1, round(area))
     for begin in count():

@@ -55,9 +55,7 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
     facts = find_method(method)
     if facts is None:
         message = f"draftwise does not know the method {method!r} or the memory of its drafter."
-        raise InvalidSetup.because(
-            "method-memory-unknown", message, where="method", fix=("Size the target without it.")
-        )
+        raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
     if facts.drafts_from == "own_code":
         return Drafter(method=method, notes=("your own proposer class",))
     if not facts.has_weights:

@@ -45,13 +45,13 @@ def draw_replay(
         axes.set_ylim(0, 1)
 
     def k_figure() -> Figure:
-        return draw_panels(titles, by_k, xlabel="k, draft tokens a step at most", ylabel="tokens per step")
+        return draw_panels(titles, by_k, xlabel="k, draft tokens per step at most", ylabel="tokens per step")
 
     def request_figure() -> Figure:
         return draw_panels(titles, by_request, xlabel="tokens per step of a request", ylabel="share of requests below")
 
-    about = "Tokens per step by draft length; the band is the interval over requests."
-    spread = "Requests one by one, with the longest drafts: half of them lie left of 0.5."
+    about = "Tokens per step by draft length. The band is the interval over requests."
+    spread = "Single requests, with the longest drafts. Half of them lie left of 0.5."
     by_k_svg = to_svg(k_figure, "by k", title="Tokens per step by k", about=about)
     by_request_svg = to_svg(request_figure, "by request", title="Tokens per step by request", about=spread)
     return {"k": Plot(svg=by_k_svg, caption=about), "requests": Plot(svg=by_request_svg, caption=spread)}

@@ -74,7 +74,7 @@ def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
     if not silent or others is None:
         return None
     return RuleMatch(
-        message=(f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do."),
+        message=f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do.",
         evidence=tuple(f"engine {each.engine}: {each.output_tokens:,} tokens, no draft" for each in silent),
         loss=_lose_beside(case.window, others),
         where=silent[0].instance,

@@ -54,7 +54,7 @@ def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
     if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
     return RuleMatch(
-        message=(f"A step gives {tokens:.2f} tokens. Below {even:.2f}, speculation is slower than plain decoding."),
+        message=f"A step gives {tokens:.2f} tokens. Below {even:.2f}, speculation is slower than plain decoding.",
         evidence=(tell("tokens per step", tokens, even, of="break-even"),),
         loss=log(even / tokens),
     )

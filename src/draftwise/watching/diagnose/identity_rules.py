@@ -208,7 +208,7 @@ def _find_pools_unlike(case: PoolCase) -> RuleMatch | None:
     if not differ_in_prompts(window, plain) or max(now / then, then / now) < _UNLIKE:
         return None
     return RuleMatch(
-        message=(f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool, so times are not compared."),
+        message=f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool, so times are not compared.",
         evidence=(tell("prompt tokens", now, then, of="plain"),),
         loss=0.0,
     )

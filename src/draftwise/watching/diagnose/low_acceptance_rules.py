@@ -196,7 +196,7 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
         return None
     window, rest = low
     return RuleMatch(
-        message=(f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}."),
+        message=f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}.",
         evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),
         loss=find_losses(case).acceptance,
         where=window.instance,
@@ -310,7 +310,7 @@ def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
     if found is None:
         return None
     return RuleMatch(
-        message=(f"The servers are {max(ages) / 60:.0f} minutes old, so {method.name} has few answers to draft from."),
+        message=f"The servers are {max(ages) / 60:.0f} minutes old, so {method.name} has few answers to draft from.",
         evidence=found.evidence,
         loss=found.loss,
     )

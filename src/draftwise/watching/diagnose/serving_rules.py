@@ -187,7 +187,7 @@ def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
         return None
     excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
     return RuleMatch(
-        message=(f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time."),
+        message=f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time.",
         evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of="plain"),),
         loss=find_request_loss(window, excess),
     )

@@ -55,7 +55,7 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
     if not documents or not isinstance(documents[0].value, dict):
         findings.append(
             get_rule("config-file-refused").ruling(
-                where=path, message=(f"{path} must hold flags by name, one KEY: VALUE a line.")
+                where=path, message=f"{path} must hold flags by name, one KEY: VALUE a line."
             )
         )
         return []
