@@ -189,7 +189,7 @@ def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: P
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
     assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
-    assert "Calibration and run differ" not in result.stdout
+    assert "Calibration and run differ: it was measured" not in result.stdout
     held = read_calibration(calibration).held
     for each in held:
         assert (1 + each.of_acceptance) * (1 + each.of_steps) == pytest.approx(1 + each.error)

@@ -160,7 +160,7 @@ def test_a_continued_run_wants_its_headers_again(behind, prompts, tmp_path) -> N
     assert decide(*arms, "--out", out).exit_code in (0, 1)
     again = CliRunner().invoke(main, ["decide", "--resume", out])
     assert again.exit_code == 2
-    assert "Requests to plain had the headers X-Team when the run began" in again.stderr
+    assert "When the run began, requests to plain had the headers X-Team" in again.stderr
     assert CliRunner().invoke(main, ["decide", "--resume", out, *HEADER]).exit_code in (0, 1)
 
 
@@ -188,10 +188,10 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
         (["--header", "no colon"], "a header must be NAME: VALUE"),
         (["--header", "X-A: ${NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE is not set"),
         (["--header", "Content-Length: 3"], "The load generator sets"),
-        (["--header", "nobody=X-A: b"], "Unknown arm 'nobody'"),
+        (["--header", "nobody=X-A: b"], "There is no arm 'nobody'"),
         (["--api-key-env", "plain=NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE is not set"),
         (["--metrics-url", "http://127.0.0.1:3"], "You gave 1 metrics URLs, but there are 2 servers"),
-        (["--metrics-url", "nobody=http://127.0.0.1:3"], "Unknown arm 'nobody'"),
+        (["--metrics-url", "nobody=http://127.0.0.1:3"], "There is no arm 'nobody'"),
         (["--metrics-url", "x", "--metrics-url", "y"], "--metrics-url 'x' is not an http(s) URL"),
     ],
 )

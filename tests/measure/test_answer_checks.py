@@ -166,7 +166,7 @@ def test_without_log_probabilities_a_rare_difference_is_not_judged_and_an_early_
     silent = Model(tells_logprobs=False, drafts=False)
     result, found = check(Model(tells_logprobs=False, wrong_on_hits=True, wrong_with_tools=True), silent)
     assert found == {"cache": "not-judged", "tools": "differ", "schema": "same", "long": "same"}
-    assert "the servers tell no log-probabilities by token; first cache-" in result.stdout
+    assert "the servers return no log-probabilities by token; first cache-" in result.stdout
 
 
 def test_a_plain_server_that_refuses_is_no_yardstick() -> None:

@@ -218,7 +218,7 @@ def test_disturbed_turns_are_taken_again_on_all_arms(tmp_path: Path) -> None:
     found = conclude_run(run)
     assert found.decision.unmeasured == ()
     assert len(found.run.turns) == 2 * 20 * 3
-    assert any(line.startswith("retaking ") for line in timed.progress.waited)
+    assert any(line.startswith("repeating ") for line in timed.progress.waited)
 
 
 def test_a_disturbed_turn_of_a_candidate_is_taken_again_beside_the_baseline_alone(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
     timed.run()
     waited = list(dict.fromkeys(timed.progress.waited))
     assert waited[:3] == ["starting the servers", "warming up plain at c=1", "warming up plain at c=4"]
-    assert "looking at plain's answers to code" in waited
+    assert "measuring plain's answers to code" in waited
     assert waited[-3:] == ["measuring code at c=1", "measuring code at c=4", "examining outputs that differ"]
 
 

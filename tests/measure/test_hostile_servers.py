@@ -197,7 +197,7 @@ def test_a_wait_is_named_by_the_servers_that_are_waited_for() -> None:
     waits.report("eagle", "compiling (10 s)")
     waits.report("eagle", "")
     assert told[0] == "plain is starting: importing vLLM (3 s)"
-    assert told[1] == "plain is starting: importing vLLM (3 s); eagle too"
+    assert told[1] == "plain is starting: importing vLLM (3 s); also eagle"
     assert told[-1] == "eagle is starting: compiling (10 s)"
 
 

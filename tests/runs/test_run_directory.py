@@ -82,7 +82,7 @@ def test_resuming_on_another_machine_is_refused(measured: Path) -> None:
 
 def test_resuming_on_another_version_of_a_server_is_refused(measured: Path) -> None:
     upgraded = replace(FASTER, version={"version": "fake-2"})
-    with pytest.raises(InvalidSetup, match=r"servers: now .*fake-2"):
+    with pytest.raises(InvalidSetup, match=r"servers is now .*fake-2"):
         virtual_time.run(make_session(measured, make_plan(), (PLAIN, upgraded), resume=True).run())
 
 

@@ -124,7 +124,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
             "candidate-unknown",
             f"The server of {arm.name} does not report its drafting method, so its steps cannot be priced.",
             where="--candidate",
-            fix=f'Pass its config: --candidate \'{arm.name}={"method": "eagle3", "num_speculative_tokens": 3}\'.',
+            fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
         )
     found = None if spec.model is None else find_model_config(spec.model)
     return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)

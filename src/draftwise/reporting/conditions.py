@@ -261,7 +261,7 @@ def _write_config(candidate: str, run: Run) -> str:
     spec = next((arm.spec for arm in run.plan.arms if arm.name == candidate), None)
     if spec is not None:
         return f"{_FLAG} '{spec.to_json()}'"
-    return run.context.server(candidate).command or f"# unknown: measure with --candidate '{candidate}={...}'"
+    return run.context.server(candidate).command or f"# unknown: measure with --candidate '{candidate}={{...}}'"
 
 
 def _list_places(recommendation: Recommendation, baseline: str) -> Iterator[tuple[str, str, str]]:
