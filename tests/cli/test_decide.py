@@ -135,7 +135,7 @@ def test_a_candidate_that_does_not_answer_is_left_out_with_its_finding(urls, pro
         r"^error candidate 1 was not measured because its server failed: .*127\.0\.0\.1:9", result.stdout, re.MULTILINE
     )
     assert told, result.stdout
-    assert "Left out: candidate candidate 1: its server is not up" in result.stderr
+    assert "Left out: candidate candidate 1: its server did not start" in result.stderr
     summary = json.loads((out / "summary.json").read_text())
     (found,) = [each for each in summary["findings"] if each["severity"] == "error"]
     assert found["code"] == "server-failed"

@@ -117,7 +117,7 @@ def test_a_running_canary_answers_the_probe_and_watch_compares_with_that(tmp_pat
     ("script", "words"),
     [
         (replace(CANARY, model="other"), "serves 'other'"),
-        (replace(CANARY, version={"version": "0.27.0"}), "Release 0.27.0 runs"),
+        (replace(CANARY, version={"version": "0.27.0"}), "The server runs release 0.27.0"),
         (replace(CANARY, k=0, accepted=()), "The server counted no draft"),
     ],
 )

@@ -117,8 +117,8 @@ def be_another_model(value: dict[str, Any]) -> None:
     ("change", "codes", "said"),
     [
         (lose_the_flag, {"runs-otherwise"}, "has the speculative config none"),
-        (change_a_flag, {"runs-otherwise"}, "has max_num_seqs 32, and 64 was ordered"),
-        (change_the_image, {"runs-otherwise"}, "runs vLLM 0.25.0, and 0.26.0 was ordered"),
+        (change_a_flag, {"runs-otherwise"}, "has max_num_seqs 32, but the order has 64"),
+        (change_the_image, {"runs-otherwise"}, "runs vLLM 0.25.0, but the order has 0.26.0"),
         (be_another_model, {"runs-otherwise"}, "serves meta-llama/Llama-3.2-1B"),
         (crash, {"not-ready", "restarted"}, "CrashLoopBackOff"),
         (crash, {"not-ready", "restarted"}, "OOMKilled with exit code 137"),

@@ -94,7 +94,7 @@ def test_a_candidate_that_is_forecast_to_lose_is_left_out_with_the_numbers(scree
     (omission,) = found.omissions
     assert omission.candidate == "eagle3 k=3"
     assert omission.is_final
-    assert "lies below ngram k=3's" in omission.reason
+    assert "stays below ngram k=3's" in omission.reason
     assert f"Left out: candidate eagle3 k=3: {omission.reason}." in told
     assert {each.candidate for each in found.expected} == {"ngram k=3", "eagle3 k=3"}
 

@@ -21,7 +21,7 @@ GIVEN = {
         "a decoding step of plain took 0.50x as long after 40% of it, and the other server's did not",
     ),
     ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts repeated at the end gained 0.70x as much as before"),
-    ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind with up to 39% of the traffic"),
+    ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind of traffic with a share of up to 39%"),
     ReasonCode.NO_GAIN: (
         {"margin": 0.03, "ratio": 0.97, "slower": True},
         "slower: the interval rules out a gain of 3% or more",

@@ -104,7 +104,7 @@ class TestLikeForLike:
         assert compared.is_like_for_like
         assert compared.is_still_true is True
         assert {change.how for cell in compared.cells for change in cell.changes} == {"paired"}
-        assert any("12 prompts that both asked" in note for note in list_notes(compared)) is (one != other)
+        assert any("12 prompts that both sides used" in note for note in list_notes(compared)) is (one != other)
 
     @pytest.mark.parametrize("shared", [0, 5])
     def test_other_prompts_are_one(self, shared: int) -> None:
