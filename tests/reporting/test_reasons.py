@@ -18,7 +18,7 @@ GIVEN = {
     ),
     ReasonCode.PACE_CHANGED: (
         {"arm": "plain", "ratio": 0.5, "share": 0.4},
-        "a decoding step of plain took 0.50x as long after 40% of it, and the other server's did not",
+        "a decoding step of plain took 0.50x as long after 40% of it, but the other server's did not",
     ),
     ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts repeated at the end gained 0.70x as much as before"),
     ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind of traffic with a share of up to 39%"),
@@ -31,7 +31,7 @@ GIVEN = {
     ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "across all comparisons of the run p is 0.2;"),
     ReasonCode.NOT_TRUSTED: (
         {"gains": False, "promise": False, "code": "same-server"},
-        "slower, but not to be trusted",
+        "slower, but the measurement is in doubt: same-server",
     ),
     ReasonCode.GAIN: ({"promise": False, "margin": 0.03}, "faster, with the whole interval above 1.03"),
     ReasonCode.LOSS: ({"promise": True, "margin": 0.03}, "fewer requests within the SLO, with the whole interval"),

@@ -59,16 +59,16 @@ class GatheredEvidence:
     """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
 
     run: Run
-    """With what counts: disturbed turns and their answers are set aside."""
+    """The run without disturbed turns and their answers."""
     thresholds: Thresholds
     estimates: tuple[Estimates, ...]
-    """Of every workload, condition and candidate, pooled rows last."""
+    """Estimates of every workload, condition and candidate, pooled rows last."""
     comparisons: tuple[Comparison, ...]
-    """Of the same, with their verdicts."""
+    """Comparisons of the same cells, with their verdicts."""
     findings: tuple[Finding, ...]
-    """On the run as a whole; an error blocks every adoption."""
+    """Findings about the whole run; an error blocks every adoption."""
     quality: tuple[TextQuality, ...]
-    """Of the baseline's outputs."""
+    """Quality of the baseline's outputs."""
 
 
 def conclude_run(run: Run) -> Conclusions:

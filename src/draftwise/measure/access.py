@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
 _NAMED_URL = re.compile(r"(.+?)=(https?://.*)")
 _OF_METRICS = ".metrics"
-"""After an arm's name: for its page of counters only."""
+"""Suffix of an arm's name that limits a header to its metrics page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def _find_gpu(run: Run) -> str | None:
 
 
 _FEWEST_GAPS, _FEWEST_STEPS = 20, 2
-"""Of one kind, below which they make no point; all streams see the same step."""
+"""Minimum number of steps of one kind that make a point; all streams see the same step."""
 _TO_95 = 1.96
 _LEAST_SPREAD = 0.005
 """Relative standard error below which no point is taken for surer: servers differ by as much from start to start."""

@@ -11,7 +11,7 @@ from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
 ENGINES = ("draftwise", "vllm")
-"""That draftwise starts."""
+"""Engines that draftwise can start."""
 DEFAULT_MINUTES = 10.0
 
 
@@ -20,7 +20,7 @@ class Candidate:
     """A speculative config to compare with the baseline; either field may be unknown."""
 
     name: str | None = None
-    """That the operator gave it."""
+    """The operator's name for the candidate."""
     spec: SpecConfig | None = None
 
     @classmethod
@@ -68,32 +68,32 @@ class MeasurementSpec:
     serve_args: tuple[str, ...] = ()
     """Further arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
     url: str | None = None
-    """Of the baseline."""
+    """The baseline's address."""
     candidate_urls: tuple[str, ...] = ()
     metrics_urls: tuple[str, ...] = ()
     """Pages of their counters where those are not at /metrics: one for each server in this order, or `ARM=URL`."""
     headers: tuple[Header, ...] = ()
-    """Of the requests to servers that run already."""
+    """Headers of requests to running servers."""
     candidates: tuple[Candidate, ...] = ()
     """`DEFAULT_CANDIDATES` where a target has none."""
     draft_lengths: tuple[int, ...] = ()
     """Tries every candidate with each of them."""
     workloads: tuple[str, ...] = BUNDLED
-    """As `--workload` takes them."""
+    """Workloads in the form of `--workload`."""
     max_tokens: int | None = None
     """Cap on every prompt's own."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     prompts: int | None = None
-    """Per workload; None for as many as fit in the time."""
+    """Prompts per workload; None for as many as fit into the time."""
     minutes: float | None = None
-    """For everything; None for `DEFAULT_MINUTES`, or for as long as it takes where `prompts` are given."""
+    """Time budget in minutes; None for `DEFAULT_MINUTES`, or for as long as needed if `prompts` is given."""
     repeats: int = 5
     warmup: int = 3
     seed: int = 0
     calibration: Calibration | Path | None = None
-    """That `draftwise calibrate` wrote of these servers: candidates that cannot come out best are left out."""
+    """Calibration of these servers, from `draftwise calibrate`. Candidates that cannot win are left out."""
     profile: Profile | Path | None = None
-    """That `draftwise replay` wrote of this traffic: the same."""
+    """Profile of this traffic, from `draftwise replay`. Candidates that cannot win are left out."""
     places_loads: bool = False
     """Whether loads may be chosen around the forecast crossover, instead of `conditions`."""
     turn_s: float = 20.0
@@ -101,7 +101,7 @@ class MeasurementSpec:
     one_at_a_time: bool = False
     """One server is up at a time: those that draftwise starts, or, with `launch.switch`, the one at `url`."""
     processes: int | None = None
-    """Of the load generator; None for as many as the load needs."""
+    """Processes of the load generator; None for as many as the load needs."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What cannot be seen from here: `hardware` (or `hardware.ARM`), `precision`, `model`, `command.ARM`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)

@@ -50,7 +50,7 @@ WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
 _PAUSES_S = (0.5, 2.0)
 """Pauses before a warm-up request that failed is sent again."""
 _LOOK_S = 0.5
-"""For which servers that are asked nothing are watched."""
+"""Seconds to watch idle servers."""
 _IDLE = 0.10
 """Share of the cores that servers may use while they are asked nothing."""
 

@@ -38,7 +38,7 @@ class Roster:
     is_one_at_a_time: bool = False
     starts_at_once: int | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
-    """Of the servers that answer, by arm."""
+    """Clients of the servers that answer, by arm."""
     _starts: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)

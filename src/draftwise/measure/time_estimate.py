@@ -20,13 +20,13 @@ _KEPT_OF_ALL = 0.95
 _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
 _ENOUGH_PROMPTS = 12
-"""Of a workload, below which repetitions go first: other prompts tell more than the same ones again."""
+"""Prompts of a workload below which repetitions are cut first: new prompts tell more than repeated ones."""
 _BLOCK_PER_STREAM, _MANY = 4, 64
 """Requests of a block for each stream, and streams that a load may have which does not say."""
 _FEWEST_BLOCKS = 3
 """Blocks of a load, below which nothing is known of what its requests have in common."""
 _LEAST_PROMPTS = 3
-"""Of a workload, below which candidates go first."""
+"""Prompts of a workload below which candidates are cut first."""
 
 Pace = Mapping[tuple[str, str], float]
 """Seconds per output token of a whole server, by arm and label of the condition."""
@@ -37,9 +37,9 @@ class TextPace:
     """How fast a server writes a text."""
 
     first_s: float = 0.0
-    """Of every request, until its first token."""
+    """Seconds of every request until its first token."""
     per_token_s: float
-    """Of the whole server."""
+    """Seconds per output token of the whole server."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,7 @@ CELL_HEADER = (
 )
 VERDICT_HEADER = ("workload · load · candidate", "speed-up before", "after", "after / before", "verdict", "")
 _MOST_ROWS = 120
-"""Of a table in Markdown; more would not fit into a comment on a pull request."""
+"""Rows of a Markdown table; more would not fit into a pull request comment."""
 
 
 def describe_comparison(compared: Compared) -> str:

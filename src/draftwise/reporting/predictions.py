@@ -35,7 +35,7 @@ class HeldEstimate(Estimate):
     """Measured after it: fewer than were ahead where verdicts settled early or the time was short, more where
     disturbed ones were taken again."""
     took_s: float
-    """Until the last of them had ended."""
+    """Seconds until the last of them ended."""
 
     @property
     def error(self) -> float:

@@ -289,7 +289,7 @@ def _describe_no_gain(decision: Decision) -> str:
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _NOTHING = 100.0
-"""From which it is no number that anybody could use."""
+"""Smallest value that is useless as a number."""
 _Values = Mapping[str, Any]
 
 

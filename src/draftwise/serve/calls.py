@@ -67,7 +67,7 @@ class Defaults:
 class _Prompt(NamedTuple):
     ids: list[int]
     text: str | None
-    """As it was given; None for token ids."""
+    """The given text; None for token ids."""
 
 
 def _encode_prompts(

@@ -53,7 +53,7 @@ class ServerOptions:
     """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
-    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: such calls are refused."""
+    """Parser for optional tool calls, a key of `tools.TOOL_CALL_PARSERS`; None rejects such calls."""
     allow_remote: bool = False
     allowed_hosts: Sequence[str] = ()
     """Names by which the server is reached, in addition to the loopback's; `*`: any. Without one, a server that other

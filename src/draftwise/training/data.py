@@ -127,7 +127,7 @@ class BatchRows:
     """T."""
     num_learned: int
     num_tokens: int
-    """Without padding."""
+    """Tokens without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

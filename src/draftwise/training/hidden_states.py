@@ -35,7 +35,7 @@ _SHARD_BYTES = 2**28
 _AT_ONCE = 16
 """Samples that the server is asked for at a time."""
 _MOST_DIFFERENCE = 0.05
-"""Between the server's states and ours, relative to their size: rounding to bfloat16 stays below."""
+"""Largest relative difference between the server's states and ours; rounding to bfloat16 stays below."""
 _CHECKED_TOKENS = 64
 
 

@@ -56,7 +56,7 @@ class TrainSettings:
     answers: str = "target"
     """`target`: the target's own answers to the data's prompts are learned; `given`: the data's texts."""
     temperature: float = 0.0
-    """Of those answers."""
+    """Sampling temperature of those answers."""
     answer_tokens: int = 256
     prompt_tokens: int = 64
     """Cut from texts that have no prompt."""

@@ -38,7 +38,7 @@ class Evaluation:
 
     loss: float
     stats: SpecStats
-    """Of drafts at every position of the held-out answers."""
+    """Draft statistics at every position of the held-out answers."""
 
     @property
     def acceptance(self) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ from draftwise.version import __version__
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
-"""In what safetensors, which is written in Rust, raises."""
+"""Text in errors of safetensors, which is written in Rust."""
 _STOP_S = 120
 """How long the ranks have to end their step and write a checkpoint before they are killed."""
 

@@ -32,7 +32,7 @@ class ReadingChange:
     reading: str
     """`tokens/s` of a request (more is better), `ttft`, `tpot`, `itl`, `e2e` (less is better)."""
     ratio: Interval | None
-    """Of the (geometric) mean request; None where only aggregates are known or the definitions differ."""
+    """Ratio for the (geometric) mean request; None if only aggregates are known or the definitions differ."""
     how: str
     """Where the ratio is from: `paired`, `unpaired`, `means` (aggregates) or why there is none."""
     before: dict[float, float] = field(default_factory=dict)

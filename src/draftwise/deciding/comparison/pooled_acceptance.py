@@ -52,11 +52,11 @@ class PooledAcceptance:
     )
     """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty where it is not known."""
     edges: tuple[float, ...] = field(metadata=json_form(key="histogram.edges"))
-    """Of the histogram's bars, in tokens per step."""
+    """Edges of the histogram's bars, in tokens per step."""
     counts: tuple[int, ...] = field(metadata=json_form(key="histogram.counts"))
     """Requests in each bar."""
     stats: SpecStats = field(metadata=HIDDEN)
-    """From the server's counters, over all of these turns: acceptance by position."""
+    """Acceptance by position, from the server's counters over all of these turns."""
 
     @property
     def per_position(self) -> tuple[float, ...]:

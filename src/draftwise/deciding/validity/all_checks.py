@@ -26,11 +26,11 @@ class ValidityReport:
     """What the validity checks found."""
 
     of_run: tuple[Finding, ...]
-    """On the run as a whole; an error blocks every adoption."""
+    """Findings about the whole run; an error blocks every adoption."""
     of_cells: tuple[tuple[Finding, ...], ...]
-    """On each comparison; an error blocks its adoption."""
+    """Findings about each comparison; an error blocks its adoption."""
     quality: tuple[TextQuality, ...]
-    """Of the baseline's outputs."""
+    """Quality of the baseline's outputs."""
 
 
 def check_validity(

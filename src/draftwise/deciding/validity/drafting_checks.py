@@ -30,7 +30,7 @@ class _Evidence:
     resolved: Mapping[str, Any] | None
     """The candidate's speculative config as its server says it took it; None where it does not say."""
     num_requests: tuple[int, int]
-    """That the baseline and the candidate answered."""
+    """Requests that the baseline and the candidate answered."""
     is_counted: bool
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
     is_baseline_counted: bool

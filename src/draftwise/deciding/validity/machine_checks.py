@@ -128,7 +128,7 @@ class _GpuGrowth:
     """None where more than one turn lies between."""
     seconds: float
     limited_s: Mapping[str, float]
-    """Of the GPU that was limited longest, by reason."""
+    """Seconds by reason, for the GPU that was limited longest."""
 
 
 def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
 """Events that are parsed in one go, about 0.1 ms."""
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
-"""Of a chat delta; vLLM has called the thoughts of a reasoning model by both names."""
+"""Text fields of a chat delta; vLLM has used both names for reasoning."""
 
 
 class ParsedResponse:

@@ -21,7 +21,7 @@ class Drafter:
     """What a method adds to the target."""
 
     method: str = ""
-    """As vLLM resolves it; empty without speculation."""
+    """The method that vLLM resolves; empty without speculation."""
     parts: tuple[Part, ...] = ()
     shape: ModelShape | None = None
     """Shape of the layers that keep keys and values; None where none does."""
@@ -249,7 +249,7 @@ _LAYOUTS: Mapping[str, Callable[[Config, Config | None, int], Drafter]] = {
     "recurrent_heads": _describe_recurrent_heads,
     "target_layers": _describe_target_layers,
 }
-"""By the column `layout` of the method."""
+"""Key: the method's column `layout`."""
 
 
 def _head_of(target: Config) -> dict[str, Any]:

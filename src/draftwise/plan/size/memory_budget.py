@@ -24,7 +24,7 @@ from draftwise.plan.size.weight_parts import PipelineStage, stages
 _VALUE_BYTES: Mapping[str, float] = read_data("precisions")["kv_value_bytes"]
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
-"""Of each head and token, under the `_per_token_head` types."""
+"""Bytes of a scale per head and token, for the `_per_token_head` types."""
 _INDEXER_GROUP = 128
 """Keys of an indexer that share a scale, and the size of heads that a kernel of gated delta nets takes."""
 _CHECKPOINT_TOKENS = 64

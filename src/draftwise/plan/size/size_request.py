@@ -61,7 +61,7 @@ class SizeRequest:
     """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
     prefix_caching: bool = True
     state_dtype: str | None = None
-    """Of the state that layers keep for each sequence; None as config.json has it."""
+    """Type of the state that layers keep per sequence; None for config.json's."""
     enforce_eager: bool = False
     async_scheduling: bool = True
     cold_start: bool = True

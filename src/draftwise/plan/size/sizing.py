@@ -199,9 +199,9 @@ class Sizing:
 
     request: SizeRequest
     budget: Budget
-    """Of the GPU that has least left for keys and values; all of a tensor-parallel group are alike."""
+    """Budget of the GPU with the least room for keys and values; a tensor-parallel group's GPUs are alike."""
     plain: Budget
-    """Without speculation; equal to `budget` where there is none."""
+    """Budget without speculation; equal to `budget` if there is none."""
     findings: tuple[Finding, ...]
 
 

@@ -134,7 +134,7 @@ _MOST_TICKS = 7
 _WIDE = 5.0
 """Ratio of the longest to the shortest time from which an axis is logarithmic."""
 _LEGEND_CHARACTERS = 84
-"""That fit in one line."""
+"""Characters that fit in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

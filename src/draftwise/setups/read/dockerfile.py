@@ -86,9 +86,9 @@ class _Stage:
     entrypoint: tuple[Word, ...] = ()
     command: tuple[Word, ...] = ()
     line: int = 0
-    """Of what it starts with."""
+    """Line of the start command."""
     version: str = ""
-    """Of a vLLM that is installed into it."""
+    """Version of the vLLM installed into it."""
     findings: tuple[Finding, ...] = ()
 
     def begin(self, word: Word, stages: Mapping[str, _Stage]) -> _Stage:

@@ -29,9 +29,9 @@ class OtherEngine:
     target: str = ""
     """Empty if unknown."""
     method: str = ""
-    """As vLLM calls it; empty for no speculation, and for an algorithm that vLLM does not have."""
+    """vLLM's name; empty for no speculation, and for an algorithm that vLLM does not have."""
     algorithm: str = ""
-    """As the text has it."""
+    """Name in the text."""
     num_drafts: int | None = None
     """Draft tokens a step, along one path."""
     num_verified: int | None = None

@@ -13,7 +13,7 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import Context, Step
 
 _SMALL = 8192
-"""Below this many scheduled tokens vLLM warns of slow prefill."""
+"""Scheduled tokens below which vLLM warns of slow prefill."""
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 Entry = tuple[int, int, int]
 

@@ -60,7 +60,7 @@ class MatchedFlags:
     """What argparse makes of a command line."""
 
     flags: tuple[FlagUse, ...]
-    """In the order given."""
+    """Flags in the given order."""
     model: Word | None
     """The positional argument."""
     unknown: tuple[Word, ...]

@@ -68,7 +68,7 @@ class Launch:
     entry: Entry
     env: Environment = NOTHING_SET
     version: str = ""
-    """From an image tag or a pinned package; empty where the text does not tell."""
+    """Version from an image tag or a pinned package; empty if the text does not name one."""
     image: str = ""
     image_unknown: tuple[str, ...] = ()
     """What the image's name depends on and the text does not tell."""

@@ -41,7 +41,7 @@ class Word:
 
     text: str
     line: int = 0
-    """Of the file or text, from 1; 0 where it is not known."""
+    """Line in the file or text, from 1; 0 if unknown."""
     place: str = ""
     """Path in a YAML document, e.g. `services.vllm.command[3]`."""
     mistake: Mistake = ""
