@@ -427,8 +427,8 @@ def test_every_temperature_has_rules_of_its_own() -> None:
     ends = {rule.condition.temperature: rule.value for rule in decision.rollback if rule.basis == "band end"}
     assert ends[0.8] < 4 <= ends[0.0] < 16
     cold, warm = describe_rollback(decision)
-    assert cold.startswith("ngram k=3 on code at temperature 0: roll back when")
-    assert warm.startswith("ngram k=3 on code at temperature 0.8: roll back when")
+    assert cold.startswith("ngram k=3 on code at temperature 0: roll back if")
+    assert warm.startswith("ngram k=3 on code at temperature 0.8: roll back if")
     assert " and " not in warm.partition("where the gain is gone")[0].partition("tokens per step")[2]
     # No rule holds for what was measured, or it would fire on the day of the adoption.
     by_label = {each.condition.label: each for each in decision.comparisons}
