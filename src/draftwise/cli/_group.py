@@ -6,6 +6,7 @@ import gc
 import importlib
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Container, Sequence
@@ -153,6 +154,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
         code, cause = ExitCode.INTERRUPTED, KeyboardInterrupt()
         click.echo("interrupted", err=True)
     elif isinstance(error, click.ClickException):
+        _explain(error)
         code, cause = ExitCode.USAGE, InvalidSetup(_describe_usage(error))
         error.show()
     else:
@@ -171,6 +173,15 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
         click.echo(json.dumps(describe_error(cause)))
     return code
+
+
+def _explain(error: click.ClickException) -> None:
+    """Add the meaning of a missing option, and put click's names of types into plain words."""
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
+        error.message = error.message or f"{error.param.help.split('. ')[0].rstrip('. ')}."
+    elif isinstance(error, click.BadParameter):
+        for kind, words in (("float", "a number"), ("integer", "a whole number")):
+            error.message = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", error.message)
 
 
 def _describe_usage(error: click.ClickException) -> Finding:

@@ -79,5 +79,5 @@ def test_weights_of_an_unknown_family_have_no_number(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_flags_whose_memory_is_not_counted_give_no_number(flags: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetup, match="Memory unknown: what --"):
+    with pytest.raises(InvalidSetup, match="Memory unknown: the effect of --"):
         size(Setup(target=LLAMA, engine="vllm", engine_version="0.33.0", args=flags), gpu="H200")
