@@ -62,7 +62,7 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        (replace(SPEC, accepted=(0,)), "drafter-does-not-fit", "0 stood"),
+        (replace(SPEC, accepted=(0,)), "drafter-does-not-fit", "accepted 0 of"),
         (PLAIN, "drafts-missing", "counted no draft"),
         (replace(SPEC, model="other"), "runs-otherwise", "serves 'other'"),
         (
