@@ -92,7 +92,7 @@ def test_every_proxy_says_what_it_does_and_how_it_is_drained(kind: str) -> None:
     assert all(f"#   {line}" in text for line in find_policy(LORA).describe())
     assert PROXIES[kind].start in memo
     assert ("proxy-sees-no-body" in limits) == (kind in ("httproute", "epp"))
-    assert ("Drain it" in memo) == (kind != "epp")
+    assert ("Drain the speculative pool" in memo) == (kind != "epp")
     assert ("proxy-has-no-share" in limits) == (kind == "epp")
 
 

@@ -59,7 +59,7 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
     other = replace(order, setup=replace(order.setup, spec=replace(NGRAM, num_speculative_tokens=4)))
     (finding,) = read_back(target.render(other), order.setup, name=f"spec{target.suffix}", lost=target.lost)
     assert finding.code == "not-as-ordered"
-    assert "says spec" in finding.message
+    assert "has spec" in finding.message
 
 
 @pytest.mark.parametrize("to", TARGETS)
