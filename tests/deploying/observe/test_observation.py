@@ -52,8 +52,8 @@ def test_what_is_not_watched_without_a_run_is_said() -> None:
     assert not {f"observe/{name}" for name in ANALYSES} & set(files)
     told = files["MEMO.md"].partition("## Not watched\n")[2].partition("\n## ")[0]
     for text in (
-        "alert DraftwiseBelowBreakEven is not",
-        "alert DraftwiseAboveCrossover is not",
+        "There is no alert DraftwiseBelowBreakEven, because",
+        "There is no alert DraftwiseAboveCrossover, because",
         "There is no canary analysis",
     ):
         assert text in told
