@@ -177,11 +177,13 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
 def _explain(error: click.ClickException) -> None:
     """Add the meaning of a missing option, and put click's names of types into plain words."""
+    text = error.message
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
-        error.message = error.message or f"{error.param.help.split('. ')[0].rstrip('. ')}."
+        text = text or f"{error.param.help.split('. ')[0].rstrip('. ')}."
     elif isinstance(error, click.BadParameter):
         for kind, words in (("float", "a number"), ("integer", "a whole number")):
-            error.message = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", error.message)
+            text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
+    object.__setattr__(error, "message", text)  # click declares it final
 
 
 def _describe_usage(error: click.ClickException) -> Finding:
