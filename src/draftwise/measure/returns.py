@@ -63,7 +63,7 @@ class Returns:
                     await self.warm(arm)
                     text = f"its server failed and answered again after {clock() - began:.0f} s: {why}"
                     self.progress.notice(Finding.warning("server-came-back", text, where=arm))
-                    self.keep(Omission(what=f"{what} of {arm}, at first", reason=f"{text}; the turn was repeated"))
+                    self.keep(Omission(what=f"the first attempt at {what} of {arm}", reason=f"{text}; the turn was repeated"))
                     return
             await asyncio.sleep(_POLL_S)
         raise BackendError(f"{error}\nIt did not come back within {patience_s:.0f} s.") from error
