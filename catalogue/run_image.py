@@ -139,5 +139,5 @@ if __name__ == "__main__":
     rows = run_all(Path(sys.argv[1]))
     json.dump(rows, sys.stdout, indent=1)
     print()
-    # 1 is bad news, such as a service that gains nothing; 2 and more are a command that could not do its work.
-    sys.exit(any(row["exit_code"] not in (0, 1) for row in rows))
+    # 1 is bad news, such as a service that gains nothing, and 130 a stop; others could not do their work.
+    sys.exit(any(row["exit_code"] not in (0, 1, 130) for row in rows))
