@@ -1,25 +1,45 @@
-"""Finds for each rule a short command line that meets it: `python -m catalogue.examples` writes data/examples.json.
+"""Finds for each rule a short setup that meets it: `python -m catalogue.examples` writes data/examples.json.
 
-It tries vLLM's recipes, examples of known defects and configs of the methods' pages, as they are and changed in
-one setting, in the newest release in which the rule holds. The page of the rule and `explain` show the line.
+Examples that still hold stay. For other rules it runs the tests of `check`, and takes the shortest setup, command or
+file of theirs. With `--anew` it first tries vLLM's recipes, examples of known defects and configs of the methods'
+pages, changed in one setting. The page of the rule and `explain` show the example.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from docs.site.examples import run_example
+
+import draftwise.setups.read
+from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.defects import all_defects
+from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import Release, releases
+from draftwise.plan import check
 from draftwise.plan.check import judge
-from draftwise.setups.read import read_words
+from draftwise.setups.read import SourceText, read_words, setup_reading, sources
+from draftwise.setups.write import write_shell, write_words
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/draftwise/knowledge/data/examples.json"
+
+TESTS = ("tests/plan/check", "tests/setups", "tests/cli/test_check.py", "tests/knowledge", "tests/checkpoints")
+"""Their setups become examples."""
+LONGEST = 30
+"""Lines of a file that is shown."""
+MOST_CHARS = 4000
+"""Of the configs of a setup, before parts are left out."""
 
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "num_speculative_tokens": (0, 2, 4, 40, 5000, None),
@@ -152,6 +172,140 @@ def _parse(words: list[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, .
                 return
 
 
+class Recorder:
+    """A plugin of pytest: keeps the setups, commands and texts that tests judge, with the files of their models."""
+
+    def __init__(self) -> None:
+        self.setups: dict[str, Sketch] = {}
+        self.commands: set[tuple[str, tuple[str, ...]]] = set()
+        self.texts: dict[str, str] = {}
+        get, read, words = check.get_context, sources._read_text, setup_reading.read_words
+
+        def get_context(setup: Setup, release: Release, **kept: Any) -> Any:
+            self._keep(setup, str(release))
+            return get(setup, release, **kept)
+
+        def read_text(source: SourceText, asked: Any) -> Any:
+            if source.text.count("\n") <= LONGEST:
+                self.texts.setdefault(source.text, Path(source.name).name)
+            return read(source, asked)
+
+        def keep_words(given: Sequence[str], *, engine_version: str | None = None) -> Any:
+            self.commands.add((engine_version or "", tuple(given)))
+            return words(given, engine_version=engine_version)
+
+        check.get_context = get_context
+        sources._read_text = read_text
+        setup_reading.read_words = draftwise.setups.read.read_words = keep_words
+
+    def _keep(self, setup: Setup, release: str) -> None:
+        spec = dict(setup.spec.to_dict()) if setup.spec else {}
+        files: dict[str, Any] = {}
+        places = {"target": setup.target, "drafter": spec.get("model")}
+        for name, place in places.items():
+            if isinstance(place, str) and place and Path(place).is_dir():
+                for path in Path(place).glob("*.json"):
+                    with contextlib.suppress(ValueError, OSError):
+                        files[f"{name}/{path.name}"] = json.loads(path.read_text(encoding="utf-8"))
+                if name == "drafter":
+                    spec["model"] = "./drafter"
+        target = "./target" if any(name.startswith("target/") for name in files) else setup.target
+        sketch = Sketch(release, target, spec, dict(setup.args), dict(setup.env), files)
+        if sum(map(len, map(str, files.values()))) < MOST_CHARS:
+            self.setups.setdefault(repr(sketch), sketch)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A setup of a test, of which parts can be left out."""
+
+    vllm: str
+    target: str
+    spec: Mapping[str, Any]
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+    files: Mapping[str, Any]
+
+    def draw(self) -> RuleExample:
+        spec = SpecConfig.keep(self.spec) if self.spec else None
+        setup = Setup(self.target, "vllm", self.vllm, spec=spec, args=self.args, env=self.env)
+        files = {name: json.dumps(value) for name, value in self.files.items()}
+        if not self.env:
+            return RuleExample(vllm=self.vllm, command=shlex.join(write_words(setup)), files=files)
+        return RuleExample(vllm=self.vllm, command="serve.sh", files={**files, "serve.sh": f"{write_shell(setup)}\n"})
+
+    def shrink(self) -> Iterator[Sketch]:
+        """Yield it with each part left out."""
+        for part in ("files", "args", "env", "spec"):
+            held = getattr(self, part)
+            for key in held:
+                yield replace(self, **{part: {name: each for name, each in held.items() if name != key}})
+        for name, value in self.files.items():
+            if isinstance(value, dict):
+                for key in value:
+                    left = {each: kept for each, kept in value.items() if each != key}
+                    yield replace(self, files={**self.files, name: left})
+
+
+def find_codes(example: RuleExample) -> set[str]:
+    """Return the codes that an example meets; none where it names a place of this machine."""
+    if any(place in repr(example) for place in (tempfile.gettempdir(), str(ROOT))):
+        return set()
+    try:
+        return {finding.code for finding in run_example(example)}
+    except InvalidSetup as error:
+        return {finding.code for finding in error.findings}
+    except (OSError, ValueError, TypeError, SystemExit):
+        return set()
+
+
+def record() -> Recorder:
+    """Run the tests of `check`, and return what they judged."""
+    recorder = Recorder()
+    pytest.main(["-q", "-p", "no:cacheprovider", *(str(ROOT / each) for each in TESTS)], plugins=[recorder])
+    return recorder
+
+
+def find_recorded(recorder: Recorder, wanted: set[str]) -> dict[str, RuleExample]:
+    """Return the shortest setup or text of a test for each wanted rule, without the parts that it does not need."""
+    found: dict[str, RuleExample] = {}
+    for sketch in sorted(recorder.setups.values(), key=lambda each: len(repr(each))):
+        for code in sorted((wanted - set(found)) & find_codes(sketch.draw())):
+            found[code] = _reduce(sketch, code).draw()
+    drawn = [RuleExample(vllm=vllm, command=shlex.join(words)) for vllm, words in recorder.commands if words]
+    drawn += [
+        RuleExample(vllm="", command=name, files={name: text})
+        for text, given in recorder.texts.items()
+        if text.strip() and (name := given.replace(" ", "-") or _name(text))
+    ]
+    for example in sorted(drawn, key=lambda each: (len(repr(each)), repr(each))):
+        for code in (wanted - set(found)) & find_codes(example):
+            found[code] = example
+    return found
+
+
+def _reduce(sketch: Sketch, code: str) -> Sketch:
+    while True:
+        smaller = next((each for each in sketch.shrink() if code in find_codes(each.draw())), None)
+        if smaller is None:
+            return sketch
+        sketch = smaller
+
+
+def _name(text: str) -> str:
+    """Return a file name by which a text is read as what it is."""
+    kinds = {
+        "Dockerfile": sources.is_dockerfile,
+        "vllm.container": sources.is_quadlet,
+        "vllm.service": sources.is_unit,
+        "serve.py": sources.may_be_python,
+        "vllm.yaml": sources.is_yaml,
+    }
+    if text.lstrip().startswith(("{", "[")):
+        return "setup.json"
+    return next((name for name, fits in kinds.items() if fits(text)), "serve.sh")
+
+
 def find_examples() -> dict[str, dict[str, str]]:
     """Return the shortest command line that was found for each rule, and the newest release in which it meets it."""
     known = [release for release in releases() if release.added is None]
@@ -177,8 +331,17 @@ def _last(rule: VllmRule, known: list[Release]) -> Release:
     return next(release for release in reversed(known) if rule.holds(release.version))
 
 
+def main() -> None:
+    kept = {code: row for code in all_rules() if (row := find_example(code)) and code in find_codes(row)}
+    print(f"{len(kept)} examples still hold", flush=True)
+    if "--anew" in sys.argv:
+        kept |= {code: RuleExample(**row) for code, row in find_examples().items()}
+    kept |= find_recorded(record(), set(all_rules()) - set(kept))
+    rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
+    lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
+    DATA.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    print(f"{len(kept)} of {len(all_rules())} rules have an example")
+
+
 if __name__ == "__main__":
-    examples = find_examples()
-    rows = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in examples.items())
-    DATA.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
-    print(f"{len(examples)} of {len(all_rules())} rules have an example")
+    main()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
+from docs.site.examples import show_example
 from docs.site.markdown import code_list, fence, links, plain, table
 
 from draftwise.core import Stage
@@ -16,9 +16,7 @@ from draftwise.knowledge.examples import find_example
 from draftwise.knowledge.findings import FindingFact, all_findings, get_finding, read_finding_rooms
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.check import judge
 from draftwise.plan.explanations import show_template
-from draftwise.setups.read import read_words
 
 FIRST_ROOM = "Measurement validity"
 STAGES = {
@@ -137,14 +135,8 @@ def _rule(rule: VllmRule) -> str:
 
 
 def _example(code: str) -> str:
-    """Return a command that shows the finding, and what it says."""
     example = find_example(code)
-    if example is None:
-        return ""
-    report = judge(read_words(shlex.split(example.command), engine_version=example.vllm))
-    said = next(str(finding) for finding in report.findings if finding.code == code)
-    command = f"draftwise check --vllm {example.vllm} {example.command}"
-    return f"{fence(command, 'sh')}\n\n{fence(said, 'text')}"
+    return show_example(code, example) if example else ""
 
 
 def _spans(spans: Iterable[tuple[str, str | None]]) -> str:

@@ -11,6 +11,9 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
+from draftwise.knowledge.advice import read_traffic_kinds
+from draftwise.knowledge.gpus import read_gpus
+from draftwise.knowledge.vllm import releases
 from draftwise.verbs import load_verb
 
 ANSWERED = ("check", "upgrade", "size", "pick", "explain")
@@ -51,11 +54,8 @@ def _run(verb: str, asked: Mapping[str, Any]) -> Any:
 
 def list_choices() -> dict[str, Any]:
     """Return what forms offer: releases (the newest first), GPUs, kinds of traffic."""
-    from draftwise.verbs import facts, pick
-
-    known: Any = facts.facts().answer
     return {
-        "releases": [each.version for each in reversed(known.releases)],
-        "gpus": pick.list_gpus(),
-        "traffic": pick.list_traffic_kinds(),
+        "releases": [str(release) for release in reversed(releases())],
+        "gpus": [gpu.name for gpu in read_gpus()],
+        "traffic": list(read_traffic_kinds()),
     }
