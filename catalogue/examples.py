@@ -7,7 +7,6 @@ pages, changed in one setting. The page of the rule and `explain` show the examp
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -26,15 +25,14 @@ from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import Release, releases
-from draftwise.plan import check
-from draftwise.plan.check import judge
+from draftwise.plan.check import Context, judge
 from draftwise.setups.read import SourceText, read_words, setup_reading, sources
 from draftwise.setups.write import write_shell, write_words
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/draftwise/knowledge/data/examples.json"
 
-TESTS = ("tests/plan/check", "tests/setups", "tests/cli/test_check.py", "tests/knowledge", "tests/checkpoints")
+TESTS = ("tests/plan/check", "tests/setups", "tests/cli/test_check.py", "tests/cli/test_sources.py")
 """Their setups become examples."""
 LONGEST = 30
 """Lines of a file that is shown."""
@@ -173,17 +171,17 @@ def _parse(words: list[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, .
 
 
 class Recorder:
-    """A plugin of pytest: keeps the setups, commands and texts that tests judge, with the files of their models."""
+    """Keeps the setups, commands and texts that tests judge, with the config.json of models that are not known."""
 
     def __init__(self) -> None:
-        self.setups: dict[str, Sketch] = {}
+        self.setups: dict[str, dict[str, Sketch]] = {}
         self.commands: set[tuple[str, tuple[str, ...]]] = set()
         self.texts: dict[str, str] = {}
-        get, read, words = check.get_context, sources._read_text, setup_reading.read_words
+        complete, read, words = Context.__post_init__, sources._read_text, setup_reading.read_words
 
-        def get_context(setup: Setup, release: Release, **kept: Any) -> Any:
-            self._keep(setup, str(release))
-            return get(setup, release, **kept)
+        def keep_context(context: Context) -> None:
+            complete(context)
+            self._keep(context)
 
         def read_text(source: SourceText, asked: Any) -> Any:
             if source.text.count("\n") <= LONGEST:
@@ -194,25 +192,33 @@ class Recorder:
             self.commands.add((engine_version or "", tuple(given)))
             return words(given, engine_version=engine_version)
 
-        check.get_context = get_context
-        sources._read_text = read_text
-        setup_reading.read_words = draftwise.setups.read.read_words = keep_words
+        for place, name, kept in (
+            (Context, "__post_init__", keep_context),
+            (sources, "_read_text", read_text),
+            (setup_reading, "read_words", keep_words),
+            (draftwise.setups.read, "read_words", keep_words),
+        ):
+            setattr(place, name, kept)
 
-    def _keep(self, setup: Setup, release: str) -> None:
-        spec = dict(setup.spec.to_dict()) if setup.spec else {}
-        files: dict[str, Any] = {}
-        places = {"target": setup.target, "drafter": spec.get("model")}
-        for name, place in places.items():
-            if isinstance(place, str) and place and Path(place).is_dir():
-                for path in Path(place).glob("*.json"):
-                    with contextlib.suppress(ValueError, OSError):
-                        files[f"{name}/{path.name}"] = json.loads(path.read_text(encoding="utf-8"))
-                if name == "drafter":
-                    spec["model"] = "./drafter"
-        target = "./target" if any(name.startswith("target/") for name in files) else setup.target
-        sketch = Sketch(release, target, spec, dict(setup.args), dict(setup.env), files)
-        if sum(map(len, map(str, files.values()))) < MOST_CHARS:
-            self.setups.setdefault(repr(sketch), sketch)
+    def _keep(self, context: Context) -> None:
+        setup, spec, files = context.setup, dict(context.spec or {}), {}
+        target = setup.target
+        if context.target and context.target.origin != "table":
+            target, files["target/config.json"] = "./target", dict(context.target.config)
+        if context.draft_config and not (context.drafter and context.drafter.origin == "table"):
+            spec["model"], files["drafter/config.json"] = "./drafter", dict(context.draft_config)
+        sketch = Sketch(str(context.release), target, spec, dict(setup.args), dict(setup.env), files)
+        if len(text := repr(replace(sketch, vllm=""))) < MOST_CHARS:
+            self.setups.setdefault(text, {})[sketch.vllm] = sketch
+
+    def choose(self) -> list[Sketch]:
+        """Return the setups, the shortest first, each with its last, first and middle release."""
+        order = {str(release): at for at, release in enumerate(releases())}
+        chosen: dict[str, Sketch] = {}
+        for text, each in self.setups.items():
+            known = sorted(each, key=lambda name: order.get(name, 0))
+            chosen |= {f"{text}{name}": each[name] for name in (known[-1], known[0], known[len(known) // 2])}
+        return [chosen[text] for text in sorted(chosen, key=lambda text: (len(text), text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +268,14 @@ def find_codes(example: RuleExample) -> set[str]:
 def record() -> Recorder:
     """Run the tests of `check`, and return what they judged."""
     recorder = Recorder()
-    pytest.main(["-q", "-p", "no:cacheprovider", *(str(ROOT / each) for each in TESTS)], plugins=[recorder])
+    pytest.main(["-q", "-p", "no:cacheprovider", *(str(ROOT / each) for each in TESTS)])
     return recorder
 
 
 def find_recorded(recorder: Recorder, wanted: set[str]) -> dict[str, RuleExample]:
     """Return the shortest setup or text of a test for each wanted rule, without the parts that it does not need."""
     found: dict[str, RuleExample] = {}
-    for sketch in sorted(recorder.setups.values(), key=lambda each: len(repr(each))):
+    for sketch in recorder.choose():
         for code in sorted((wanted - set(found)) & find_codes(sketch.draw())):
             found[code] = _reduce(sketch, code).draw()
     drawn = [RuleExample(vllm=vllm, command=shlex.join(words)) for vllm, words in recorder.commands if words]

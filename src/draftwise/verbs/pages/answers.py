@@ -11,10 +11,8 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
-from draftwise.knowledge.advice import read_traffic_kinds
-from draftwise.knowledge.gpus import read_gpus
-from draftwise.knowledge.vllm import releases
 from draftwise.verbs import load_verb
+from draftwise.verbs.choices import list_gpus, list_releases, list_traffic_kinds
 
 ANSWERED = ("check", "upgrade", "size", "pick", "explain")
 """Verbs that forms ask for: they start nothing and write nothing."""
@@ -54,8 +52,4 @@ def _run(verb: str, asked: Mapping[str, Any]) -> Any:
 
 def list_choices() -> dict[str, Any]:
     """Return what forms offer: releases (the newest first), GPUs, kinds of traffic."""
-    return {
-        "releases": [str(release) for release in reversed(releases())],
-        "gpus": [gpu.name for gpu in read_gpus()],
-        "traffic": list(read_traffic_kinds()),
-    }
+    return {"releases": list_releases(), "gpus": list_gpus(), "traffic": list_traffic_kinds()}
