@@ -55,7 +55,7 @@ class PickRequest:
     nearest: bool = False
     """Whether an unknown release is judged by the nearest known one; the findings say so."""
     workload: str | None = None
-    """Kind of requests: a name of `choices.list_traffic_kinds()`."""
+    """Kind of requests: a name of `offered_names.list_traffic_kinds()`."""
     overlap: Literal["none", "some", "high"] | None = None
     """How much of the output repeats the prompt; default: the workload's."""
     temperature: Annotated[float, Range(0)] = 0.0

@@ -12,7 +12,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.verbs import load_verb
-from draftwise.verbs.choices import list_gpus, list_releases, list_traffic_kinds
+from draftwise.verbs.offered_names import list_gpus, list_releases, list_traffic_kinds
 
 ANSWERED = ("check", "upgrade", "size", "pick", "explain")
 """Verbs that forms ask for: they start nothing and write nothing."""
