@@ -234,7 +234,9 @@ class Sketch:
 
     def draw(self) -> RuleExample:
         spec = SpecConfig.keep(self.spec) if self.spec else None
-        setup = Setup(self.target, "vllm", self.vllm, spec=spec, args=self.args, env=self.env)
+        setup = Setup(
+            target=self.target, engine="vllm", engine_version=self.vllm, spec=spec, args=self.args, env=self.env
+        )
         files = {name: json.dumps(value) for name, value in self.files.items()}
         if not self.env:
             return RuleExample(vllm=self.vllm, command=shlex.join(write_words(setup)), files=files)
@@ -242,15 +244,17 @@ class Sketch:
 
     def shrink(self) -> Iterator[Sketch]:
         """Yield it with each part left out."""
-        for part in ("files", "args", "env", "spec"):
-            held = getattr(self, part)
-            for key in held:
-                yield replace(self, **{part: {name: each for name, each in held.items() if name != key}})
+        yield from (replace(self, files=left) for left in _leave_out(self.files))
+        yield from (replace(self, args=left) for left in _leave_out(self.args))
+        yield from (replace(self, env=left) for left in _leave_out(self.env))
+        yield from (replace(self, spec=left) for left in _leave_out(self.spec))
         for name, value in self.files.items():
-            if isinstance(value, dict):
-                for key in value:
-                    left = {each: kept for each, kept in value.items() if each != key}
-                    yield replace(self, files={**self.files, name: left})
+            yield from (replace(self, files={**self.files, name: left}) for left in _leave_out(value))
+
+
+def _leave_out(held: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for key in held:
+        yield {name: each for name, each in held.items() if name != key}
 
 
 def find_codes(example: RuleExample) -> set[str]:
@@ -341,7 +345,7 @@ def main() -> None:
     kept = {code: row for code in all_rules() if (row := find_example(code)) and code in find_codes(row)}
     print(f"{len(kept)} examples still hold", flush=True)
     if "--anew" in sys.argv:
-        kept |= {code: RuleExample(**row) for code, row in find_examples().items()}
+        kept |= {code: RuleExample(vllm=row["vllm"], command=row["command"]) for code, row in find_examples().items()}
     kept |= find_recorded(record(), set(all_rules()) - set(kept))
     rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
     lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
