@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 from docs.site.__main__ import build
-from docs.site.assemble import assemble, read_pages, render, slug
+from docs.site.assemble import assemble, read_pages, render
 from docs.site.figures import draw
+from docs.site.markdown import slug
 from docs.site.methods import list_pages
 
 import draftwise
