@@ -11,7 +11,7 @@ from draftwise.knowledge.methods import all_methods
 FOLDERS = {"finding": "findings", "release": "releases", "method": "methods"}
 
 
-_NAME = re.compile(r"(?<![\w`])(?:--[a-z][\w-]*|[\w./=]*\w_\w(?:[\w./=()-]*[\w)])?)")
+_NAME = re.compile(r"(?<![\w`])(?:--[a-z][\w-]*|\$?[\w./=]*\w_\w(?:[\w./=()-]*[\w)])?)")
 """A flag, or a word or path with an underscore: what is typed."""
 _REPORT = re.compile(r"\b([\w-]+/[\w.-]+)#(\d+)\b")
 _FILE = re.compile(r"^vLLM (\d[\w.]*), (vllm/[\w/.-]+\.py)(?=:|$)")
