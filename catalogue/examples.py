@@ -36,6 +36,10 @@ TESTS = ("tests/plan/check", "tests/setups", "tests/cli/test_check.py", "tests/c
 """Their setups become examples."""
 LONGEST = 30
 """Lines of a file that is shown."""
+KNOWN = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "deepseek-ai/DeepSeek-V3")
+"""Targets that a reader knows."""
+KEPT = {"method", "model", "num_speculative_tokens"}
+"""Keys of a speculative config that an example keeps."""
 MOST_CHARS = 4000
 """Of the configs of a setup, before parts are left out."""
 
@@ -247,9 +251,14 @@ class Sketch:
         yield from (replace(self, files=left) for left in _leave_out(self.files))
         yield from (replace(self, args=left) for left in _leave_out(self.args))
         yield from (replace(self, env=left) for left in _leave_out(self.env))
-        yield from (replace(self, spec=left) for left in _leave_out(self.spec))
+        yield from (replace(self, spec=left) for left in _leave_out(self.spec) if KEPT & set(self.spec) <= set(left))
         for name, value in self.files.items():
             yield from (replace(self, files={**self.files, name: left}) for left in _leave_out(value))
+
+    def name_models(self) -> Iterator[Sketch]:
+        """Yield it with a known target in place of its own."""
+        files = {name: text for name, text in self.files.items() if not name.startswith("target/")}
+        yield from (replace(self, target=name, files=files) for name in KNOWN)
 
 
 def _leave_out(held: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -298,8 +307,10 @@ def _reduce(sketch: Sketch, code: str) -> Sketch:
     while True:
         smaller = next((each for each in sketch.shrink() if code in find_codes(each.draw())), None)
         if smaller is None:
-            return sketch
+            break
         sketch = smaller
+    named = (each for each in sketch.name_models() if code in find_codes(each.draw()))
+    return sketch if sketch.target in KNOWN else next(named, sketch)
 
 
 def _name(text: str) -> str:
