@@ -152,3 +152,36 @@ def test_the_plugin_method_is_judged_by_nobody_where_the_plugin_is(
     report = check(setup, installed=frozenset(installed))
     assert report.outcome is outcome
     assert ("plugin-reads-config" in codes(report)) == (outcome is CheckOutcome.NOT_JUDGED)
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome", "code"),
+    [
+        ("Qwen/Qwen3-8B", CheckOutcome.REJECTED, "config-format-without-file"),
+        ("meta-llama/Llama-3.1-8B-Instruct", CheckOutcome.REJECTED, "config-format-without-file"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", CheckOutcome.NOT_JUDGED, "config-format-file-unknown"),
+    ],
+)
+def test_the_format_of_mistral_needs_a_file_that_only_some_models_have(
+    target: str, outcome: CheckOutcome, code: str
+) -> None:
+    report = judge(target, config_format="mistral")
+    assert (report.outcome, code in {each.code for each in report.findings}) == (outcome, True)
+    assert judge(target, config_format="auto").outcome is CheckOutcome.ACCEPTED
+
+
+@pytest.mark.parametrize(("version", "is_read_so"), [("0.33.0", True), ("0.13.0", True), ("0.12.0", False)])
+def test_a_drafter_is_read_in_the_format_of_the_target(version: str, is_read_so: bool) -> None:
+    spec = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 3}
+    report = judge("mistralai/Mistral-7B-Instruct-v0.3", spec, version, config_format="mistral")
+    assert ("drafter-format-without-file" in {each.code for each in report.findings}) is is_read_so
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.26.0", "0.32.0"])
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_a_language_model_is_no_head(method: str, version: str) -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    report = judge(name, {"method": method, "model": name, "num_speculative_tokens": 3}, version)
+    assert "head-is-whole-model" in codes(report, Effect.FAILS_LATER) or report.outcome is CheckOutcome.REJECTED
+    as_draft = judge(name, {"method": "draft_model", "model": name, "num_speculative_tokens": 3}, version)
+    assert "head-is-whole-model" not in {each.code for each in as_draft.findings}
