@@ -60,6 +60,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         choices.quantization_methods,
         choices.kv_cache_dtypes,
         choices.kv_connectors,
+        choices.ir_providers,
         choices.moe_backends,
         choices.reasoning_parsers,
         server_surface.metrics,

@@ -17,21 +17,24 @@ _ENGINE = ("EngineArgs", "SpeculativeConfig")
 
 
 def validators(tree: Tree) -> Facts:
-    """Every validator of a config, as `Class.function` -> its `kind` and its `refusals`: text with `{}` for values.
+    """Every validator of a config, as `Class.function`, and each refusal in it, as `Class.function: text` -> its kind.
 
-    These are pydantic's validators (`field`, `model`), `__post_init__` (`start`), and functions that are called verify,
-    validate or check, those of the engine's arguments included (`named`).
+    Kinds are pydantic's validators (`field`, `model`), `__post_init__` (`start`), and functions that are called verify,
+    validate or check, those of the engine's arguments included (`named`). Texts have `{}` in the place of values.
     """
-    found: Facts = {}
-    for name, (module, node) in sorted(_find_classes(tree)):
-        for function in (each for each in node.body if isinstance(each, ast.FunctionDef)):
-            if kind := _find_kind(function):
-                symbol, function = f"{name}.{function.name}", module.get_function(function.name, of=name)
-                found[symbol] = ({"kind": kind, "refusals": [*_list_refusals(function)]}, module.source(symbol))
+    functions = [
+        (f"{name}.{each.name}", kind, module, module.get_function(each.name, of=name))
+        for name, (module, node) in sorted(_find_classes(tree))
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and (kind := _find_kind(each))
+    ]
     front = tree.get(*FRONTEND)
     if function := front.find_function("validate_parsed_serve_args"):
-        row = {"kind": "named", "refusals": [*_list_refusals(function)]}
-        found[function.name] = (row, front.source(function.name))
+        functions.append((function.name, "named", front, function))
+    found: Facts = {}
+    for symbol, kind, module, function in functions:
+        for key in (symbol, *(f"{symbol}: {text}" for text in _list_refusals(function))):
+            found[key] = (kind, module.source(symbol))
     return found
 
 
