@@ -11,7 +11,7 @@ from draftwise.verbs.facts import FactsRequest, KnownValidators, facts
 
 KNOWN = [
     ("0.33.0", "EPLBConfig._validate_eplb_config: ", Answered.READ),
-    ("0.33.0", "VllmConfig._check_supports_watermarking: Watermarking supports only", Answered.BY_RULE),
+    ("0.33.0", "SpeculativeConfig._verify_args: Expected num_speculative_tokens", Answered.BY_RULE),
     ("0.19.1", "ModelConfig.verify_with_parallel_config: Decode context parallelism", Answered.BY_RULE),
     ("0.33.0", "VllmConfig._verify_trace_replay_config: trace replay requires", Answered.NOT),
 ]

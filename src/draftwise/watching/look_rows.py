@@ -130,7 +130,9 @@ class PoolRow(WindowRow):
 
 
 _NAMES = tuple(
-    each.name for each in fields(WindowRow) if each.name not in ("running", "waiting", "kv_usage", "reported_acceptance_length", "counted")
+    each.name
+    for each in fields(WindowRow)
+    if each.name not in ("running", "waiting", "kv_usage", "reported_acceptance_length", "counted")
 )
 
 

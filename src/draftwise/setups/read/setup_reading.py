@@ -216,8 +216,8 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
 
 
 def is_shown(variable: str) -> bool:
-    """Say whether a variable is vLLM's, and no secret."""
-    return variable.startswith("VLLM_") and variable not in _HIDDEN
+    """Say whether a variable is vLLM's or a plugin's, and no secret."""
+    return variable.startswith(("VLLM_", "ARCTIC_")) and variable not in _HIDDEN
 
 
 def _holds_always(finding: Finding) -> bool:
