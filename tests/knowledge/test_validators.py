@@ -7,12 +7,12 @@ import pytest
 from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.validators import Answered, list_refusals
 from draftwise.knowledge.vllm import all_keys, get_release, releases
-from draftwise.verbs.facts import FactsRequest, KnownValidators, facts
+from draftwise.verbs.facts import KnownValidators, facts
 
 KNOWN = [
     ("0.33.0", "EPLBConfig._validate_eplb_config: ", Answered.READ),
-    ("0.33.0", "SpeculativeConfig._verify_args: Expected num_speculative_tokens", Answered.BY_RULE),
-    ("0.19.1", "ModelConfig.verify_with_parallel_config: Decode context parallelism", Answered.BY_RULE),
+    ("0.33.0", "SpeculativeConfig._verify_args: FLy requires num_speculative", Answered.BY_RULE),
+    ("0.33.0", "ModelConfig.verify_with_parallel_config: Decode context parallelism", Answered.BY_RULE),
     ("0.33.0", "VllmConfig._verify_trace_replay_config: trace replay requires", Answered.NOT),
 ]
 
@@ -35,7 +35,7 @@ def test_what_a_rule_answers_is_a_refusal_of_some_release() -> None:
 
 
 def test_every_refusal_of_every_release_is_counted_once() -> None:
-    answer = facts(FactsRequest(validators=True)).answer
+    answer = facts(validators=True).answer
     assert isinstance(answer, KnownValidators)
     assert [row.version for row in answer.validators] == [str(each) for each in releases("validators")]
     for row in answer.validators:

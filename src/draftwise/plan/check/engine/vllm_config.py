@@ -421,6 +421,10 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)
     yield from _find_watermark(context, resolved)
+    if "return_sampling_mask" in context.on:
+        yield from context.rules.ruling("sampling-mask-rejects-speculation")
+    if (size := context.sizes.get("cp_kv_cache_interleave_size") or 1) > 1:
+        yield from context.rules.ruling("interleaved-contexts-reject-speculation", size=size)
 
 
 def _find_watermark(context: Context, resolved: Resolved) -> Iterator[Ruling]:
