@@ -321,6 +321,15 @@ def test_probabilistic_drafts_are_accepted_when_the_drafter_is_the_target(tiny_t
     assert llm.engine.stats().spec.acceptance_rate == 1.0
 
 
+def test_prompts_in_small_pieces_between_steps_have_the_same_answers(tiny_target: Path) -> None:
+    llm = make_llm(tiny_target, NGRAM)
+    params = [SamplingParams(temperature=0, max_tokens=8 * i + 2, prompt_logprobs=i % 3 or None) for i in range(5)]
+    expected = tokens_of(llm.generate(PROMPTS, params))
+    llm = make_llm(tiny_target, NGRAM)
+    llm.engine.scheduler.most_rows_between = 5
+    assert tokens_of(llm.generate(PROMPTS[::-1], params[::-1]))[::-1] == expected
+
+
 def test_n_completions_differ_and_share_the_prompt(tiny_target: Path) -> None:
     llm = make_llm(tiny_target)
     (output,) = llm.generate(PROMPTS[3], SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=12))

@@ -81,7 +81,7 @@ def test_pairs_of_tokens_follow_the_targets_distribution(
     assert compare(seen, dict.fromkeys(distribution, 1 / len(distribution))) < 1e-4
 
 
-@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+@pytest.mark.parametrize("mistake", [None, "by block", *MISTAKES])
 def test_a_drafter_that_is_surer_than_the_target_shows_every_mistake(
     mistake: str | None,
     distribution: dict[tuple[int, int], float],
@@ -97,17 +97,18 @@ def test_a_drafter_that_is_surer_than_the_target_shows_every_mistake(
     if mistake == "accepts too little":
         uniform = verify._Counters.uniform
         monkeypatch.setattr(verify._Counters, "uniform", lambda *args: uniform(*args) / 0.8)
-    elif mistake is not None:
+    elif mistake in MISTAKES:
         monkeypatch.setattr(
             verify, "_reject", lambda p, q, *rest: (rejects(p, q, *rest)[0], rejects(p, 0 * q, *rest)[1])
         )
     spec = {"method": "draft_model", "model": str(surer.parent), "num_speculative_tokens": 3}
     spec |= {"draft_sample_method": "probabilistic"}
+    spec |= {"rejection_sample_method": "block"} if mistake == "by block" else {}  # which is none
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **SETTINGS, **SITUATIONS["plenty"])
     seen = sample_pairs(llm)
     counted = llm.engine.stats().spec
     assert 0.3 < counted.num_accepted_tokens / counted.num_draft_tokens < 0.9
-    assert (compare(seen, distribution) > 1e-4) == (mistake is None)
+    assert (compare(seen, distribution) > 1e-4) == (mistake not in MISTAKES)
 
 
 def sample_pairs(llm: LLM) -> Counter[tuple[int, ...]]:

@@ -119,7 +119,7 @@ def test_dashes_are_underscores() -> None:
         ({**NGRAM, "prompt_lookup_max": True}, [("prompt_lookup_max", "wrong-value")]),
         ({**NGRAM, "disable_by_batch_size": 1}, [("disable_by_batch_size", "wrong-value")]),
         ({**NGRAM, "draft_sample_method": "gumbel"}, [("draft_sample_method", "wrong-value")]),
-        ({**NGRAM, "rejection_sample_method": "block"}, [("rejection_sample_method", "wrong-value")]),
+        ({**NGRAM, "rejection_sample_method": "fly"}, [("rejection_sample_method", "wrong-value")]),
         ({**NGRAM, "posterior_threshold": 1}, [("posterior_threshold", "wrong-value")]),
         (
             {"method": "suffix", "suffix_decoding_min_token_prob": 1.5},
@@ -274,6 +274,19 @@ def test_typical() -> None:
     )
     assert notes(resolve(**NGRAM, posterior_alpha=0.5)) == [("posterior_alpha", "no-effect")]
     assert resolve(**NGRAM, posterior_alpha=0.5).acceptance == Standard()
+
+
+def test_block_verification() -> None:
+    block = {"rejection_sample_method": "block"}
+    sampled = {"method": "eagle", "model": "head", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
+    assert resolve(**sampled, **block).acceptance == Standard(by_block=True)
+    assert notes(resolve(**sampled, **block)) == []
+    assert resolve(**sampled).acceptance == Standard(by_block=False)
+    for idle in (NGRAM, NGRAM | {"draft_sample_method": "probabilistic"}, sampled | {"draft_sample_method": "greedy"}):
+        assert ("rejection_sample_method", "no-effect") in notes(resolve(**idle, **block))
+    assert faults(**NGRAM, **block, acceptance_method="typical_acceptance_sampler") == [
+        ("acceptance_method", "conflicting-keys")
+    ]
 
 
 def test_every_default_is_a_value_that_its_key_takes() -> None:

@@ -34,7 +34,7 @@ def test_what_the_newest_release_says_of_a_key_holds() -> None:
 
 def test_what_lies_behind_a_field_narrows_it() -> None:
     assert read_spec_keys()["suffix_decoding_min_token_prob"].bounds == {"ge": 0, "le": 1}
-    assert read_spec_keys()["rejection_sample_method"].choices == ("standard", "synthetic")
+    assert read_spec_keys()["rejection_sample_method"].choices == ("standard", "synthetic", "block")
 
 
 @pytest.mark.parametrize("trap", ["eagle-", "eagle3", "dflash", "dspark"])

@@ -6,6 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,7 @@ def client(runs):
     with TestClient(app, base_url="http://127.0.0.1:8765", headers={"x-csrf-token": TOKEN}) as client:
         client.jobs = jobs
         yield client
-    jobs.stop_all()
+    jobs.stop_all(0)
 
 
 class Counting(BaseHTTPRequestHandler):
@@ -216,7 +217,7 @@ def follow(client, started, stop_after=None):
             if line.startswith("data: "):
                 events.append(json.loads(line[6:]))
                 if stop_after is not None and sum(each["kind"] == "update" for each in events) >= stop_after:
-                    client.jobs.find(job).stop_requested = True
+                    client.jobs.get(job).stop()
     return events
 
 
@@ -245,12 +246,23 @@ def test_a_fault_is_told(client):
     def fail(_):
         raise ZeroDivisionError("of the test")
 
-    job = client.jobs.start(fail)
-    while not job.is_done:
-        job.wait(1, 10)
-    kinds = [json.loads(text) for _, text in job.wait(0, 0)]
-    assert [each["kind"] for each in kinds] == ["error", "done"]
-    assert "of the test" in kinds[0]["value"][0]["message"]
+    assert client.jobs.start("watch", fail).wait(10)
+    error, done = follow(client, SimpleNamespace(json=lambda: {"job": "watch-1"}))
+    assert (error["kind"], done) == ("error", {"kind": "done", "value": False})
+    assert "of the test" in error["value"][0]["message"]
+    assert error["value"][0]["code"] == "internal-error"
+
+
+def test_too_many_jobs_are_refused_and_unknown_ones_are_not_found(client):
+    over = threading.Event()
+    for _ in range(20):
+        client.jobs.start("watch", lambda _: over.wait(30))
+    refused = client.post("/api/start/watch", json={"urls": ["http://127.0.0.1:1"]}).json()
+    assert refused["error"][0]["code"] == "job-running"
+    over.set()
+    assert client.jobs.get("watch-20").wait(10)
+    for found in (client.post("/api/jobs/watch-21/stop", json={}), client.get("/api/jobs/watch-21/events")):
+        assert (found.status_code, found.json()["error"][0]["code"]) == (404, "no-such-job")
 
 
 def test_listens_on_loopback_and_ends_when_asked(tmp_path):

@@ -59,17 +59,23 @@ def test_what_was_before_a_roll_out_is_left_out() -> None:
 
     with serving_answers(answer) as url:
         asyncio.run(run(url))
-    assert [query.rpartition("[")[2] for query in asked] == ["300s]", "300s]", "40s]", "1s]"]
+    spans = [query.rpartition("[")[2] for query in asked if query.endswith("s]")]
+    assert spans == ["300s]", "300s]", "40s]", "1s]"]
 
 
-def watch(series: list[dict], starts: list[dict] = (), *, model: str | None = "m") -> tuple[Snapshot, list[str]]:
+def watch(
+    series: list[dict], starts: list[dict] = (), *, turns: list[dict] = (), model: str | None = "m"
+) -> tuple[Snapshot, list[str]]:
     """Return what is seen, and what was asked."""
     asked: list[str] = []
 
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
-        result = list(starts) if query.startswith("process_start") else series
+        if query.startswith("resets("):
+            result = [each for each in turns if "resets(process_start" in query]
+        else:
+            result = list(starts) if query.startswith("process_start") else series
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
     with serving_answers(answer) as url:
@@ -124,6 +130,27 @@ def test_the_model_is_asked_for_and_needed_where_there_are_several() -> None:
     snapshot, asked = watch([*series, *other], model=None)
     assert "model_name" not in asked[0]
     assert "Choose one with --model: m, other" in snapshot.findings[0].message
+
+
+def test_a_start_that_went_back_is_several_servers_at_one_address() -> None:
+    series = [*record(SPEC, "spec", "a:8000"), *record(SPEC, "spec", "b:8000")]
+    snapshot, _ = watch(series, turns=[{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, "1"]}])
+    assert [(each.code, each.where) for each in snapshot.findings] == [("several-behind-url", "a:8000")]
+    assert [window.instance for window in snapshot.recent] == ["b:8000"]
+
+
+def test_a_target_that_two_jobs_scrape_is_read_once() -> None:
+    own = [
+        {**each, "metric": {**each["metric"], "service": "chat"}}
+        for server, pool, name in ((SPEC, "spec", "a"), (PLAIN, "plain", "p"))
+        for each in record(server, pool, name)
+    ]
+    left_out = ("pool", "service")
+    bare = [{**row, "metric": {k: v for k, v in row["metric"].items() if k not in left_out}} for row in own]
+    again = [{**row, "metric": {**row["metric"], "job": "pods"}} for row in own]
+    expected, _ = watch(own)
+    for more in (bare, again):
+        assert watch([*own, *more])[0].recent == expected.recent
 
 
 def test_no_data_is_a_finding_and_not_health() -> None:

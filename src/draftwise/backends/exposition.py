@@ -14,11 +14,14 @@ from draftwise.knowledge.server_metrics import CACHE_CONFIG, counts_drafts, get_
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+_SAMPLE = re.compile(r'[\w:]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
+"""Labels and value, which a timestamp or an exemplar of OpenMetrics may follow."""
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 """A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
 _ENGINE_LABELS = ("ReplicaId", "engine")
 """Ray's and vLLM's. (SGLang counts tokens of all its ranks together.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
+_GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
 _EDGE = re.compile(r'\ble="([^"]+)"')
 
@@ -41,6 +44,8 @@ class EngineReading:
     cache_dtype: str | None
     slower_than: tuple[tuple[float, float], ...] = ()
     """Requests whose mean time per output token is beyond each edge, in seconds; the edge 0 has all of them."""
+    told: frozenset[str] = frozenset()
+    """Readings that the page has, of a server that shows all of its counters from the start on; else empty."""
 
 
 def parse_counters(text: str) -> Counters:
@@ -63,7 +68,7 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
 def parse_start(text: str) -> float | None:
     """Return when the process started, in seconds since the epoch (a default of Prometheus' client libraries)."""
     found = _START.search(text)
-    return None if found is None else _number([found[1]])
+    return None if found is None else _number(found[1])
 
 
 def parse_gauges(text: str) -> ServerLoad:
@@ -81,7 +86,7 @@ def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
 def find_engine(text: str) -> str | None:
     """Return the engine whose metrics these are; None where no sample of it is known."""
     known = read_server_metrics()
-    names = (line.partition(" ")[0].partition("{")[0] for line in text.splitlines())
+    names = (line.partition("{")[0].partition(" ")[0] for line in text.splitlines())
     return next((get_server(name) for name in names if name in known), None)
 
 
@@ -186,7 +191,12 @@ class _Gathered:
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
             slower_than=self._slower_than(),
+            told=self._list_told() if counts_drafts(server) and not self.is_renamed else frozenset(),
         )
+
+    def _list_told(self) -> frozenset[str]:
+        positions = {f"position {index}" for index in self._positions}
+        return frozenset({reading for reading, _ in self._totals} - _GAUGES | positions)
 
     def _slower_than(self) -> tuple[tuple[float, float], ...]:
         total = self._at_most.get(math.inf)
@@ -250,19 +260,17 @@ def _samples(text: str) -> Iterator[tuple[str, str, int, str, float]]:
     """Yield name, reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
     known = read_server_metrics()
     for line in text.splitlines():
-        name = line.partition(" ")[0].partition("{")[0]
-        if name in known:
-            labels, _, rest = line[len(name) :].rpartition("}")
-            value = _number(rest.split())
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in known and (sample := _SAMPLE.match(line)) is not None:
+            labels, value = sample[1] or "", _number(sample[2])
             if value is not None and not _RANK.search(labels):
                 yield (name, *known[name], labels, value)
 
 
-def _number(words: list[str]) -> float | None:
-    """Return the value of a sample, which a timestamp may follow."""
+def _number(word: str) -> float | None:
     try:
-        value = float(words[0])
-    except (IndexError, ValueError):
+        value = float(word)
+    except ValueError:
         return None
     return value if math.isfinite(value) else None
 

@@ -126,7 +126,12 @@ class Window:
         )
 
     def followed_by(self, later: Window) -> Window:
-        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out."""
+        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out.
+
+        What began anew is another process, of which nothing before counts.
+        """
+        if later.restarted:
+            return later
         seconds = self.duration_s + later.duration_s
         share = later.duration_s / seconds if seconds else 0.5
         return replace(
@@ -318,10 +323,9 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 def _add_edges(
     a: tuple[tuple[float, float], ...], b: tuple[tuple[float, float], ...]
 ) -> tuple[tuple[float, float], ...]:
-    """Return two histograms together; neither where their edges differ."""
-    if [edge for edge, _ in a] != [edge for edge, _ in b]:
-        return ()
-    return tuple((edge, x + y) for (edge, x), (_, y) in zip(a, b, strict=True))
+    """Return two histograms together, by the edges that both have."""
+    known = dict(b)
+    return tuple((edge, count + known[edge]) for edge, count in a if edge in known)
 
 
 def _either(a: bool | None, b: bool | None) -> bool | None:

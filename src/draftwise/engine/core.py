@@ -64,6 +64,8 @@ class Engine:
         self._spec_counter = SpecCounter()
         self.on_outcome: Callable[[Outcome], None] | None = None
         """Called with what each step says about a sequence, before the sequence moves on by it."""
+        self.scheduled: StepSchedule | None = None
+        """The work of the last step; None: it launched none."""
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -110,6 +112,7 @@ class Engine:
             >>> while engine.has_work():
             ...     pending, deltas = engine.step(pending)
         """
+        self.scheduled = None
         if not self.has_work():
             return (), []
         if pending and self._awaits_first_tokens():
@@ -123,6 +126,7 @@ class Engine:
             deltas, pending = deltas + self._collect(pending), ()
             schedule = self.scheduler.schedule(k)
         assert schedule is not None, "with nothing under way a sequence is preempted instead"
+        self.scheduled = schedule
         launched = self._launch(schedule)
         if not self.lag:
             pending, launched = pending + launched, ()

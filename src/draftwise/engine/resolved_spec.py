@@ -307,11 +307,17 @@ def _check_schedule(settings: dict[str, Any]) -> Iterator[Finding]:
 
 def _check_acceptance(settings: dict[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
     """Turn a synthetic length into rates; yield conflicts between acceptance settings, and which are lossy."""
-    synthetic = settings["rejection_sample_method"] == "synthetic"
-    typical = settings["acceptance_method"] == "typical_acceptance_sampler"
-    if synthetic and typical:
-        predicate = "is typical_acceptance_sampler, which rejection_sample_method synthetic excludes."
+    rule = settings["rejection_sample_method"]
+    synthetic, typical = rule == "synthetic", settings["acceptance_method"] == "typical_acceptance_sampler"
+    if typical and rule != "standard":
+        predicate = f"is typical_acceptance_sampler, which rejection_sample_method {rule} excludes."
         yield _error("acceptance_method", "conflicting-keys", predicate, "Choose one.")
+    method = find_method(settings["method"])
+    samples = method is not None and "draft_sample_method" in _acting_keys(method)
+    if rule == "block" and not (samples and settings["draft_sample_method"] == "probabilistic"):
+        predicate = "is block, which accepts more only of drafts that are sampled; here it acts as standard."
+        fix = 'Add "draft_sample_method": "probabilistic".' if samples else "Leave it out."
+        yield _warning("rejection_sample_method", "no-effect", predicate, fix)
     if typical:
         predicate = "is typical_acceptance_sampler, which changes the output's distribution."
         yield _warning("acceptance_method", "lossy", predicate)
@@ -355,7 +361,7 @@ def _check_synthetic(settings: dict[str, Any], given: Mapping[str, Any]) -> Iter
 
 def _assemble(settings: Mapping[str, Any], findings: list[Finding]) -> ResolvedSpec:
     """Return the resolved spec for settings without fault."""
-    acceptance: Acceptance = Standard()
+    acceptance: Acceptance = Standard(by_block=settings["rejection_sample_method"] == "block")
     if settings["acceptance_method"] == "typical_acceptance_sampler":
         acceptance = Typical(threshold=settings["posterior_threshold"], alpha=settings["posterior_alpha"])
     if settings["rejection_sample_method"] == "synthetic":

@@ -61,7 +61,7 @@ class PooledSample:
 def read_sample(window: Window) -> ReplicaSample | None:
     """Return what counts of a window; None where it says nothing of speculation: idle, restarted, without counters."""
     tokens, steps = window.output_tokens, window.sequence_steps
-    if window.restarted or not tokens or not steps:
+    if window.restarted or window.counts_drafts is False or not tokens or not steps:
         return None
     return ReplicaSample(
         start_s=window.start_s,

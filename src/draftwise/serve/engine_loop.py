@@ -25,6 +25,7 @@ from draftwise.serve.channel import (
     StartupPhase,
     StepResult,
 )
+from draftwise.serve.prompt_pace import PromptPace
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine, Pending
@@ -94,6 +95,8 @@ class _EngineLoop:
         """Requests whose grammar is not compiled yet."""
         self._queue: deque[_Entry] = deque()
         """Requests that the engine is to take next."""
+        config = engine.config
+        self._pace = None if engine.lag else PromptPace(config.block_size, config.num_step_tokens)
 
     def run(self) -> None:
         """Run until `receive` raises because the other end is gone."""
@@ -169,9 +172,14 @@ class _EngineLoop:
                 self._channel.send(RequestsAccepted(message.number))
 
     def _step(self) -> None:
+        if self._pace is not None:
+            self._engine.scheduler.most_rows_between = self._pace.rows
         began = time.monotonic()
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
+        if self._pace is not None and (schedule := self._engine.scheduled) is not None:
+            rows = sum(chunk.length for chunk in schedule.chunks)
+            self._pace.note(rows, ended - began, decodes=bool(schedule.decodes))
         stats = self._engine.stats()
         if deltas or stats != self._sent_stats:
             self._sent_stats = stats

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
-from typing import Any
+from threading import Condition, Lock, Thread
+from typing import Any, NamedTuple
 
 from draftwise.core import Finding, InvalidRequest
 from draftwise.core.progress import Progress, Silent
@@ -14,6 +15,19 @@ from draftwise.core.progress import Progress, Silent
 _MOST_KEPT = 20
 """Jobs that are over and still known."""
 _MOST_NOTICES = 50
+_MOST_EVENTS = 500
+"""Events that a follower who comes late still gets."""
+
+
+class Event(NamedTuple):
+    """What happened to a job."""
+
+    number: int
+    """From 1."""
+    kind: str
+    """`status`, `progress`, `notice`, `update`; at the end `update` or `error`, then `done`."""
+    value: Any
+    """Text, numbers, a finding, a result, an exception; of `done`, whether somebody asked the job to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,53 +51,66 @@ class JobState:
 
 
 class Job(Silent):
-    """One run of a verb on a thread of its own; the verb reports to it."""
+    """One run of a verb on a thread of its own: others ask for its state or follow its events."""
 
     def __init__(self, name: str, run: Callable[[Progress], Any]) -> None:
         self.name = name
-        self._run = run
-        self._lock, self._stop, self._over = Lock(), Event(), Event()
+        self.answer: Any = None
+        """What the run returned or raised, once it is over."""
+        self.so_far: Any = None
+        """Result so far."""
+        self.is_over = self.stop_requested = False
+        self._changed = Condition()
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
         self._began = time.monotonic()
         self._ended: float | None = None
         self._doing, self._done = "starting", 0
         self._planned: int | None = None
         self._left: float | None = None
-        self._notices: list[Finding] = []
-        self.answer: Any = None
-        """What the run returned, once it is over."""
-        self.so_far: Any = None
-        """Result so far, of a run that fails later."""
-        self._is_failed = False
-        Thread(target=self._work, name=name, daemon=True).start()
+        self._notices: deque[Finding] = deque(maxlen=_MOST_NOTICES)
+        Thread(target=self._work, args=(run,), name=name, daemon=True).start()
 
-    def _work(self) -> None:
+    def _work(self, run: Callable[[Progress], Any]) -> None:
         try:
-            self.answer = self._run(self)
+            self.answer = run(self)
         except BaseException as error:
-            self.answer, self._is_failed = error, True
-        finally:
-            self._ended = time.monotonic()
-            self._over.set()
+            self.answer = error
+        with self._changed:
+            self._ended, self.is_over = time.monotonic(), True
+            self._tell("error" if self._is_failed else "update", self.answer)
+            self._tell("done", self.stop_requested)
 
     @property
-    def is_over(self) -> bool:
-        """Whether there is an answer."""
-        return self._over.is_set()
+    def _is_failed(self) -> bool:
+        return isinstance(self.answer, BaseException)
+
+    def _tell(self, kind: str, value: Any) -> None:
+        with self._changed:
+            number = self._events[-1].number + 1 if self._events else 1
+            self._events.append(Event(number, kind, value))
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Return whether the job is over after so many seconds at most."""
-        return self._over.wait(seconds)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over, seconds)
+
+    def follow(self, after: int, seconds: float) -> list[Event]:
+        """Return the events after a number, as far as they are kept; wait so long at most for the first of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_over or (self._events and self._events[-1].number > after), seconds)
+            return [each for each in self._events if each.number > after]
 
     def stop(self) -> None:
         """Ask the verb to end with what it has."""
-        self._stop.set()
+        self.stop_requested = True
 
     @property
     def state(self) -> JobState:
         """How far it is."""
-        running = "stopping" if self._stop.is_set() else "running"
+        running = "stopping" if self.stop_requested else "running"
         ended = "failed" if self._is_failed else "finished"
-        with self._lock:
+        with self._changed:
             return JobState(
                 job=self.name,
                 state=ended if self.is_over else running,
@@ -97,57 +124,61 @@ class Job(Silent):
 
     def status(self, text: str) -> None:
         """Keep what is being done."""
-        with self._lock:
+        with self._changed:
             self._doing = text
+            self._tell("status", text)
 
     def plan(self, steps: int, seconds: float | None) -> None:
         """Keep how much work there is."""
-        with self._lock:
+        with self._changed:
             self._planned, self._left = steps, seconds
 
     def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
         """Keep how much is done."""
-        with self._lock:
+        with self._changed:
             self._done, self._doing = done, text or self._doing
             self._left = self._left if seconds_left is None else seconds_left
+            self._tell("progress", {"done": done, "seconds_left": seconds_left, "text": text})
 
     def notice(self, finding: Finding) -> None:
         """Keep a finding."""
-        with self._lock:
-            self._notices = [*self._notices, finding][-_MOST_NOTICES:]
+        with self._changed:
+            self._notices.append(finding)
+            self._tell("notice", finding)
 
     def update(self, result: object) -> None:
         """Keep the result so far."""
         self.so_far = result
-
-    @property
-    def stop_requested(self) -> bool:  # type: ignore[override]  # a constant of Silent
-        """Whether somebody asked it to end."""
-        return self._stop.is_set()
+        self._tell("update", result)
 
 
 class Jobs:
-    """The jobs of a server; one runs at a time, as two measurements would disturb each other."""
+    """The jobs of a server.
 
-    def __init__(self) -> None:
+    Args:
+        most: run at a time; one by default, as two measurements would disturb each other.
+    """
+
+    def __init__(self, most: int = 1) -> None:
         self._jobs: dict[str, Job] = {}
         self._lock = Lock()
-        self._count = 0
+        self._count, self._most = 0, most
 
     def start(self, verb: str, run: Callable[[Progress], Any]) -> Job:
         """Start a job.
 
         Raises:
-            InvalidRequest: another one runs.
+            InvalidRequest: as many as may run at a time run.
         """
         with self._lock:
-            if busy := next((each.name for each in self._jobs.values() if not each.is_over), None):
-                text = f"The job {busy} is running, and two measurements would disturb each other."
-                raise InvalidRequest.because("job-running", text, fix="Wait for it, or stop it first.")
+            if len(busy := [each.name for each in self._jobs.values() if not each.is_over]) >= self._most:
+                text = f"These jobs are running: {', '.join(busy)}. More would disturb them."
+                raise InvalidRequest.because("job-running", text, fix="Wait for one to end, or stop it first.")
             self._count += 1
             job = self._jobs[f"{verb}-{self._count}"] = Job(f"{verb}-{self._count}", run)
             for name in list(self._jobs)[:-_MOST_KEPT]:
-                del self._jobs[name]
+                if self._jobs[name].is_over:
+                    del self._jobs[name]
             return job
 
     def get(self, name: str) -> Job:

@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from draftwise.core import BackendError, DraftwiseError, InvalidRequest, InvalidSetup
+from draftwise.core import InvalidRequest, InvalidSetup
 from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
@@ -251,10 +251,7 @@ def _finish(job: Job, tool: Tool) -> ToolAnswer:
             "job-running", f"The job {job.name} is {job.state.state}.", fix="Ask for its status until it is finished."
         )
     if isinstance(job.answer, BaseException):
-        error = (
-            job.answer if isinstance(job.answer, DraftwiseError) else BackendError(f"The job ended: {job.answer!r}.")
-        )
-        refused = refusal_of(error, tool)
+        refused = refusal_of(job.answer, tool)
         if job.so_far is None:
             return refused
         so_far = answer_of(job.so_far)

@@ -291,7 +291,7 @@ class _Workshop:
             InvalidSetup: it cannot be replayed.
         """
         resolved = resolve_spec(spec)
-        _refuse_lossy(resolved)
+        _refuse_rule(resolved)
         ks = choose_ks(resolved.k, self.ks)
         whole = replace(spec, method=resolved.method, num_speculative_tokens=ks[-1])
         from_text = get_method(resolved.method).drafts_from == "text" and not self.forced
@@ -362,11 +362,18 @@ class _Workshop:
         return open_replayer(spec, self.target, ks, longest=self.longest, forced=self.forced, settings=self.settings)
 
 
-def _refuse_lossy(resolved: ResolvedSpec) -> None:
+def _refuse_rule(resolved: ResolvedSpec) -> None:
     if not isinstance(resolved.acceptance, Standard):
         raise InvalidSetup.because(
             "replay-needs-lossless",
             (f"The acceptance rule of {resolved.method} changes the text, so a log cannot show what it would write."),
             where="--candidate",
             fix="Leave out rejection_sample_method and acceptance_method.",
+        )
+    if resolved.acceptance.by_block and resolved.probabilistic:
+        raise InvalidSetup.because(
+            "replay-judges-tokens",
+            f"A replay judges draft tokens one by one, but {resolved.method} is to judge whole blocks.",
+            where="--candidate",
+            fix="Leave out rejection_sample_method: block accepts at least as many tokens as the replay says.",
         )

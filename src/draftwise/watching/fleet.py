@@ -29,7 +29,7 @@ from draftwise.core import (
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
-from draftwise.watching.prometheus import PrometheusApi, Selection, Series, put_together, select
+from draftwise.watching.prometheus import PrometheusApi, Selection, Series, leave_out_copies, put_together, select
 from draftwise.watching.watcher import PLAIN, grow
 from draftwise.watching.yardstick import Yardstick
 
@@ -122,12 +122,11 @@ async def see_fleet(
 
 def _group(looked: Sequence[tuple[Series, float]]) -> Iterator[tuple[ServiceName, list[Series]]]:
     """Yield the series of each service, with the values at both times; targets that are scraped twice count once."""
-    labelled = {each["metric"].get("instance") for each, _ in looked if each["metric"].get("service")}
     groups: dict[ServiceName, list[Series]] = defaultdict(list)
-    for each, at_s in looked:
-        labels = each["metric"]
-        if labels.get("service") or labels.get("instance") not in labelled:
-            groups[name_service(labels)].append({"metric": labels, "values": [(at_s, each["value"][1])]})
+    for each in leave_out_copies(
+        {"metric": each["metric"], "values": [(at_s, each["value"][1])]} for each, at_s in looked
+    ):
+        groups[name_service(each["metric"])].append(each)
     yield from groups.items()
 
 

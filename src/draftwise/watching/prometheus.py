@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
+from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import (
@@ -26,8 +26,10 @@ from draftwise.watching.watcher import (
     RECENT_S,
     Look,
     Snapshot,
+    falls_back,
     find_several,
     grow,
+    leave_out_damaged,
     read_page,
     tick_every,
     unread,
@@ -78,8 +80,7 @@ class PrometheusApi:
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
         check_url(url, where="--prometheus")
         self.url = url.rstrip("/")
-        tls = ssl.create_default_context() if url.startswith("https:") else None
-        self._wire = Wire(self.url, headers=headers, now=time.perf_counter, tls=tls)
+        self._wire = Wire(self.url, headers=headers, now=time.perf_counter, proxy=find_proxy(self.url))
 
     async def query(self, query: str, *, at_s: float | None = None) -> list[Series]:
         """Return the series that a query gives now, or as it was at another time (seconds since the epoch).
@@ -166,11 +167,13 @@ class PrometheusWatcher:
         span_s = self._span_s if since_s is None else min(self._span_s, max(1.0, self._now() - since_s))
         try:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
-            looks = put_together(_of_one_service(series, self.api.url), await self._ask_starts())
+            looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
+            turns = await self._ask_starts(f"resets(process_start_time_seconds[{span_s:.0f}s]) > 0")
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         pages = list(looks)
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
+        several |= {_place(each["metric"]) for each in turns}  # the start of one process never goes back
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
         stalls = Stalls()
         stalls.add(window for each in pairs for windows in each for window in windows)
@@ -194,11 +197,11 @@ class PrometheusWatcher:
         if rollout is None:
             return None, ()
         series = await self.api.query(f"{select(self._selection)}[{self._span_s:.0f}s]", at_s=rollout.began_s)
-        chains = (windows for looks in put_together(series, ()) for windows in _chain(looks))
+        chains = (windows for looks in put_together(leave_out_copies(series), ()) for windows in _chain(looks))
         return rollout, tuple(reduce(Window.followed_by, windows) for windows in chains)
 
-    async def _ask_starts(self) -> list[Series]:
-        return await self.api.query(f"process_start_time_seconds and on (job, instance) {select(self._selection)}")
+    async def _ask_starts(self, query: str = "process_start_time_seconds") -> list[Series]:
+        return await self.api.query(f"{query} and on (job, instance) {select(self._selection)}")
 
 
 def select(selection: Selection, readings: Collection[str] = (), *, without: Collection[str] = ()) -> str:
@@ -234,6 +237,20 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
     if len(models) > 1:
         raise BackendError(f"{url} has recorded several models. Choose one with --model: {', '.join(models)}.")
     return series
+
+
+def leave_out_copies(series: Iterable[Series]) -> list[Series]:
+    """Return the series of targets that several jobs scrape once: of those with deploy's labels, else of one job."""
+    rows = list(series)
+    jobs: dict[tuple[bool, str], str] = {}
+    for labels in (each["metric"] for each in rows):
+        jobs.setdefault((bool(labels.get("service")), labels.get("instance", "")), labels.get("job", ""))
+    return [
+        each
+        for each in rows
+        if (labels := each["metric"]).get("job", "") == jobs[bool(labels.get("service")), labels.get("instance", "")]
+        and (labels.get("service") or (True, labels.get("instance", "")) not in jobs)
+    ]
 
 
 def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
@@ -278,13 +295,12 @@ def _say_start(began_s: float | None, at_s: float) -> str:
 
 def _alternates(looks: Sequence[Look]) -> bool:
     """Say whether counters fall again and again: several servers answer in turns at one address."""
-    falls = sum(any(window.restarted for window in grow(*pair)) for pair in pairwise(looks))
-    return falls >= FALLS
+    return sum(falls_back(*pair) for pair in pairwise(looks)) >= FALLS
 
 
 def _chain(looks: Sequence[Look]) -> Iterator[list[Window]]:
     """Yield the windows of each engine, one behind the other."""
-    windows = [window for before, after in pairwise(looks) for window in grow(before, after)]
+    windows = [window for before, after in pairwise(leave_out_damaged(looks)) for window in grow(before, after)]
     by_engine = sorted(windows, key=lambda window: (window.engine, window.start_s))
     for _, each in groupby(by_engine, key=lambda window: window.engine):
         yield list(each)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import ssl
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,19 +16,25 @@ from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.backends.wire import Wire
-from draftwise.core import BackendError, Counters, Finding, ServerLoad, SpecStats, Sums, Window
+from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.machine.network import find_proxy
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
 _FASTEST = 20_000.0
 """Tokens a second by which a server's counter may grow between two looks at it, milliseconds apart."""
+_IMPOSSIBLE = 10 * _FASTEST
+"""Tokens a second that no engine makes: its counters are not those of the look before."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
     "a gateway has no metrics of its own there. Give the address of each server (port 8000 of a "
     "pod, or the /metrics that Prometheus scrapes), or --prometheus URL"
 )
+_OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
+_SUMS = tuple(each.name for each in fields(Sums))
 _START_TOLERANCE_S = 1.0
 """Tolerance between two start times of one process: gateways and exporters round them."""
 
@@ -71,17 +76,45 @@ def grow(before: Look, after: Look) -> Iterator[Window]:
     """Yield the window of each engine between two looks at one server.
 
     An engine that began anew in between has grown since that start only. One that was not there before has no window
-    yet, and one that is gone has none any more.
+    yet, one that is gone has none any more, and one whose pages do not fit together has none either.
     """
+    for earlier, later in _pair_engines(before, after):
+        window = _compare(before, after, earlier, later)
+        if window.restarted or not (_lacks(earlier, later) or _falls(earlier, later)):
+            yield window
+
+
+def _pair_engines(before: Look, after: Look) -> Iterator[tuple[EngineReading, EngineReading]]:
     known = {engine.engine: engine for engine in before.engines}
-    for engine in after.engines:
-        if (earlier := known.get(engine.engine)) is not None:
-            yield _compare(before, after, earlier, engine)
+    return ((known[each.engine], each) for each in after.engines if each.engine in known)
+
+
+def _lacks(earlier: EngineReading, later: EngineReading) -> bool:
+    """Return whether one of two pages of a process has a part of the counters only."""
+    return earlier.told != later.told
+
+
+def is_damaged(before: Look, after: Look) -> bool:
+    """Return whether a page lacks counters that its process showed before, or shows less of some of them.
+
+    Counters of a process only grow, so such a page was cut off, or put together from several processes.
+    """
+    if _is_new_start(before, after):
+        return False
+    pairs = list(_pair_engines(before, after))
+    cut = any(earlier.told - later.told for earlier, later in pairs)
+    return cut or any(_falls(*pair) and not _begins_anew(*pair) for pair in pairs)
+
+
+def falls_back(before: Look, after: Look) -> bool:
+    """Return whether two whole pages at one address tell no start, and counters went down in between."""
+    pairs = list(_pair_engines(before, after))
+    return after.started_s is None and any(_falls(*pair) and not _lacks(*pair) for pair in pairs)
 
 
 def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading) -> Window:
     counters, sums = later.counters - earlier.counters, later.sums - earlier.sums
-    restarted = _is_new_start(before, after) or _has_fallen(counters, sums)
+    restarted = _is_new_start(before, after) or _begins_anew(earlier, later)
     awake = (earlier.sleeping, later.sleeping)
     return Window(
         pool=after.pool,
@@ -110,7 +143,7 @@ def _grow_edges(
     earlier: tuple[tuple[float, float], ...], later: tuple[tuple[float, float], ...]
 ) -> tuple[tuple[float, float], ...]:
     before = dict(earlier)
-    return tuple((edge, count - before.get(edge, 0.0)) for edge, count in later)
+    return tuple((edge, count - before[edge]) for edge, count in later if edge in before)
 
 
 def _is_new_start(before: Look, after: Look) -> bool:
@@ -122,22 +155,51 @@ def _are_several(before: Look, after: Look) -> bool:
     """Say whether two looks at one address met different processes that run side by side.
 
     The start of one process never goes back. A process that was there already at the look before, and did not answer
-    then, is another one.
+    then, is another one, unless its clock is late: then it has made no more tokens than fit in between.
     """
     if before.started_s is None or after.started_s is None:
         return False
     if not _is_new_start(before, after):
         return False
-    return after.started_s < before.started_s or after.started_s < before.at_s - _CLOCKS_DIFFER_S
+    was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
+    fresh = _count_tokens(after) < min(_count_tokens(before), _FASTEST * (after.clock_s - before.clock_s))
+    return after.started_s < before.started_s or (was_there and not fresh)
 
 
-def _has_fallen(counters: Counters, sums: Sums) -> bool:
-    """Return whether a counter went down, which it does at a new start only."""
-    spec: SpecStats = counters.spec
-    counts = (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens, *spec.accepted_per_pos)
-    others = (counters.generation_tokens, counters.prefix_queries, counters.prefix_hits)
-    totals = (getattr(sums, each.name) for each in fields(Sums))
-    return any(count is not None and count < 0 for count in (*counts, *others, *totals))
+def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
+    """Return by how much each counter grew that both looks show and that counted anything."""
+    after = _list_counts(later)
+    return [now - then for name, then in _list_counts(earlier).items() if then and (now := after.get(name)) is not None]
+
+
+def _list_counts(engine: EngineReading) -> dict[str, float | None]:
+    """Return every counter by its name; None where the page does not show it."""
+    spec = engine.counters.spec
+    counts: dict[str, float | None] = {f"position {i}": count for i, count in enumerate(spec.accepted_per_pos)}
+    for part, names in ((spec, _OF_DRAFTS), (engine.counters, _TOTALS), (engine.sums, _SUMS)):
+        counts |= {name: getattr(part, name) for name in names}
+    return counts
+
+
+def _falls(earlier: EngineReading, later: EngineReading) -> bool:
+    return any(grown < 0 for grown in _list_growth(earlier, later))
+
+
+def leave_out_damaged(looks: Iterable[Look]) -> Iterator[Look]:
+    """Yield the looks at one server but for those whose page is damaged; several in a row are believed."""
+    last, skipped = None, 0
+    for look in looks:
+        if last is not None and skipped < DAMAGED and is_damaged(last, look):
+            skipped += 1
+        else:
+            last, skipped = look, 0
+            yield look
+
+
+def _begins_anew(earlier: EngineReading, later: EngineReading) -> bool:
+    """Return whether most counters went down, as they do at a new start only."""
+    grown = _list_growth(earlier, later)
+    return earlier.told <= later.told and 2 * sum(each < 0 for each in grown) > len(grown)
 
 
 def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
@@ -201,14 +263,15 @@ class HttpPage:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         check_url(url, where="URL")
         self.pool = pool
         self.instance = name_server(url)
         self._timeout_s = timeout_s
-        self._wire = Wire(self.instance, headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s)
+        self._wire = Wire(
+            self.instance, headers=headers, now=time.perf_counter, proxy=find_proxy(self.instance), connect_s=timeout_s
+        )  # fmt: skip
 
     async def look(self) -> Look:
         """Return what the page says now.
@@ -252,9 +315,7 @@ def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping
     Raises:
         InvalidSetup: a URL is not an http(s) URL.
     """
-    any_tls = any(url.startswith("https:") for urls in pools.values() for url in urls)
-    tls = ssl.create_default_context() if any_tls else None
-    return [HttpPage(pool, url, headers=headers.get(pool), tls=tls) for pool, urls in pools.items() for url in urls]
+    return [HttpPage(pool, url, headers=headers.get(pool)) for pool, urls in pools.items() for url in urls]
 
 
 async def read_all(pages: Sequence[CountersPage]) -> list[Look | BackendError]:
@@ -280,6 +341,8 @@ def _explain(status: int) -> str:
 
 FALLS = 3
 """Times that counters begin anew in the recent past, from which on several servers answer in turns."""
+DAMAGED = 3
+"""Pages in a row that do not fit to the one before, from which on that one is given up."""
 UNREAD = "server-unread"
 """Code of a server that cannot be read."""
 RECENT_S = 300.0
@@ -382,6 +445,7 @@ class Watcher:
         self._span_s, self._stalls = span_s, Stalls()
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
+        self._damaged: dict[tuple[str, str], int] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -423,19 +487,23 @@ class Watcher:
     def _grow(self, look: Look) -> Iterator[Window]:
         key = (look.pool, look.instance)
         before = self._last.get(key)
-        self._last[key] = look
         if before is None:
+            self._last[key] = look
             return iter(())
-        windows = list(grow(before, look))
+        damaged = is_damaged(before, look) and self._damaged.get(key, 0) < DAMAGED
+        windows = [] if damaged else list(grow(before, look))
+        self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
+        self._last[key] = before if damaged else look
         falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        if look.started_s is None and any(window.restarted for window in windows):
+        leaps = any((window.output_tokens_per_s or 0.0) > _IMPOSSIBLE for window in windows)
+        if leaps or falls_back(before, look):
             falls.append(look.clock_s)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
         if _are_several(before, look) or alternates:
             self._several[key] = look.clock_s
             self._recent.drop(key)
-        if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
+        if leaps or look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
         self._several.pop(key, None)
         return iter(windows)

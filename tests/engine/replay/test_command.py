@@ -65,6 +65,7 @@ def test_forced_decoding_of_lookups_is_the_replay_from_text(log: Path, tiny_targ
     [
         ({"draft_sample_method": "probabilistic"}, ("--forced",), "samples its drafts"),
         ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}, (), "changes the text"),
+        ({"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}, (), "one by one"),
         ({"model": "no-such-drafter"}, (), "no-such-drafter"),
     ],
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from draftwise.engine.kernels.sampling_constants import STEP
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling import verify as module
 from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, SyntheticRates, Typical, place
@@ -61,6 +62,9 @@ def by_row(greedy: Tensor | None, n: int) -> Tempering:
     return at_temperature(1 - greedy.float())
 
 
+SINGLE, BLOCK = Standard(), Standard(by_block=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """How drafts are made: by lookup (q = 1) or by sampling, for how many steps, and of equal length or not."""
@@ -70,6 +74,9 @@ class Scenario:
     ragged: bool = True
     target: Tensor = TARGET
     drafter: Tensor = DRAFTER
+    rule: Standard = SINGLE
+    stride: int = STEP
+    """Between the drafter's random numbers of one position and of the next."""
 
 
 SCENARIOS = {
@@ -78,6 +85,9 @@ SCENARIOS = {
     "probabilities, one step": Scenario(probabilistic=True, num_steps=1),
     "probabilities, two steps": Scenario(probabilistic=True, num_steps=2),
     "probabilities, equal lengths": Scenario(probabilistic=True, num_steps=2, ragged=False),
+    "one-hot, block": Scenario(probabilistic=False, num_steps=2, rule=BLOCK),
+    "probabilities, block": Scenario(probabilistic=True, num_steps=2, rule=BLOCK),
+    "probabilities, block, equal lengths": Scenario(probabilistic=True, num_steps=2, ragged=False, rule=BLOCK),
 }
 
 
@@ -85,7 +95,11 @@ def make_draft(last: Tensor, seeds: Tensor, positions: Tensor, scenario: Scenari
     tokens, probs = [], []
     for j in range(K):
         logq = scenario.drafter[last]
-        noise = gumbel(seeds, positions + j, torch.arange(VOCAB), Lane.DRAFT) if scenario.probabilistic else 0.0
+        noise = (
+            gumbel(seeds, positions * scenario.stride + j, torch.arange(VOCAB), Lane.DRAFT)
+            if scenario.probabilistic
+            else 0.0
+        )
         last = (logq + noise).argmax(-1)
         tokens.append(last)
         probs.append(logq.exp())
@@ -108,7 +122,7 @@ def decode(verify_fn: Verify, scenario: Scenario, *, greedy: Tensor | None = Non
         rows = torch.arange(contexts.shape[1]).minimum(draft.lengths_B.unsqueeze(1))
         logits = scenario.target[contexts.gather(1, rows)]
         accepted = verify_fn(
-            logits, draft, tempering=tempering, seeds_B=seeds, positions_B=sizes, acceptance=Standard()
+            logits, draft, tempering=tempering, seeds_B=seeds, positions_B=sizes, acceptance=scenario.rule
         )
         # The -1 after the emitted tokens is overwritten by the next step.
         columns = sizes.unsqueeze(1) + torch.arange(logits.shape[1])
@@ -145,25 +159,81 @@ def test_output_has_the_targets_distribution(name: str) -> None:
     assert pvalue(decode(verify, SCENARIOS[name])) > 1e-3
 
 
-@pytest.mark.parametrize("probabilistic", [False, True])
-def test_distribution_where_the_target_forbids_tokens(probabilistic: bool) -> None:
+@pytest.mark.parametrize(("probabilistic", "rule"), [(False, SINGLE), (True, SINGLE), (True, BLOCK)])
+def test_distribution_where_the_target_forbids_tokens(probabilistic: bool, rule: Standard) -> None:
     """Top-k and the like leave -inf logits; a drafter that proposes such a token loses it every time."""
     target = TARGET.clone()
     target[0, 2], target[1, 0] = -torch.inf, -torch.inf
-    scenario = Scenario(probabilistic=probabilistic, num_steps=2, target=target.log_softmax(-1))
+    scenario = Scenario(probabilistic=probabilistic, num_steps=2, target=target.log_softmax(-1), rule=rule)
     assert pvalue(decode(verify, scenario), scenario.target) > 1e-3
 
 
-@pytest.mark.parametrize("probabilistic", [False, True])
-def test_greedy_and_sampled_rows_share_a_batch(probabilistic: bool) -> None:
+@pytest.mark.parametrize(("probabilistic", "rule"), [(False, SINGLE), (True, SINGLE), (True, BLOCK)])
+def test_greedy_and_sampled_rows_share_a_batch(probabilistic: bool, rule: Standard) -> None:
     greedy = torch.arange(SAMPLES) % 3 == 0
-    tokens = decode(verify, Scenario(probabilistic=probabilistic, num_steps=2), greedy=greedy)
+    tokens = decode(verify, Scenario(probabilistic=probabilistic, num_steps=2, rule=rule), greedy=greedy)
     expected, last = [], 0
     for _ in range(LENGTH):
         last = int(TARGET[last].argmax())
         expected.append(last)
     assert (tokens[greedy] == torch.tensor(expected)).all()
     assert pvalue(tokens[~greedy]) > 1e-3
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+    """Target and drafter of a tiny vocabulary, which may forbid tokens or agree, and a length of drafts."""
+    size = draw(st.integers(2, 4))
+    weights = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 1)), min_size=size, max_size=size).filter(any)
+    target, drafter = (
+        torch.tensor(draw(st.lists(weights, min_size=size, max_size=size)), dtype=torch.float64) for _ in range(2)
+    )
+    drafter = target if draw(st.integers(0, 9)) == 0 else drafter
+    return normalised(target), normalised(drafter), draw(st.integers(1, 3))
+
+
+@settings(deadline=None, max_examples=60)
+@given(chains())
+def test_the_exact_law_of_block_verification(chain: tuple[Tensor, Tensor, int]) -> None:
+    """Over all drafts, by the very chances and residuals that `verify` draws from: what is emitted, continued by the
+    target, has the target's distribution, and no fewer draft tokens stand than one by one."""
+    target, drafter, k = chain
+    size = len(target)
+    drafts = torch.cartesian_prod(*[torch.arange(size)] * k).view(-1, k)
+    contexts = torch.cat([torch.zeros(len(drafts), 1, dtype=torch.long), drafts], 1)
+    p_BSV, q_BKV = target[contexts], drafter[contexts[:, :-1]]
+    weight_B = q_BKV.gather(2, drafts.unsqueeze(2)).squeeze(2).prod(1)
+    draft = Draft(lengths_B=torch.full((len(drafts),), k), tokens_BK=drafts, probs_BKV=q_BKV)
+    joint_BS = module._find_joint(p_BSV, q_BKV, draft)
+    residual_BSV = module._find_residual(p_BSV * joint_BS.unsqueeze(2), q_BKV, draft)
+    chance_BS = module._find_chances(joint_BS, residual_BSV).double()
+    chance_BS[:, 0] = 1
+    missed_BS = torch.cat([(1 - chance_BS[:, 1:]).flip(1).cumprod(1).flip(1), torch.ones(len(drafts), 1)], 1)
+    stands_BS = chance_BS * missed_BS  # the longest start that stands has this length
+    law = torch.zeros([size] * (k + 1), dtype=torch.float64)
+    for b in range(len(drafts)):
+        for s in range(k + 1):
+            if weight_B[b] * stands_BS[b, s] < 1e-12:
+                continue
+            rest = weight_B[b] * stands_BS[b, s] * normalised(residual_BSV[b, s])
+            for _ in range(k - s):
+                rest = rest.unsqueeze(-1) * target
+            law[tuple(drafts[b, :s])] += rest
+    expected = target[0]
+    for _ in range(k):
+        expected = expected.unsqueeze(-1) * target
+    assert torch.allclose(law, expected, atol=1e-5)
+    ratio_BK = (p_BSV[:, :-1] / q_BKV).gather(2, drafts.unsqueeze(2)).squeeze(2).nan_to_num(0).clamp(max=1)
+    one_by_one = (weight_B.unsqueeze(1) * ratio_BK.cumprod(1)).sum()
+    together = (weight_B.unsqueeze(1) * stands_BS * torch.arange(k + 1)).sum()
+    assert together >= one_by_one - 1e-5
+
+
+def test_block_verification_accepts_more_of_a_chain() -> None:
+    logits, draft = chain_batch(SAMPLES, probabilistic=True)
+    greedy = torch.zeros(SAMPLES, dtype=torch.bool)
+    single, block = (judge(logits, draft, rule, greedy).num_accepted_B.double() for rule in (SINGLE, BLOCK))
+    assert block.mean() - single.mean() > 5 * (block - single).std() / SAMPLES**0.5
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
@@ -276,12 +346,16 @@ def test_noise_used_twice_is_seen(argument: str, kind: str) -> None:
     assert pvalue(decode(mutant, SCENARIOS[kind])) < 1e-9
 
 
+def test_noise_that_a_block_was_judged_by_and_that_is_drawn_again_is_seen() -> None:
+    assert pvalue(decode(verify, Scenario(probabilistic=True, num_steps=2, ragged=False, rule=BLOCK, stride=1))) < 1e-9
+
+
 @pytest.mark.parametrize("lane", [Lane.TOKEN, Lane.ACCEPT])
 def test_verdict_sharing_noise_with_the_drafter_is_seen(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft sampled by rejection must meet fresh noise, both for its coin and for its replacement."""
     # Tokens that often lose narrowly in the draft make up much of the residual, where bias shows best.
     target, drafter = (torch.tensor([p] * VOCAB).log() for p in ([0.1, 0.55, 0.35], [0.5, 0.45, 0.05]))
-    scenario = Scenario(probabilistic=True, num_steps=2, target=target, drafter=drafter)
+    scenario = Scenario(probabilistic=True, num_steps=2, target=target, drafter=drafter, stride=1)
     assert pvalue(decode(verify, scenario), target) > 1e-3
     if lane is Lane.TOKEN:
         monkeypatch.setattr(

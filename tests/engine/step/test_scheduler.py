@@ -322,3 +322,22 @@ def test_a_preempted_sequence_comes_back_a_step_later_and_before_others() -> Non
     assert (scheduler.num_preemptions, young.slot, young.prompt_ranks) == (1, None, [])
     assert launch_next(scheduler) == {"1": 4}, "its other page was kept"
     assert scheduler.num_cache_queries == queries, "what is computed again was asked for once"
+
+
+def test_prompts_are_short_only_between_the_steps_of_others() -> None:
+    scheduler = make_scheduler(64, budget=64, caching=False, max_num_seqs=4)
+    scheduler.most_rows_between = 8
+    for name, params in (("stream", {}), ("ranked", {"prompt_logprobs": 1}), ("plain", {})):
+        scheduler.add(make_sequence(name, list(range(40)), **params))
+        schedule = scheduler.schedule(0)
+        assert schedule is not None
+        scheduler.launch(schedule)
+        lengths = [chunk.length for chunk in schedule.chunks]
+        if name == "stream":
+            assert lengths == [40], "nobody waits for it"
+            scheduler.advance(schedule.chunks[0].sequence, [8], bound=1)
+        elif name == "ranked":
+            assert lengths == [2], "its rows count four times"
+            scheduler.advance(schedule.decodes[0], [8], bound=1)
+        else:
+            assert lengths == [2], "the older one goes on and takes all"

@@ -15,6 +15,9 @@ ATTEMPTS = 4
 """Draws of a token that may lie outside of the nucleus, before the nucleus is looked for."""
 ATTEMPT = 2**41
 """Beyond all ids of groups: attempt i has the noise of ids i times this further on."""
+STEP = 2**16
+"""Positions between the draft tokens of one step and of the next: what a step drew and dropped again, having judged by
+it what to keep, must not be drawn again."""
 
 # The multipliers of the hash behind all random numbers (`sampling.random`), modulo 2^64.
 GOLDEN = 0x9E3779B97F4A7C15

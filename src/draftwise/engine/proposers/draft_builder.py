@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.engine.kernels.sampling_constants import STEP
 from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane
@@ -43,7 +44,7 @@ class DraftBuilder:
     ) -> None:
         self._new, self._counts_B, self._k = new, counts_B, k
         self._probabilistic, self._target_ids_U, self._vocab_size = probabilistic, target_ids_U, vocab_size
-        self._num_output_B = new.num_output_B if probabilistic else None
+        self._first_B = new.num_output_B * STEP if probabilistic else None
         self._tokens: list[Tensor] = []
         self._probs: list[Tensor] = []
         self._confidence: list[Tensor] = []
@@ -51,19 +52,19 @@ class DraftBuilder:
 
     def add(self, step: int, logits_BU: Tensor) -> Tensor:
         """Choose draft token number `step` of every sequence; return the tokens [B]."""
-        new, num_output_B = self._new, self._num_output_B
-        positions_B = None if num_output_B is None else num_output_B + step
+        new, first_B = self._new, self._first_B
+        positions_B = None if first_B is None else first_B + step
         return self._choose(logits_BU, 1, new.temperature_B, new.seeds_B, positions_B).squeeze(1)
 
     def add_all(self, logits_RU: Tensor) -> None:
         """Choose all draft tokens at once, independently of each other; rows go sequence after sequence."""
-        new, num_steps, num_output_B = self._new, self.num_steps, self._num_output_B
-        if num_output_B is None:
+        new, num_steps, first_B = self._new, self.num_steps, self._first_B
+        if first_B is None:
             self._choose(logits_RU, num_steps, None, None, None)
             return
-        steps_M = torch.arange(num_steps, device=num_output_B.device)
+        steps_M = torch.arange(num_steps, device=first_B.device)
         temperature_BM, seeds_BM = (t.unsqueeze(1).expand(-1, num_steps) for t in (new.temperature_B, new.seeds_B))
-        positions_BM = num_output_B.unsqueeze(1) + steps_M
+        positions_BM = first_B.unsqueeze(1) + steps_M
         self._choose(logits_RU, num_steps, temperature_BM.flatten(), seeds_BM.flatten(), positions_BM.flatten())
 
     def to_draft(self) -> Draft:
@@ -139,7 +140,7 @@ def choose(
         vocab_size: V.
         temperature_B: float32 sampling temperature; 0 takes the likeliest token.
         seeds_B: int64, seed of each sequence's random stream.
-        positions_B: int64, index of the token being drafted among its sequence's output tokens.
+        positions_B: int64, which random number it is, of a stream that only drafts use.
 
     Returns:
         int64 target ids [B], and with `probabilistic` the float32 distribution [B, V] of each (one-hot where the

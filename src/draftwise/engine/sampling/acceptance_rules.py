@@ -20,6 +20,10 @@ class Standard:
     Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
     """
 
+    by_block: bool = False
+    """Whether the tokens of a draft are judged together: on average more of them stand. Source: Sun et al. 2024
+    (arXiv 2403.10444), algorithm 2."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typical:

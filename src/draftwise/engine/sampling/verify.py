@@ -1,7 +1,8 @@
 """Decides how many draft tokens are accepted and which token follows them: the step that makes speculation lossless.
 
 Throughout, p is the target's distribution of a token (after temperature and truncation) and q the distribution that the
-draft token was drawn from. Sources: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+draft token was drawn from. Sources: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318) and,
+for whole blocks, Sun et al. 2024 (arXiv 2403.10444).
 
 Shape letters: B sequences, K draft tokens, S = K+1 target rows a sequence, V vocabulary.
 """
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from draftwise.engine.kernels.sampling_constants import STEP
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard, SyntheticRates, Typical
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane, uniform
@@ -37,18 +39,67 @@ def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> 
         bool [B, K], which draft tokens are accepted; int64 [B, S], for every row the token to emit if it is the first
         after those that are accepted.
     """
+    residual_BSV = _find_residual(p_BSV.clone(), q_BKV, draft)
+    next_BS = _replace(residual_BSV, p_BSV, counters)
+    p_token_BK, q_token_BK = _of_tokens(p_BSV[:, :-1], draft), _of_tokens(q_BKV, draft)
+    return counters.uniform(q_BKV.shape[1]) * q_token_BK < p_token_BK, next_BS
+
+
+def _reject_block(
+    p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters, forced_BS: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Accept the longest start of the draft that stands, else go on by a draw from what is left; return as `_reject`.
+
+    A start is judged by how probable all of it is: a token that p likes better makes up for others before it.
+    """
+    joint_BS = _find_joint(p_BSV, q_BKV, draft, forced_BS)
+    residual_BSV = _find_residual(p_BSV * joint_BS.unsqueeze(2), q_BKV, draft)
+    next_BS = _replace(residual_BSV, p_BSV, counters)
+    by_step = counters._replace(positions_B=counters.positions_B * STEP)
+    stands_BK = by_step.uniform(q_BKV.shape[1]) < _find_chances(joint_BS, residual_BSV)[:, 1:]
+    number_K = torch.arange(1, q_BKV.shape[1] + 1, device=q_BKV.device)
+    longest_B1 = (stands_BK & (number_K <= draft.lengths_B.unsqueeze(1))).long().mul(number_K).amax(1, keepdim=True)
+    return number_K <= longest_B1, next_BS
+
+
+def _find_joint(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, forced_BS: Tensor | None = None) -> Tensor:
+    """Return min(1, joint before * p(d) / q(d)) after each draft token d, float32 [B, S]; column 0 is 1.
+
+    A token that is forced says nothing of p: the block begins after it.
+    """
+    ratio_BK = _of_tokens(p_BSV[:, :-1], draft) / _of_tokens(q_BKV, draft)
+    if forced_BS is not None:
+        ratio_BK = ratio_BK.masked_fill(forced_BS[:, :-1] >= 0, 1)
+    joints = [torch.ones_like(draft.lengths_B, dtype=torch.float32)]
+    for ratio_B in ratio_BK.nan_to_num(nan=0.0).unbind(1):
+        joints.append((joints[-1] * ratio_B).clamp(max=1))
+    return torch.stack(joints, dim=1)
+
+
+def _find_chances(joint_BS: Tensor, residual_BSV: Tensor) -> Tensor:
+    """Return with which probability the draft stands up to each row, given that it does not stand any further."""
+    left_BS = residual_BSV.sum(-1)
+    rest_BS = left_BS + 1 - joint_BS
+    return torch.where(rest_BS > 0, left_BS / rest_BS, 1.0)
+
+
+def _find_residual(p_BSV: Tensor, q_BKV: Tensor, draft: Draft) -> Tensor:
+    """Return max(p - q, 0), in the place of p."""
     # Past the draft's end q is 0, so that the residual there is p itself.
     real_BK = torch.arange(q_BKV.shape[1], device=q_BKV.device) < draft.lengths_B.unsqueeze(1)
-    q_BKV = q_BKV * real_BK.unsqueeze(2)
-    residual_BSV = p_BSV.clone()
-    residual_BSV[:, :-1] -= q_BKV
-    residual_BSV.clamp_(min=0)
+    p_BSV[:, :-1] -= q_BKV * real_BK.unsqueeze(2)
+    return p_BSV.clamp_(min=0)
+
+
+def _replace(residual_BSV: Tensor, p_BSV: Tensor, counters: _Counters) -> Tensor:
+    """Return a draw from each row of the residual."""
     # Rounding can leave nothing where p equals q; a token that is rejected even so is replaced by a draw from p.
     nothing_BS1 = residual_BSV.amax(-1, keepdim=True) == 0
-    next_BS = counters.draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log())
-    p_token_BK = p_BSV[:, :-1].gather(2, draft.tokens_BK.unsqueeze(2)).squeeze(2)
-    q_token_BK = q_BKV.gather(2, draft.tokens_BK.unsqueeze(2)).squeeze(2)
-    return counters.uniform(q_BKV.shape[1]) * q_token_BK < p_token_BK, next_BS
+    return counters.draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log())
+
+
+def _of_tokens(probs_BKV: Tensor, draft: Draft) -> Tensor:
+    return probs_BKV.gather(2, draft.tokens_BK.unsqueeze(2)).squeeze(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +136,7 @@ def verify(
       those of plain decoding with the same seed.
     - A draft with probabilities q is rejection-sampled: d is accepted with probability min(1, p(d)/q(d)), the first
       rejected one is replaced by a draw from max(p - q, 0), renormalised, and after a draft that is accepted whole a
-      token is drawn from p.
+      token is drawn from p. `by_block` judges whole starts of the draft instead; with q = 1 nothing could be gained.
 
     Args:
         logits_BSV: the model's, or what `adjust` made of them, any float type; row s predicts the token after draft
@@ -105,6 +156,9 @@ def verify(
         next_BS = argmax(logits_BSV)
     elif isinstance(acceptance, Typical):
         accept_BK, next_BS = _accept_typical(logits_BSV, draft.tokens_BK, tempering, counters, acceptance)
+    elif isinstance(acceptance, Standard) and draft.probs_BKV is not None and acceptance.by_block:
+        p_BSV = _tempered(logits_BSV, tempering).softmax(-1)  # in torch on a GPU, too
+        accept_BK, next_BS = _reject_block(p_BSV, draft.probs_BKV, draft, counters, forced_BS)
     elif isinstance(acceptance, Standard) and draft.probs_BKV is not None:
         accept_BK, next_BS = _sample_rejections(logits_BSV, draft, draft.probs_BKV, tempering, counters, kernels)
     else:

@@ -9,6 +9,9 @@ from enum import Enum
 from draftwise.engine.memory.pages import PagePool, page_key, root_key
 from draftwise.engine.step.sequence import Sequence
 
+_RANKED_ROW = 4
+"""Rows that take as long as one whose log-probabilities are wanted: all logits, and the best of them (SmolLM2, CPU)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -78,6 +81,10 @@ class Scheduler:
         max_num_seqs: running sequences at most.
         max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
         prefix: how much of a cached prefix is used.
+
+    Attributes:
+        most_rows_between: tokens of prompts in a step that others decode in, at most; None: no such limit. A token
+            whose log-probabilities are wanted counts several times.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class Scheduler:
         self.pool = pool
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.most_rows_between: int | None = None
         self._prefix = prefix
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -117,17 +125,24 @@ class Scheduler:
         if decodes is None:
             return None
         budget = max(self.max_num_batched_tokens - len(decodes) * (k + 1), self.block_size)
+        most = self.most_rows_between if decodes else None
+        budget = budget if most is None else min(budget, most)
         chunks: list[Chunk] = []
+
+        def take(sequence: Sequence) -> None:
+            nonlocal budget
+            weight = _RANKED_ROW if most is not None and sequence.params.prompt_logprobs is not None else 1
+            chunks.append(self._next_chunk(sequence, -(-budget // weight)))
+            budget -= chunks[-1].length * weight
+
         for sequence in self.running:
             if not sequence.is_decoding and budget > 0:
-                chunks.append(self._next_chunk(sequence, budget))
-                budget -= chunks[-1].length
+                take(sequence)
         # What was just preempted would come straight back.
         while self.num_preemptions == before and self.waiting and self._slots and budget > 0:
             if not self._admit(self.waiting[0]):
                 break
-            chunks.append(self._next_chunk(self.running[-1], budget))
-            budget -= chunks[-1].length
+            take(self.running[-1])
         released, self._released_slots = self._released_slots, []
         changes, self._page_changes = self._page_changes, []
         return StepSchedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)

@@ -27,13 +27,17 @@ from draftwise.core import BackendError, Finding, InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
 from draftwise.verbs import load_verb
-from draftwise.verbs.listed_runs import ListedRun, list_runs
+from draftwise.verbs.error_documents import list_findings
+from draftwise.verbs.jobs import Event, Jobs
+from draftwise.verbs.listed_runs import ListedRun, list_runs, trace_run
 from draftwise.verbs.pages.answers import answer, list_choices
-from draftwise.verbs.pages.page_jobs import PageJobs
+from draftwise.verbs.verb import Result
 
 _HERE = Path(__file__).parent
 _HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _MOST_BYTES = 2_000_000
+_MOST_JOBS = 20
+"""Each page that watches a service runs one."""
 _STARTED = {"watch": ("urls", "plain", "interval_s"), "report": ("run",)}
 """Long verbs that a page may start, and the fields that it may give."""
 _FORECAST = ("profile", "calibration", "concurrency", "prompt_tokens", "output_tokens")
@@ -96,7 +100,7 @@ class Pages:
     """Handlers of the routes."""
 
     def __init__(self, folders: Iterable[Path], token: str) -> None:
-        self.folders, self.token, self.jobs = tuple(folders), token, PageJobs()
+        self.folders, self.token, self.jobs = tuple(folders), token, Jobs(_MOST_JOBS)
         self._pages = Environment(
             loader=PackageLoader("draftwise.verbs.pages", "templates"), autoescape=select_autoescape(default=True)
         )
@@ -130,7 +134,9 @@ class Pages:
             summary = json.loads(Path(run.path, "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             summary = None
-        charts = [] if summary is None or not run.decision else _draw_loads(summary["comparisons"])
+        charts = []
+        if summary is not None and run.decision:
+            charts = [*_draw_loads(summary["comparisons"]), _draw_timeline(Path(run.path))]
         return self._show("run", run=run, summary=summary if run.decision else None, charts=charts)
 
     def report(self, request: Request) -> Response:
@@ -195,35 +201,44 @@ class Pages:
             return verb.run(verb.request(**asked), progress)
 
         try:
-            return JSONResponse({"job": self.jobs.start(work).key})
+            return JSONResponse({"job": self.jobs.start(name, work).name})
         except InvalidSetup as error:
             return JSONResponse({"error": to_json(error.findings)})
 
     async def stop(self, request: Request) -> Response:
         """Ask a job to stop."""
-        job = self.jobs.find(request.path_params["job"])
-        if job is not None:
-            job.stop_requested = True
-        return JSONResponse({"stopping": job is not None})
+        try:
+            self.jobs.get(request.path_params["job"]).stop()
+        except InvalidSetup as error:
+            return JSONResponse({"error": to_json(error.findings)}, 404)
+        return JSONResponse({})
 
     async def follow(self, request: Request) -> Response:
         """Send the events of a job as they come."""
-        job = self.jobs.find(request.path_params["job"])
-        if job is None:
-            return JSONResponse({"error": []}, 404)
+        try:
+            job = self.jobs.get(request.path_params["job"])
+        except InvalidSetup as error:
+            return JSONResponse({"error": to_json(error.findings)}, 404)
         last = request.headers.get("last-event-id", "0")
 
         async def events(seen: int) -> AsyncIterator[str]:
             while not await request.is_disconnected():
-                new = await run_in_threadpool(job.wait, seen, 1.0)
-                for number, text in new:
-                    yield f"id: {number}\ndata: {text}\n\n"
-                    seen = number
-                if job.is_done and not new:
+                new = await run_in_threadpool(job.follow, seen, 1.0)
+                for each in new:
+                    yield f"id: {each.number}\ndata: {_describe_event(each)}\n\n"
+                    seen = each.number
+                if job.is_over and not new:
                     return
                 yield ": \n\n"
 
         return StreamingResponse(events(int(last) if last.isdigit() else 0), media_type="text/event-stream")
+
+
+def _describe_event(event: Event) -> str:
+    value = event.value
+    if isinstance(value, BaseException):
+        value = list_findings(value)
+    return json.dumps({"kind": event.kind, "value": value.to_dict() if isinstance(value, Result) else to_json(value)})
 
 
 async def _read_fields(request: Request) -> Mapping[str, Any]:
@@ -296,11 +311,25 @@ def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     ]
 
 
+def _draw_timeline(path: Path) -> dict[str, Any]:
+    """Return a chart of speed over time."""
+    return {
+        "title": "The run over time",
+        "x": "linear",
+        "xLabel": "minutes since the first turn",
+        "yLabel": "speed over its median",
+        "series": [
+            {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in points]}
+            for arm, points in trace_run(path).items()
+        ],
+    }
+
+
 def _point(place: Any, ratio: Mapping[str, Any], label: str) -> dict[str, Any]:
     return {"x": place, "y": ratio["value"], "low": ratio["low"], "high": ratio["high"], "label": label}
 
 
-def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, PageJobs]:
+def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
     """Return the application over runs in folders, and its jobs."""
     pages = Pages(folders, token)
     routes = [
@@ -341,7 +370,7 @@ def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
         ended.set()
-        jobs.stop_all()
+        jobs.stop_all(0)
     return address
 
 

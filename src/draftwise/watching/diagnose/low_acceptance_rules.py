@@ -9,6 +9,7 @@ from statistics import median
 from draftwise.core import Window
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.methods import find_method
+from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import (
     COLD_S,
     MIN_DRAFTS,
@@ -185,6 +186,10 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
     if low is None:
         return None
     window, rest = low
+    ranks = [each for each in case.windows if each.instance == window.instance]
+    if ill := find_outliers(ranks):
+        found = describe_outlier(ill, [each for each in case.windows if each not in ill])
+        return replace(found, loss=find_losses(case).acceptance)
     return RuleMatch(
         message=(f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}."),
         evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),

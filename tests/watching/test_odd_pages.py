@@ -1,0 +1,177 @@
+"""Pages that are cut off, spelled otherwise or late: readings stay those of the server, and nothing is made up."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from tests.support import virtual_time
+from tests.support.simulated_service import Server, change, scrape
+
+from draftwise.backends.exposition import parse_engines
+from draftwise.core import BackendError, Window
+from draftwise.watching.watcher import Look, Snapshot, Watcher, read_page
+
+GOOD = change(Server(), rate=8.0)
+Edit = Callable[[str, np.random.Generator], str]
+
+
+def scrapes(seed: int, server: Server = GOOD, *, seconds: float = 300.0) -> list[str]:
+    return [page for _, page in scrape(server, seed=seed, seconds=seconds, settle_s=60.0)]
+
+
+class Played:
+    """A server whose pages are given, one a look; None for no answer."""
+
+    def __init__(self, pages: Sequence[str | None], instance: str = "http://a:8000") -> None:
+        self.pool, self.instance, self.pages, self.number = "spec", instance, pages, -1
+
+    async def look(self) -> Look:
+        self.number += 1
+        page = self.pages[self.number]
+        if page is None:
+            raise BackendError("no answer")
+        at_s = 1_790_000_060.0 + 15.0 * self.number
+        return read_page(page, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=at_s)
+
+    def close(self) -> None:
+        pass
+
+
+def play(pages: Sequence[str | None]) -> Snapshot:
+    async def run() -> Snapshot:
+        played = Played(pages)
+        watcher = Watcher([played], now=lambda: 1_790_000_060.0 + 15.0 * played.number)
+        for _ in pages:
+            seen = await watcher.look()
+        return seen
+
+    return virtual_time.run(run())
+
+
+def edit_lines(page: str, change_line: Callable[[str], str]) -> str:
+    return "".join(change_line(line) for line in page.splitlines(keepends=True))
+
+
+def cut(page: str, rng: np.random.Generator) -> str:
+    return page[: int(len(page) * rng.uniform(0.2, 0.95))]
+
+
+def drop(page: str, rng: np.random.Generator) -> str:
+    names = sorted(set(re.findall(r"^(vllm:\w+_(?:total|sum|count))\{", page, re.MULTILINE)))
+    lost = rng.choice(names)
+    return edit_lines(page, lambda line: "" if line.startswith(lost + "{") else line)
+
+
+def dip(page: str, rng: np.random.Generator) -> str:
+    names = sorted(set(re.findall(r"^(vllm:\w+_(?:total|sum|count))\{", page, re.MULTILINE)))
+    low = rng.choice(names)
+
+    def lower(line: str) -> str:
+        name, _, value = line.rpartition(" ")
+        return f"{name} {0.8 * float(value):.6f}\n" if line.startswith(low + "{") else line
+
+    return edit_lines(page, lower)
+
+
+def open_metrics(page: str, _: np.random.Generator) -> str:
+    exemplar = ' # {trace_id="4bf92f}"} 0.042 1790000000.1'
+    return edit_lines(page, lambda line: line[:-1] + (exemplar if "_total" in line or "_bucket" in line else "") + "\n")
+
+
+def other_labels(page: str, _: np.random.Generator) -> str:
+    def reorder(line: str) -> str:
+        found = re.fullmatch(r"(\S+?)\{(.*)\} (\S+)\n", line)
+        if found is None:
+            return line
+        labels = ",".join(re.findall(r'\w+="[^"]*"', found[2])[::-1])
+        return f'{found[1]} {{zone="eu,{{1}}",path="a\\"b}}c",{labels},}} {found[3]} 1790000000123\n'
+
+    return edit_lines(page, reorder)
+
+
+READINGS = ("tokens_per_step", "coverage", "mean_k", "seconds_per_token", "prefix_hit_rate")
+
+
+def read(window: Window) -> list[float]:
+    return [getattr(window, name) or 0.0 for name in READINGS]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("edit", [cut, drop, dip])
+def test_some_damaged_pages_change_nothing(edit: Edit, seed: int) -> None:
+    rng = np.random.default_rng([seed, 46])
+    pages = scrapes(seed)
+    damaged = set(rng.choice(np.arange(1, 20), 4, replace=False).tolist())
+    (whole,) = play(pages).recent
+    snapshot = play([edit(page, rng) if i in damaged else page for i, page in enumerate(pages)])
+    (window,) = snapshot.recent
+    assert snapshot.findings == ()
+    assert not window.restarted
+    assert window.counts_drafts
+    assert read(window) == pytest.approx(read(whole), rel=0.05)
+
+
+@pytest.mark.parametrize("edit", [open_metrics, other_labels])
+def test_a_page_in_another_spelling_is_read_the_same(edit: Edit) -> None:
+    rng = np.random.default_rng(0)
+    for page in scrapes(1, seconds=30.0):
+        assert parse_engines(edit(page, rng)) == parse_engines(page)
+
+
+def test_edges_that_come_and_go_are_left_out_of_the_histogram() -> None:
+    pages = scrapes(2)
+    (whole,) = play(pages).recent
+    gone = lambda page: edit_lines(page, lambda line: "" if 'le="0.025"' in line else line)  # noqa: E731
+    (window,) = play([gone(page) if i % 2 else page for i, page in enumerate(pages)]).recent
+    assert dict(window.slower_than) == {edge: count for edge, count in whole.slower_than if edge != 0.025}
+
+
+def restart(at: int, *, seed: int, skew_s: float = 0.0, then: Server = GOOD) -> list[str | None]:
+    """Return pages of a server that restarts at one of them, by a clock that is off."""
+
+    def shift(page: str, born_s: float | None) -> str:
+        return edit_lines(
+            page,
+            lambda line: (
+                f"process_start_time_seconds {1_790_000_060 + skew_s + (born_s or -300_000.0):.2f}\n"
+                if line.startswith("process_start")
+                else line
+            ),
+        )
+
+    again = [page for _, page in scrape(then, seed=seed + 1, seconds=300.0, settle_s=9.0)]
+    return [
+        *(shift(page, None) for page in scrapes(seed)[:at]),
+        *(shift(page, 15.0 * at - 9.0) for page in again[: 21 - at]),
+    ]
+
+
+@pytest.mark.parametrize("skew_s", [0.0, -45.0, -600.0, 900.0])
+def test_a_restart_by_a_clock_that_is_off_is_no_balancer(skew_s: float) -> None:
+    snapshot = play(restart(8, seed=3, skew_s=skew_s))
+    assert snapshot.findings == ()
+    (window,) = snapshot.recent
+    assert window.restarted
+    assert window.tokens_per_step == pytest.approx(play(scrapes(3)).recent[0].tokens_per_step, rel=0.1)
+
+
+def test_what_was_before_a_restart_is_not_counted() -> None:
+    (window,) = play(restart(8, seed=3, then=change(GOOD, gate=1.0))).recent
+    assert window.counters.spec.num_drafts > 1000
+    assert window.counters.spec.num_accepted_tokens == 0
+
+
+def test_replicas_in_turns_are_told_apart_where_no_start_is_told() -> None:
+    pages = [scrapes(seed, change(GOOD, rate=rate)) for seed, rate in ((4, 5.0), (5, 8.0), (6, 12.0))]
+    turns = np.random.default_rng(1).integers(0, 3, 21)
+    shown = [pages[turn][i] for i, turn in enumerate(turns)]
+    shown = [edit_lines(page, lambda line: "" if line.startswith("process") else line) for page in shown]
+    snapshot = play(shown)
+    assert [each.code for each in snapshot.findings] == ["several-behind-url"]
+    assert snapshot.recent == ()
+
+
+def test_growth_that_no_engine_makes_is_no_reading() -> None:
+    small, large = (edit_lines(f'vllm:generation_tokens_total{{engine="0"}} {n}\n', str) for n in (10**6, 10**9))
+    assert play([small, large]).recent == ()
