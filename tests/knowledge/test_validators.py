@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.validators import Answered, list_refusals
+from draftwise.knowledge.validators import Coverage, list_refusals
 from draftwise.knowledge.vllm import all_keys, get_release, releases
 from draftwise.verbs.facts import KnownValidators, facts
 
 KNOWN = [
-    ("0.33.0", "EPLBConfig._validate_eplb_config: ", Answered.READ),
-    ("0.33.0", "SpeculativeConfig._verify_args: FLy requires num_speculative", Answered.BY_RULE),
-    ("0.33.0", "ModelConfig.verify_with_parallel_config: Decode context parallelism", Answered.BY_RULE),
-    ("0.33.0", "VllmConfig._verify_trace_replay_config: trace replay requires", Answered.NOT),
+    ("0.33.0", "EPLBConfig._validate_eplb_config: ", Coverage.READ),
+    ("0.33.0", "SpeculativeConfig._verify_args: FLy requires num_speculative", Coverage.BY_RULE),
+    ("0.33.0", "ModelConfig.verify_with_parallel_config: Decode context parallelism", Coverage.BY_RULE),
+    ("0.33.0", "VllmConfig._verify_trace_replay_config: trace replay requires", Coverage.NOT),
 ]
 
 
 @pytest.mark.parametrize(("version", "begin", "answered"), KNOWN)
-def test_a_refusal_is_read_or_told_by_a_rule_or_left(version: str, begin: str, answered: Answered) -> None:
+def test_a_refusal_is_read_or_told_by_a_rule_or_left(version: str, begin: str, answered: Coverage) -> None:
     found = [each for key, each in list_refusals(get_release(version))[1].items() if key.startswith(begin)]
     assert answered in found
 

@@ -1,4 +1,4 @@
-"""The functions by which vLLM's configs refuse what they are given, and what each refusal says."""
+"""The functions by which vLLM's configs refuse values, with the texts of their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which refusals of vLLM's own validators are judged: by conditions read off its sources, by rules, or not."""
+"""The refusals of vLLM's own validators: judged by conditions read off its sources, by rules, or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.vllm import Release
 
 
-class Answered(Enum):
+class Coverage(Enum):
     """Who judges what a validator refuses."""
 
     READ = "read"
@@ -17,7 +17,7 @@ class Answered(Enum):
     NOT = "not"
 
 
-def list_refusals(release: Release) -> tuple[int, dict[str, Answered]]:
+def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     """Return how many validators a release has, and each of their refusals with who judges it.
 
     A refusal is `Class.function: text`. It is read where a condition of the topics `config_checks` and `engine_checks`
@@ -28,14 +28,14 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Answered]]:
     seen = {text for text, row in release.table("messages").items() if "rules" in row}
     rules = [each for each in all_rules().values() if each.holds(release.version)]
     answers = [pattern for each in rules for pattern in each.answers]
-    found: dict[str, Answered] = {}
+    found: dict[str, Coverage] = {}
     for key in known:
         _, is_refusal, text = key.partition(": ")
         if not is_refusal:
             continue
         bare = _bare(text)
         is_ruled = bare in seen or any(pattern in key for pattern in answers)
-        found[key] = Answered.READ if bare in read else Answered.BY_RULE if is_ruled else Answered.NOT
+        found[key] = Coverage.READ if bare in read else Coverage.BY_RULE if is_ruled else Coverage.NOT
     return len(known) - len(found), found
 
 

@@ -205,16 +205,16 @@ def _list_defects(request: FactsRequest) -> KnownDefects:
 
 
 def _count_validators(release: Release) -> ReleaseValidators:
-    from draftwise.knowledge.validators import Answered, list_refusals
+    from draftwise.knowledge.validators import Coverage, list_refusals
 
     functions, refusals = list_refusals(release)
-    unread = tuple(key for key, answered in refusals.items() if answered is Answered.NOT)
+    unread = tuple(key for key, answered in refusals.items() if answered is Coverage.NOT)
     return ReleaseValidators(
         version=str(release),
         known=functions,
         refusals=len(refusals),
-        read=sum(each is Answered.READ for each in refusals.values()),
-        by_rules=sum(each is Answered.BY_RULE for each in refusals.values()),
+        read=sum(each is Coverage.READ for each in refusals.values()),
+        by_rules=sum(each is Coverage.BY_RULE for each in refusals.values()),
         unread=unread,
     )
 
