@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _EXACT = frozenset({"I64", "I32", "U64", "U32", "F32", "F64"})
 """Types that hold any token id."""
 _MOST_LAYERS = 11
-"""Of a head: published ones have at most eight, and language models that are taken for one twelve or more."""
+"""Layers up to which a model may be a head: published heads have eight or fewer, language models twelve or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
