@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 from draftwise.backends import Backend
@@ -134,7 +135,7 @@ async def warm_up(
             if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
                 check_stop(progress)
                 progress.status(f"warming up {name} at {condition.label}")
-                taken = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
+                taken = await roster.attempt(client.backend, partial(_take_round, client, condition, plan, number))
                 rounds[name, condition] += [] if taken is None else [taken]
         pending = [
             (name, condition)
@@ -158,7 +159,7 @@ async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, 
     """Return the counters of those of some servers that answer."""
     found = {}
     for each in group:
-        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters())) is not None:
+        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters)) is not None:
             found[each.name] = counters
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from statistics import median
 from typing import TypeVar
@@ -13,6 +14,7 @@ from draftwise.backends import Backend
 from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
+from draftwise.measure.returns import Returns
 
 _STOP_POLL_S = 1.0
 """Interval at which a session that waits for servers looks whether it should stop."""
@@ -30,6 +32,7 @@ class Roster:
         may_leave_out: whether the session goes on without a candidate whose server fails.
         is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
         starts_at_once: servers that start together, as they share cores; None for all.
+        returns: waits for servers that break; None where one that does has failed.
     """
 
     backends: Sequence[Backend]
@@ -37,6 +40,7 @@ class Roster:
     may_leave_out: bool = True
     is_one_at_a_time: bool = False
     starts_at_once: int | None = None
+    returns: Returns | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
     """Of the servers that answer, by arm."""
     _starts: dict[str, float] = field(default_factory=dict, init=False)
@@ -62,17 +66,29 @@ class Roster:
             for name, error in self._failures.items()
         ]
 
-    async def attempt(self, backend: Backend, work: Awaitable[T]) -> T | None:
+    async def attempt(self, backend: Backend, work: Callable[[], Awaitable[T]]) -> T | None:
         """Return what a server's work gives, None where it fails and the session goes on without the server.
+
+        One that breaks and comes back does its work again.
 
         Raises:
             BackendError, InvalidSetup: the baseline failed, or the last candidate, or none may be left out.
         """
-        try:
-            return await work
-        except (BackendError, InvalidSetup) as error:
-            await self._leave_out(backend, error)
-            return None
+        while True:
+            try:
+                return await work()
+            except (BackendError, InvalidSetup) as broken:
+                error: Failure = broken
+            client = self.clients.get(backend.name)
+            if self.returns is None or client is None or isinstance(error, InvalidSetup):
+                await self._leave_out(backend, error)
+                return None
+            try:
+                await self.returns.wait(client, error, "the first look")
+            except BackendError as gone:
+                await self._leave_out(backend, gone)
+            if backend.name not in self.clients:
+                return None
 
     async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
         """Start servers, as many together as there are cores for; return when each is up, or left out.
@@ -89,7 +105,8 @@ class Roster:
         began = clock()
         turn = asyncio.Semaphore(self.starts_at_once or len(group))
         starting = {
-            asyncio.create_task(self.attempt(each, self._start_in_turn(each, turn, ends_at))): each for each in group
+            asyncio.create_task(self.attempt(each, partial(self._start_in_turn, each, turn, ends_at))): each
+            for each in group
         }
         try:
             while starting:
@@ -132,7 +149,7 @@ class Roster:
         """
         for each in group:
             if each.name not in self._failures:
-                client = await self.attempt(each, Client.greet(each, hello, salt=salt))
+                client = await self.attempt(each, partial(Client.greet, each, hello, salt=salt))
                 if client is not None:
                     self.clients[each.name] = client
 
