@@ -108,9 +108,6 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.32.0", "--mm-processor-device foo", "not-a-choice"),
         ("0.33.0", "--reasoning-effort-map {\"low\":1}", "flags-refused"),
         ("0.26.0", "--reasoning-config {}", "reasoning-config-without-parser"),
-        ("0.26.0", "--ir-op-priority.rms_norm [1]", "flag-json-value"),
-        ("0.33.0", "--kernel-config {\"ir_op_priority\":{\"rms_norm\":3}}", "flag-json-value"),
-        ("0.33.0", "--kernel-config.linear_backend_per_quant {}", "flag-json-value"),
         ("0.33.0", "--aux-output-config {\"enable_return_routed_experts\":1}", "routed-experts-without-experts"),
     ],
 )  # fmt: skip
@@ -124,6 +121,19 @@ def test_a_data_parallel_size_below_two_gives_way_to_the_environment(llama: str)
     assert [each.code for each in refusals(llama, "--prefill-context-parallel-size 0", "0.20.2")] == [
         "executor-unknown"
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--ir-op-priority.rms_norm [1]", "a string"),
+        ('--kernel-config {"ir_op_priority":{"rms_norm":3}}', "a list"),
+        ("--kernel-config.linear_backend_per_quant {}", "of 1 entries or more"),
+    ],
+)
+def test_values_deep_inside_an_object_have_types_and_lengths(llama: str, line: str, said: str) -> None:
+    (found,) = refusals(llama, line, "0.33.0")
+    assert (found.code, said in found.message) == ("flag-json-value", True)
 
 
 @pytest.mark.parametrize("line", ["--ir-op-priority.rms_norm NAMES", "--kernel-config.ir_op_priority.rms_norm NAMES"])
