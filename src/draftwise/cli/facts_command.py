@@ -88,13 +88,13 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
     show(run_facts.run(FactsRequest(defects=True, vllm=vllm, method=method)), render, as_json=as_json)
 
 
-@facts.command(short_help="Count how far the validators of vLLM's configs are judged.")
-@click.option("--vllm", metavar="VERSION", help="Count only this release, and list the refusals that nothing judges.")
+@facts.command(short_help="Count the validators of vLLM's configs.")
+@click.option("--vllm", metavar="VERSION", help="Count one release. List its unread refusals.")
 @json_option
 def validators(vllm: str | None, as_json: bool) -> None:
-    """Count the validators of vLLM's configs, by release, and their refusals: read, told by rules, or unread.
+    """Count the validators of vLLM's configs. They refuse what you give.
 
-    `check` judges a refusal by its condition in vLLM's sources, or by a rule. An unread one may still stop vLLM.
+    `check` reads a refusal's condition, or has a rule for it. Unread ones are counted. They may still stop vLLM.
 
     \b
     Examples:
