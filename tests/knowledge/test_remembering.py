@@ -35,11 +35,11 @@ def test_these_keep_nothing(config: dict[str, object]) -> None:
             {"method": "suffix", "suffix_decoding_max_cached_requests": 100},
             "suffix drafts from what it answered before",
         ),
-        ({"method": "custom_class", "model": "my.Proposer"}, "what custom_class keeps from one request to the next is"),
+        ({"method": "custom_class", "model": "my.Proposer"}, "it is unknown what custom_class keeps from one request"),
         ({"method": "telepathy"}, "it is unknown what 'telepathy' keeps from one request to the next"),
         ({}, "it is unknown what a config without a method keeps from one request to the next"),
         ({"method": "ngram", "learn_online": True}, "the effect of its option 'learn_online' is unknown"),
-        ({"method": "dspark", "enable_adaptive_verification": True}, "enable_adaptive_verification may go by what it"),
+        ({"method": "dspark", "enable_adaptive_verification": True}, "enable_adaptive_verification may use what it"),
     ],
 )
 def test_these_could_remember(config: dict[str, object], reason: str) -> None:

@@ -198,6 +198,6 @@ _MODULES = {
     "stats": "SpecStats",
     "timing": "Timing",
     "window": "Sums Window",
-    "workload": "Origin Prompt Recorded Workload",
+    "workload": "Origin Prompt RecordedAnswer Workload",
 }
 __getattr__ = import_on_use(__name__, _MODULES)
