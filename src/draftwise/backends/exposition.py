@@ -130,6 +130,8 @@ class _EngineSamples:
         key = (reading, rank)
         if reading == "kv_usage":
             self._totals[key] = max(value, self._totals.get(key, value))
+        elif reading == "reported_length":
+            self._totals[key] = math.nan if key in self._totals else value
         elif reading == "accepted_per_pos":
             if position := _POSITION.search(labels):
                 index = int(position[1])
@@ -225,7 +227,13 @@ def _count_accepted(totals: Mapping[str, float]) -> int:
 
 
 def _to_load(totals: Mapping[str, float]) -> ServerLoad:
-    return ServerLoad(running=totals.get("running"), waiting=totals.get("waiting"), kv_usage=totals.get("kv_usage"))
+    length = totals.get("reported_length", 0.0)
+    return ServerLoad(
+        running=totals.get("running"),
+        waiting=totals.get("waiting"),
+        kv_usage=totals.get("kv_usage"),
+        reported_length=length if length >= 1 else None,
+    )
 
 
 def _gather(text: str, *, apart: bool) -> dict[str, _EngineSamples]:

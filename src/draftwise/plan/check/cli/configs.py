@@ -96,7 +96,8 @@ class _Judge:
         config = _config_of(self.release, name)
         if config is None:
             is_raw = isinstance(value, str) and _is_parsed_apart(self.release, name)
-            self.names[name] = UNKNOWN if is_raw else value
+            is_null = value == "null" and _flags_by_field(self.release).get(name, {}).get("kind") == "json"
+            self.names[name] = UNKNOWN if is_raw else None if is_null else value
             return
         if isinstance(value, str):
             try:
@@ -327,6 +328,7 @@ def _read(row: Mapping[str, Any], value: Any) -> Any:
         if "unset_as" in row and value.lower() == row["unset_as"]:
             return None
         value = value.lower().replace("-", "_") if row.get("lowered") else value
+        value = value.replace(" ", "").split(",") if row.get("split") else value
     if "enum" in row:
         return _read_member(row, value)
     try:
