@@ -66,6 +66,7 @@ class Pair:
     """Whether any verdict is false: an arm is not what it is called."""
     jumps: bool = False
     """Whether the wall clock jumps."""
+    budget_s: float
 
     def either(self) -> int:
         """Return which arm a trap is set on."""
@@ -73,8 +74,9 @@ class Pair:
 
 
 def _slow_start(pair: Pair) -> None:
-    spell = (0.0, pair.rng.uniform(15, 50), pair.rng.choice((1.5, 2.0, 3.0)))
-    pair.scripts[pair.either()]["spells"] = (spell,)
+    # Nothing in a run tells a server that is slow for all of it from a slow one.
+    seconds = pair.rng.uniform(0.1, 0.45) * pair.budget_s
+    pair.scripts[pair.either()]["spells"] = ((0.0, seconds, pair.rng.choice((1.5, 2.0, 3.0))),)
 
 
 def _swapped(pair: Pair) -> None:
@@ -105,7 +107,7 @@ def _rate_limit(pair: Pair) -> None:
 
 
 def _restart(pair: Pair) -> None:
-    pair.spoiled[pair.either()] |= {"away": (pair.rng.randint(12, 60), pair.rng.uniform(2, 12))}
+    pair.spoiled[pair.either()] |= {"away": (pair.rng.randint(12, 60), pair.rng.uniform(0.02, 0.12) * pair.budget_s)}
 
 
 def _drift(pair: Pair) -> None:
@@ -180,11 +182,12 @@ TRAPS: Mapping[str, Callable[[Pair], None]] = {
 }
 
 
-def make_pair(name: str, *, scale: float) -> tuple[Pair, RunPlan, float]:
-    """Return the servers of a run, its plan and its seconds; `scale` is that of all latencies."""
+def make_pair(name: str, *, http: bool) -> tuple[Pair, RunPlan]:
+    """Return the servers of a run, and its plan."""
     traps, seed = name.split("/")
     rng = random.Random(name)
-    pair = Pair(rng=rng, truth=TRUTHS[int(seed) % len(TRUTHS)])
+    budget_s, scale = (20.0, 0.15) if http else (rng.choice((60.0, 90.0, 120.0)), 1.0)
+    pair = Pair(rng=rng, truth=TRUTHS[int(seed) % len(TRUTHS)], budget_s=budget_s)
     for arm, script in enumerate(pair.scripts):
         gain, tokens = (pair.truth, PER_STEP * TOKENS / (TOKENS + SPILLED)) if arm else (1.0, 1.0)
         script |= {"seed": rng.randrange(2**30), "jitter": 0.03, "step_jitter": 0.04}
@@ -208,13 +211,12 @@ def make_pair(name: str, *, scale: float) -> tuple[Pair, RunPlan, float]:
         workloads=(Workload(name="code", source="test", prompts=tuple(prompts)),),
         conditions=(Condition(load=ClosedLoop(concurrency=rng.choice((1, 1, 1, 4))), temperature=pair.temperature),),
     )
-    return pair, plan, rng.choice((90.0, 150.0, 240.0))
+    return pair, plan
 
 
 def run_one(name: str, *, http: bool = False) -> dict[str, Any]:
     """Return what the program concludes from a run."""
-    pair, plan, budget_s = make_pair(name, scale=0.15 if http else 1.0)
-    budget_s = 20.0 if http else budget_s
+    pair, plan = make_pair(name, http=http)
     clock, jumped = time.time, random.Random(name)
 
     def wall() -> float:
@@ -222,12 +224,11 @@ def run_one(name: str, *, http: bool = False) -> dict[str, Any]:
 
     with TemporaryDirectory() as folder, patch.object(os, "fsync"), patch.object(time, "time", wall):
         path = Path(folder) / "run"
-        session = make_session(
-            path, plan, [FakeScript(**each) for each in pair.scripts], budget_s=budget_s, processes=1
-        )
+        scripts = [FakeScript(**each) for each in pair.scripts]
+        session = make_session(path, plan, scripts, budget_s=pair.budget_s, processes=1)
         session.backends = [
-            Hostile(arm.name, FakeScript(**script), real_time=http, **spoiled)
-            for arm, script, spoiled in zip(plan.arms, pair.scripts, pair.spoiled, strict=True)
+            Hostile(arm.name, script, real_time=http, **spoiled)
+            for arm, script, spoiled in zip(plan.arms, scripts, pair.spoiled, strict=True)
         ]
         said = {"run": name, "http": http, "truth": pair.truth, "void": pair.is_void}
         try:
@@ -259,7 +260,7 @@ def list_runs(count: int, first: int) -> list[str]:
     alone = names[1:]
     pairs = [f"{one}+{other}" for one in alone for other in alone if one != other]
     rng.shuffle(pairs)
-    drawn = [*names, *names, *pairs]
+    drawn = [*names, *pairs]
     return [f"{drawn[number % len(drawn)]}/{first + number}" for number in range(count)]
 
 
