@@ -78,8 +78,8 @@ def test_one_empty_answer_before_the_first_turn_ends_nothing(tmp_path: Path, num
 def test_a_server_that_restarts_in_the_middle_is_waited_for_warmed_up_and_asked_again(tmp_path: Path) -> None:
     run, progress = measure(tmp_path / "run", away=(40, 12.0))
     assert conclude_run(run).decision.comparisons[0].verdict is Verdict.ADOPT
-    assert any("broke, and answered again after 12 s" in line for line in progress.told)
-    assert any("broke" in each.reason for each in run.omissions)
+    assert any("failed and answered again after 12 s" in line for line in progress.told)
+    assert any("failed" in each.reason for each in run.omissions)
     blocks: dict[tuple[str, int, int], set[str]] = {}
     for turn in run.turns:
         blocks.setdefault((turn.workload, turn.repeat, turn.block), set()).add(turn.arm)
@@ -161,7 +161,7 @@ def test_a_wait_is_named_by_the_servers_that_are_waited_for() -> None:
     waits.report("eagle", "compiling (10 s)")
     waits.report("eagle", "")
     assert told[0] == "plain is starting: importing vLLM (3 s)"
-    assert told[1] == "plain is starting: importing vLLM (3 s); eagle too"
+    assert told[1] == "plain is starting: importing vLLM (3 s); also eagle"
     assert told[-1] == "eagle is starting: compiling (10 s)"
 
 

@@ -220,7 +220,7 @@ def test_a_switch_is_proven_and_the_baseline_is_brought_back(state: Path) -> Non
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("pass", "its /metrics has no counters of drafts"),
+        ("pass", "its /metrics has no draft counters"),
         (REPLACE.replace("+ 1", "+ 0"), "its process and its counters are those of before"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_command_must_say_where_the_arm_goes(command: str) -> None:
     [
         ({"url": "http://h", "one_at_a_time": True}, "use --switch"),
         ({"target": "m", "switch": "x {arm}"}, "use --one-at-a-time"),
-        ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "leave out --candidate-url"),
+        ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "Leave out --candidate-url"),
         ({"url": "http://h", "switch": "x {arm}", "candidates": (Candidate(),)}, "--candidate NAME=JSON"),
     ],
 )

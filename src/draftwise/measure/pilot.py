@@ -100,7 +100,7 @@ async def look_at_lengths(
     left = filter(None, chain.from_iterable(zip_longest(*open_ended)))
     found: dict[tuple[str, str], int] = {}
     check_stop(progress)
-    progress.status(f"looking at how long {arm}'s answers are")
+    progress.status(f"measuring the length of {arm}'s answers")
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
         # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
@@ -209,7 +209,7 @@ async def look_at_paces(
         prompts = spared.get(workload.name, ()) if arm in plan.remembering else own
         if client is not None and number < len(prompts) and clock() < ends_at:
             check_stop(progress)
-            progress.status(f"looking at {arm}'s answers to {workload.name}")
+            progress.status(f"measuring {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
             asked = disguise(prompts[number])
             await roster.attempt(backend, partial(_ask, client, workload, asked, plan, pilot))

@@ -52,8 +52,8 @@ class Returns:
         if self._count[arm] > _MOST_RETURNS:
             raise BackendError(f"{error}\nIt came back {_MOST_RETURNS} times before: see why it ends.") from error
         patience_s = min(_AWAY_S, _AWAY * max(0.0, self.left_s()))
-        text = f"its server broke: {why} It is waited for, for up to {patience_s:.0f} s; Ctrl-C keeps what is measured."
-        self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, as it was."))
+        text = f"its server failed: {why} Waiting up to {patience_s:.0f} s for it. Ctrl-C keeps all measurements."
+        self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, unchanged."))
         while clock() < began + patience_s:
             check_stop(self.progress)
             waited = f"{clock() - began:.0f} of at most {patience_s:.0f} s"
@@ -61,9 +61,10 @@ class Returns:
             with suppress(BackendError):
                 if (await client.backend.describe()).model == client.model:
                     await self.warm(arm)
-                    text = f"its server broke, and answered again after {clock() - began:.0f} s: {why}"
+                    text = f"its server failed and answered again after {clock() - began:.0f} s: {why}"
                     self.progress.notice(Finding.warning("server-came-back", text, where=arm))
-                    self.keep(Omission(what=f"{what} of {arm}, at first", reason=f"{text}; it was taken again"))
+                    first = f"the first attempt at {what} of {arm}"
+                    self.keep(Omission(what=first, reason=f"{text}; the turn was repeated"))
                     return
             await asyncio.sleep(_POLL_S)
         raise BackendError(f"{error}\nIt did not come back within {patience_s:.0f} s.") from error

@@ -42,7 +42,7 @@ class Roster:
     starts_at_once: int | None = None
     returns: Returns | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
-    """Of the servers that answer, by arm."""
+    """Clients of the servers that answer, by arm."""
     _starts: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)
@@ -60,7 +60,7 @@ class Roster:
     @property
     def omissions(self) -> list[Omission]:
         """What is not measured because a server failed."""
-        reason = "its server failed before anything was measured"
+        reason = "its server failed before the measurement began"
         return [
             Omission(what=f"candidate {name}", reason=reason, candidate=name, error=str(error))
             for name, error in self._failures.items()
@@ -135,8 +135,8 @@ class Roster:
             if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
                 left_s = max(0.0, ends_at - began)
                 raise BackendError(
-                    f"{backend.name}: it was not started: servers take {usual_s:.0f} s to start here, and {left_s:.0f} "
-                    "s were left for that.\nGive more --minutes, or fewer candidates."
+                    f"{backend.name}: not started, because servers take {usual_s:.0f} s to start here and only "
+                    f"{left_s:.0f} s were left.\nGive more --minutes, or fewer candidates."
                 )
             await backend.start()
             self._starts[backend.name] = clock() - began
@@ -169,13 +169,16 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = f"Left out: candidate {backend.name}: its server is not up, and the others are measured. {error}"
+        text = (
+            f"Left out: candidate {backend.name}: its server did not start. The measurement continues with the "
+            f"others. {error}"
+        )
         self.progress.notice(Finding.info("left-out", text))
 
 
 def _too_late(backend: Backend, seconds: float) -> BackendError:
     text = f"{backend.name}: the server was not up after {seconds:.0f} s. {backend.complaint()}"
-    return BackendError(f"{text}\nGive more --minutes if it needs longer.")
+    return BackendError(f"{text}\nGive more --minutes if it needs longer to start.")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

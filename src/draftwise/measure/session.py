@@ -191,8 +191,8 @@ class Session:
             if not cut.expired():
                 raise
             raise BackendError(
-                f"The time was over while something was still under way: {self._tracked.doing}. What is measured "
-                "counts; give more --minutes, or see what the server's log says."
+                f"The time ran out during this step: {self._tracked.doing}. Completed measurements count. Give "
+                "more --minutes, or check the server's log."
             ) from None
         finally:
             self.directory.close()
@@ -365,8 +365,8 @@ class Session:
         gone = [each.name for each in others[count:]]
         if gone:
             reason = (
-                f"a server takes {start_s:.0f} s to start here, and {FEWEST_PROMPTS} prompts of each workload about "
-                f"{each_s:.0f} s; {left_s / 60:.1f} min are left"
+                f"a server takes {start_s:.0f} s to start here, {FEWEST_PROMPTS} prompts of each workload take about "
+                f"{each_s:.0f} s, and only {left_s / 60:.1f} min are left"
             )
             left_out = [
                 Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True) for name in gone
@@ -421,7 +421,7 @@ class Session:
         starts = self.plan.repeats * (len(self.plan.arms) - 1)
         text = (
             f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about {switch_s:.0f} s each, "
-            f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
+            f"take {starts * switch_s / 60:.1f} min. If time runs short, draftwise measures fewer repetitions."
         )
         self.progress.notice(Finding.info("measurement-planned", text))
 
@@ -461,10 +461,10 @@ class Session:
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            text = f"its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
+            text = f"its speed at {label} was not steady after the warm-up, so its first turns count as disturbed."
             self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
         if unrest is not None:
-            self.progress.notice(Finding.info("machine-busy", f"The machine did not come to rest: {unrest}."))
+            self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
     async def _time_readings(self, backend: Backend) -> float:
         """Return the seconds that each turn takes beside its requests."""
@@ -508,7 +508,9 @@ class Session:
                 self.directory.add_probe(probe)
         for line in describe_omissions(omissions):
             text = f"Left out: {line}."
-            self.progress.notice(Finding.info("left-out", text, fix="Give more --minutes, or ask for less."))
+            self.progress.notice(
+                Finding.info("left-out", text, fix="Give more --minutes, or fewer workloads, loads or candidates.")
+            )
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)
 
@@ -528,7 +530,7 @@ class Session:
         left_s = math.inf if (end := budget.examination_end) is None else end - asyncio.get_running_loop().time()
         if self.line_up is not None and left_s < budget.start_s:
             return  # no other server would be up in time
-        self._tracked.status("looking at outputs that differ")
+        self._tracked.status("examining outputs that differ")
         run = self.directory.read()
         counted = set_aside_disturbed(run, get_thresholds(run))
         differences = list_differences(counted, clients)
@@ -621,9 +623,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if before[part] != value:
             raise InvalidSetup.because(
                 "other-context",
-                f"{part}: now {value}, when the run began {before[part]}.",
+                f"{part} is now {value}, but was {before[part]} when the run began.",
                 where="--resume",
-                fix="Timings of both do not compare: start a new run with --out.",
+                fix="Timings of the two cannot be compared. Start a new run with --out.",
             )
 
 

@@ -193,7 +193,7 @@ class Sweep:
         is_known = all(lane.blocks for lane in kept)
         while is_known and len(kept) > 1 and sum(map(need_s, kept)) > _SLOWER * self._left_s():
             lane = kept.pop()
-            self._end_lane(lane, need_s(lane), "those that decide anything take")
+            self._end_lane(lane, need_s(lane), "the fewest blocks that can decide take")
         return kept
 
     def _fill(self, lane: _Lane) -> bool:
@@ -212,7 +212,7 @@ class Sweep:
         """Close a lane whose next blocks would not end in time, and say so where that is not the usual end."""
         lane.is_closed = True
         if lane.blocks < FEWEST_PROMPTS:
-            reason = f"{what} {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+            reason = f"{what} {expected_s:.0f} s, but only {max(0.0, self._left_s()):.0f} s are left"
             what = f"more than {lane.blocks} paired blocks of {lane.place[0]} at {lane.place[1]}"
             self._leave_out(Omission(what=what, reason=reason))
 
@@ -408,7 +408,7 @@ class Sweep:
             turns = join_stretches(missing, arms, repeat)
             if (expected_s := self.estimate.sum(turns)) > self._left_s():
                 kept = self._shorten(turns)
-                reason = f"it would take {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+                reason = f"it would take {expected_s:.0f} s, but only {max(0.0, self._left_s()):.0f} s are left"
                 share = 1 - len(kept) / len(turns)
                 self._leave_out(Omission(what=f"{share:.0%} of repetition {repeat}", reason=reason))
                 turns = kept
@@ -498,7 +498,7 @@ class Sweep:
         if not blocks:
             return False
         count = sum(map(len, blocks))
-        self._progress.status(f"retaking {count} disturbed turns")
+        self._progress.status(f"repeating {count} disturbed turns")
         if is_once:
             number = self._plan.repeats + 1
             blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
@@ -515,7 +515,7 @@ class Sweep:
         self._word_due = clock() + self.budget.patience_s * (1 if lead is None else _WORDS_APART)
         if lead is not None:
             left_s = self._note_estimate()
-            text = f"{lead} It is judged at the end, in {left_s / 60:.1f} min." if left_s else lead
+            text = f"{lead} The verdict follows at the end, in {left_s / 60:.1f} min." if left_s else lead
             self._progress.notice(Finding.info("result-so-far", text))
 
     def _leave_out(self, omission: Omission) -> None:
@@ -575,7 +575,9 @@ _WORDS_APART = 5
 
 def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
     loads = ", ".join(condition.label for condition in found)
-    return Omission(what=f"the loads {loads}, searched for a crossover", reason=f"{max(0.0, left_s):.0f} s are left")
+    return Omission(
+        what=f"the loads {loads}, to search for a crossover", reason=f"only {max(0.0, left_s):.0f} s are left"
+    )
 
 
 def _describe_leaver(leaver: Leaver, place: Place) -> str:
@@ -583,9 +585,9 @@ def _describe_leaver(leaver: Leaver, place: Place) -> str:
     where = f"{leaver.candidate} on {place[0]} at {place[1]}"
     so_far = f"{where}: left out after {leaver.count} prompts at {leaver.ratio:.2f}x"
     if leaver.reason is LeaveReason.NO_GAIN:
-        return f"{so_far}: no gain worth a change is left in its interval."
+        return f"{so_far}: its interval leaves no room for a gain of practical size."
     if leaver.reason is LeaveReason.BEHIND:
-        return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast, prompt by prompt."
+        return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast on the same prompts."
     if leaver.reason is LeaveReason.PAYS:
-        return f"{so_far}: it surely pays, and {leaver.best} is ahead so far."
-    return f"{so_far}: the time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). That is no claim."
+        return f"{so_far}: it pays with certainty, but {leaver.best} is ahead so far."
+    return f"{so_far}: time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). This is not a verdict."

@@ -27,7 +27,7 @@ _FEWEST = 6
 """Prompts that two candidates are compared on."""
 
 Logs = Mapping[str, Mapping[Hashable, float]]
-"""By candidate, logarithms of each prompt's ratio."""
+"""Logarithms of each prompt's ratio, by candidate."""
 
 
 class LeaveReason(StrEnum):

@@ -37,7 +37,7 @@ class Logged:
     """One logged request."""
 
     body: Mapping[str, Any]
-    """As it was sent to the server: `messages`, `prompt` or `input`, and parameters."""
+    """The request body: `messages`, `prompt` or `input`, and parameters."""
     bare: bool = False
     """Whether the line is nothing but the body, so that its keys are the user's own."""
     response: Any = None
