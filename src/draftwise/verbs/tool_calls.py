@@ -25,7 +25,7 @@ LARGEST = 1_000_000
 """Bytes of the arguments of a call, and of its answer."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OPTION = re.compile(r"'[^']*'|`draftwise mcp [^`]*`|(?<![\w`-])--?[a-z][\w-]*")
-"""An option in a message; what stands in quotes is the agent's own text, and a command for who runs the server stays."""
+"""An option in a message; quotes hold the agent's own text, and a command for who runs the server stays as it is."""
 _OTHER_NAMES = {
     "tp": ("tensor_parallel_size", "gpus"),
     "pp": ("pipeline_parallel_size",),
