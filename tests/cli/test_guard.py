@@ -193,6 +193,6 @@ def test_a_pod_that_is_stopped_ends_without_a_lease(verb, shell, tmp_path):
             assert json.loads(process.stdout.readline())
             process.terminate()
             process.communicate(timeout=60)
-    assert process.returncode in ((130,) if shell else (0, 1, 3))  # the latter of its last look
+    assert process.returncode in (0, 1, 3, 130)  # of its last look, or interrupted where the shell ignores SIGINT
     assert [each for each in tmp_path.rglob("*") if each.suffix in (".lease", ".lock")] == []
     assert [each for each in (tmp_path / "cache").rglob("*") if each.is_file()] == []
