@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tests.support.guarding import EVERY_S, RULES, Proxy, window
@@ -14,7 +15,7 @@ from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding.executors import Executor
 from draftwise.guarding.guard_state import Store
-from draftwise.guarding.lease import Lease
+from draftwise.guarding.lease import Lease, locked
 from draftwise.guarding.service_guard import Means, ServiceGuard, Tick
 from draftwise.guarding.service_reading import ProbeReading
 from draftwise.watching.watcher import Snapshot
@@ -302,3 +303,21 @@ def test_a_week_is_bounded_in_memory_and_on_disk(world):
     assert sum(map(len, tick.state.recent.values())) < 20
     assert sum(path.stat().st_size for path in world.folder.iterdir()) < 100_000
     assert Step.SHIFT not in [step for _, step in world.recorded()]
+
+
+def test_locks_leave_no_file_and_let_one_in_at_a_time(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+
+    def add() -> None:
+        for _ in range(25):
+            with locked(counter):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    threads = [Thread(target=add) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert counter.read_text() == "200"
+    assert [each.name for each in tmp_path.iterdir()] == ["counter"]

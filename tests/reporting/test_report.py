@@ -63,7 +63,7 @@ def test_a_report_is_self_contained_and_complete(reported: tuple[Path, Decision]
     page = (path / "report.html").read_text()
     assert decision.is_evidence
     assert "NOT EVIDENCE" not in page
-    assert page.count("<svg") == 8
+    assert page.count("<svg") == 10
     for outside in ("<script", "<link", "src=", "url(http", "@import"):
         assert outside not in page
     for shown in (
@@ -189,7 +189,7 @@ class TestSweep:
             "Every turn's speed".replace("'", "&#39;"),
         )
         assert [caption for caption in captions if f"<figcaption>{caption}" not in page] == []
-        assert page.count("<svg") == len(captions)
+        assert page.count("<svg") == len(captions) + 2  # the first and the last are drawn for phones, too
 
     def test_crossovers_are_drawn_where_they_were_found(self, swept: Conclusions, page: str) -> None:
         found = [each.value for each in swept.decision.crossovers if each.value is not None]
@@ -240,7 +240,7 @@ def test_rates_make_a_sweep() -> None:
 
 
 def test_ramps_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.reporting.plots.registry.to_svg", lambda *_, **__: "")
+    monkeypatch.setattr("draftwise.reporting.svg.to_svg", lambda *_, **__: "")
     ramp = Condition(load=OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=20),)))
     ramped = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=[ramp])))
     assert "Speed-up against load" not in ramped

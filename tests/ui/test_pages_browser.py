@@ -59,6 +59,7 @@ def test_a_run_and_the_chart_of_it(browser, url, width):
     with Visit(browser, url, width=width) as visit:
         visit.page.wait_for_selector("figure svg")
         visit.page.click("a:text-is('whole')")
+        visit.page.wait_for_selector("figcaption:text-is('The run over time')")
         read = "() => document.querySelector('figure svg')?.getBoundingClientRect().toJSON()"
         box = visit.page.wait_for_function(read).json_value()
         assert box["x"] >= 0

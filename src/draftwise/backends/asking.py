@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from draftwise.core import BackendError
+from draftwise.machine.network import find_proxy, open_tls
 from draftwise.replaying.served_drafts import Score
 
 _PATIENCE_S = 600.0
@@ -32,8 +33,7 @@ class Asker:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._client = client or httpx.Client(
-            # Directly, without the proxies of the environment, but with its certificates (SSL_CERT_FILE).
-            headers=headers, timeout=_PATIENCE_S, trust_env=False, verify=httpx.create_ssl_context(),
+            headers=headers, timeout=_PATIENCE_S, trust_env=False, proxy=find_proxy(self.url), verify=open_tls(),
         )  # fmt: skip
         models = self._ask("GET", "/v1/models", None).get("data") or []
         if not models:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +23,7 @@ from draftwise.backends.exposition import (
 from draftwise.backends.patience import BUSY, Patience
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, ServerLoad
+from draftwise.machine.network import open_tls
 
 _KEPT_S = 1.0
 """Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
@@ -45,6 +44,7 @@ class UrlBackend:
         metrics_url: page of its counters, where it is not /metrics below `url`.
         metrics_headers: sent to that page in addition to them.
         command: the command that the operator says it was started with.
+        proxy: `http://[user:password@]host:port`; by default the server is reached directly, as load has to be.
 
     Raises:
         InvalidSetup: the URL is not an http(s) URL.
@@ -59,11 +59,12 @@ class UrlBackend:
         metrics_url: str | None = None,
         metrics_headers: Mapping[str, str] | None = None,
         command: str | None = None,
+        proxy: str | None = None,
     ) -> None:
         check_url(url)
         self.name = name
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.command = command
+        self.command, self._proxy = command, proxy
         self.headers = dict(headers or {})
         self._metrics_url = metrics_url
         trusted = metrics_url is None or _origin(metrics_url) == _origin(url)
@@ -184,9 +185,8 @@ class UrlBackend:
         return text
 
     def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        # Proxies of the environment are for the internet; a measured server is reached directly.
         timeout = httpx.Timeout(600, connect=10)
-        tls = _open_tls()
+        tls = open_tls()
         self._client = httpx.AsyncClient(
             base_url=self.url,
             headers=self.headers,
@@ -194,9 +194,10 @@ class UrlBackend:
             transport=transport,
             verify=tls,
             trust_env=False,
+            proxy=self._proxy,
             limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
-        self._wire = Wire(self.url, headers=self.headers, now=self.now, tls=tls)
+        self._wire = Wire(self.url, headers=self.headers, now=self.now, tls=tls, proxy=self._proxy)
 
     async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         """Return the answer of a path below the server's URL, or of another URL.
@@ -279,11 +280,3 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
-
-
-@cache
-def _open_tls() -> ssl.SSLContext:
-    """Return what all clients of this process speak TLS with: to read the certificates takes longer than a request."""
-    tls = httpx.create_ssl_context()
-    tls.set_alpn_protocols(["http/1.1"])
-    return tls

@@ -6,18 +6,22 @@ import asyncio
 import errno
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
+from draftwise.machine.network import open_tls
 
 _T = TypeVar("_T")
 
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
+_MOST_OF_TUNNEL = 1 << 14
+"""Bytes of a proxy's answer."""
 _Address = tuple[int, tuple[Any, ...]]
 """Family and socket address."""
 
@@ -29,7 +33,8 @@ class Wire:
         url: `http[s]://host[:port][/prefix]`.
         headers: sent with every request, e.g. the bearer token.
         now: the clock.
-        tls: for https.
+        tls: for https; by default what the environment trusts.
+        proxy: `http://[user:password@]host:port` to go through; None to reach the server directly.
         connect_s: time to connect, with TLS.
         silence_s: how long the server may send nothing while it owes an answer.
     """
@@ -41,6 +46,7 @@ class Wire:
         now: Callable[[], float],
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
+        proxy: str | None = None,
         connect_s: float = _CONNECT_S,
         silence_s: float = _SILENCE_S,
     ) -> None:
@@ -50,15 +56,35 @@ class Wire:
         default = 443 if parts.scheme == "https" else 80
         self._port = default if parts.port is None else parts.port
         self._prefix = parts.path
-        self._tls = tls if parts.scheme == "https" else None
+        self._tls = (tls or open_tls()) if parts.scheme == "https" else None
         self._now, self._connect_s, self._silence_s = now, connect_s, silence_s
         own = {"Host": parts.netloc.rpartition("@")[2], "Accept-Encoding": "identity"}
+        self._tunnel = b""
+        self._at = self._host, self._port
+        if proxy is not None:
+            own |= self._go_through(proxy, url)
         given = {name.lower() for name in headers or {}}
         fields = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers or {})
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._idle: list[Connection] = []
         self._address: _Address | None = None
         raise_file_limit()
+
+    def _go_through(self, proxy: str, url: str) -> dict[str, str]:
+        """Connect to a proxy instead; return the headers of requests that it reads, which are those of http."""
+        parts = urlsplit(proxy)
+        self._at = parts.hostname or "", parts.port or 80
+        own = {}
+        if parts.username is not None:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            own["Proxy-Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+        if self._tls is None:
+            self._prefix = f"http://{urlsplit(url).netloc.rpartition('@')[2]}{self._prefix}"
+            return own
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        lines = (f"CONNECT {host}:{self._port} HTTP/1.1", f"Host: {host}:{self._port}", *map(": ".join, own.items()))
+        self._tunnel = "".join(f"{line}\r\n" for line in (*lines, "")).encode("latin-1")
+        return {}
 
     async def post(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """POST a JSON body and return the answer with the arrival of each of its pieces.
@@ -133,8 +159,8 @@ class Wire:
             with suppress(OSError):
                 return await self._open_at(self._address)
             self._address = None
-        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        failure = OSError(errno.EADDRNOTAVAIL, f"{self._host} has no address")
+        found = await asyncio.get_running_loop().getaddrinfo(*self._at, type=socket.SOCK_STREAM)
+        failure = OSError(errno.EADDRNOTAVAIL, f"{self._at[0]} has no address")
         for family, _, _, _, address in found:
             try:
                 connection = await self._open_at((family, address))
@@ -151,6 +177,8 @@ class Wire:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, address[1])
             tls = None
+            if self._tunnel:
+                await _open_tunnel(sock, self._tunnel)
             if self._tls is not None:
                 tls = Tls(self._tls, self._host)
                 await tls.shake_hands(sock)
@@ -158,6 +186,24 @@ class Wire:
         except BaseException:
             sock.close()
             raise
+
+
+async def _open_tunnel(sock: socket.socket, request: bytes) -> None:
+    """Ask a proxy for a tunnel.
+
+    Raises:
+        OSError: it refuses, or does not speak HTTP.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, request)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        if not (read := await loop.sock_recv(sock, _MOST_OF_TUNNEL)) or len(answer) > _MOST_OF_TUNNEL:
+            raise OSError(errno.ECONNABORTED, "the proxy ended the connection")
+        answer += read
+    status = answer.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")[2]
+    if not status.startswith("2"):
+        raise OSError(errno.ECONNREFUSED, f"the proxy answers {status[:80]!r}")
 
 
 def run_with_sockets(main: Coroutine[Any, Any, _T]) -> _T:

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,16 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import httpx
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import BackendError, InvalidSetup
-
-if TYPE_CHECKING:
-    import httpx
+from draftwise.machine.network import find_bundle, open_client
 
 _READ_AHEAD = 4 << 20
 _PARTIAL = 206
@@ -150,7 +148,7 @@ def fetch_sources(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
     if parts.scheme == "file":
         return unpack_sources(Path(unquote(parts.path)), folder, progress)
     try:
-        with httpx.Client(follow_redirects=True, timeout=60) as client:
+        with open_client(timeout=60) as client:
             return unpack_sources(RemoteFile(client, wheel.url), folder, progress)
     except (httpx.HTTPError, io.UnsupportedOperation, KeyError, zipfile.BadZipFile):
         # What pip knows and this client does not: credentials of a mirror, its certificate, a server without ranges.
@@ -178,7 +176,7 @@ def download_wheel(wheel: IndexedWheel, part: Path, progress: Progress) -> None:
         shutil.copyfile(unquote(parts.path), part)
         return
     try:
-        with httpx.Client(follow_redirects=True, timeout=60) as client:
+        with open_client(timeout=60) as client:
             _continue_download(client, wheel.url, part, progress)
     except httpx.HTTPStatusError:  # pip knows credentials and certificates that this client does not
         with TemporaryDirectory(prefix="draftwise-") as whole:
@@ -215,7 +213,9 @@ def _run_pip(command: str, requirement: str, options: Sequence[str]) -> str:
             fix=f"Install pip, or download the wheel of {requirement} yourself and give the file.",
         )
     words = [sys.executable, "-m", "pip", command, *options, *_ANY_MACHINE, requirement]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    bundle = find_bundle()
+    variables = os.environ if bundle is None else {"PIP_CERT": bundle[1], **os.environ}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         raise _explain(requirement, done.stderr)
     return done.stdout

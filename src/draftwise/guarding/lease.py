@@ -27,8 +27,10 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         StorageError: no lock can be made next to the file.
     """
+    lock = path.with_name(f"{path.name}.lock")
     try:
-        descriptor = open_lock(path.with_name(f"{path.name}.lock"))
+        while not _is_same(descriptor := open_lock(lock), lock):
+            os.close(descriptor)  # whoever had it removed it
     except (ImportError, OSError) as error:
         raise StorageError(
             f"{path} cannot be locked ({error}). Choose a --state on a disk of a POSIX system."
@@ -36,7 +38,17 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):
+            lock.unlink()
         os.close(descriptor)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    """Whether a file that is open is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ NO_PLOTS = (
 class Plot:
     """A figure, and how to read it."""
 
-    svg: str
+    svgs: tuple[str, ...]
+    """Drawn for a wide page, and for a phone where the figure is one of the page's main ones."""
     caption: str
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from io import StringIO
 from typing import Any
@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from draftwise.reporting.appearance import INK
+from draftwise.reporting.appearance import INK, Plot
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -32,7 +32,18 @@ _STYLE: dict[Any, Any] = {
 _OWN_THEME = "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 
 
-def to_svg(draw: Callable[[], Figure], name: str, *, title: str, about: str, alone: bool = False) -> str:
+WIDTH, NARROW = 7.6, 3.6
+"""Inches of a whole figure, on a page and on a phone; those who draw find theirs by `figure_width`."""
+
+
+def figure_width() -> float:
+    """Return the width, in inches, that is drawn for now."""
+    return float(mpl.rcParams["figure.figsize"][0])
+
+
+def to_svg(
+    draw: Callable[[], Figure], name: str, *, title: str, about: str, alone: bool = False, width: float = WIDTH
+) -> str:
     """Return the SVG element of a figure; the same figure always gives the same text.
 
     Args:
@@ -41,8 +52,9 @@ def to_svg(draw: Callable[[], Figure], name: str, *, title: str, about: str, alo
         title: what the figure is, for those who cannot see it.
         about: what it shows, in words.
         alone: the SVG is a file of its own, with no page around it to take a colour from.
+        width: inches.
     """
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": name, "figure.figsize": (width, width)}):
         figure, out = draw(), StringIO()
         canvas = FigureCanvasSVG(figure)
         # `savefig` would draw everything twice, the first time into nothing, so that the parts find their places.
@@ -56,3 +68,18 @@ def to_svg(draw: Callable[[], Figure], name: str, *, title: str, about: str, alo
     described = f'<title id="{ids[0]}">{escape(title)}</title><desc id="{ids[1]}">{escape(about)}</desc>'
     element = f'<svg role="img" aria-labelledby="{ids[0]}" aria-describedby="{ids[1]}" {attributes}>{described}'
     return f"{before}{element}{_OWN_THEME}{content}" if alone else f"{element}{content}"
+
+
+def to_plot(
+    draw: Callable[[], Figure],
+    name: str,
+    *,
+    title: str,
+    caption: str,
+    about: str = "",
+    widths: Sequence[float] = (WIDTH, NARROW),
+) -> Plot:
+    """Return a figure of a page, drawn for each width."""
+    named = [(name, width) if width == WIDTH else (f"narrow {name}", width) for width in widths]
+    svgs = (to_svg(draw, each, title=title, about=about or caption, width=width) for each, width in named)
+    return Plot(svgs=tuple(svgs), caption=caption)

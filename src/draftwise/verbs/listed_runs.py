@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from draftwise.core import DraftwiseError
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import write_whole
 
@@ -75,6 +76,19 @@ def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps({"version": _VERSION, "rows": kept | read}))
     return sorted(found.values(), key=lambda each: (each.started, each.path), reverse=True)
+
+
+def trace_run(path: Path) -> dict[str, list[list[float]]]:
+    """Return minutes and speed over its median by arm, along a run; nothing of a run that cannot be read."""
+    from draftwise.reporting.speed_over_time import condense, trace_speed
+    from draftwise.runs import RunDirectory
+
+    try:
+        run = RunDirectory(path).read()
+    except DraftwiseError:
+        return {}
+    found = trace_speed(run, (each for each in run.answers if each.measured and each.error is None))
+    return {arm: condense(points).tolist() for arm, points in found.items()}
 
 
 def _find(folder: Path, depth: int) -> Iterator[str]:

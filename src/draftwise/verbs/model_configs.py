@@ -108,13 +108,15 @@ def _fetch(base: str, stack: ExitStack, *, where: str) -> Path:
     """Return a directory with the config.json below a URL, and the index where there is one."""
     import httpx  # nothing else of these verbs reaches a network
 
+    from draftwise.machine.network import open_client
+
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="draftwise-")))
     token = os.environ.get("HF_TOKEN", "").strip()
     # The token is the hub's: another server never gets it, nor one that the hub sends on to.
     is_hub = base.startswith(f"{_find_endpoint()}/")
     headers = {"authorization": f"Bearer {token}"} if token and is_hub else {}
     try:
-        with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
+        with open_client(timeout=30, headers=headers) as client:
             (folder / _CONFIG).write_bytes(_get(client, f"{base}/{_CONFIG}", where=where))
             index = _get(client, f"{base}/{INDEX}", where=where, optional=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from draftwise.backends.backend import Probed
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
+from draftwise.machine.network import find_proxy
 from draftwise.machine.whole_files import write_whole
 from draftwise.measure.probe import load_probe, probe
 from draftwise.watching.fingerprint import FEWEST_DRAFTS, Fingerprint, judge_probe, record_baseline, take_answers
@@ -89,5 +90,5 @@ async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[st
 
 async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
     """Return what a server answers, under a salt of its own: no answer begins from the prefix of an earlier probe."""
-    server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers))
+    server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers), proxy=find_proxy(url))
     return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

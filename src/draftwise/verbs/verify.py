@@ -132,10 +132,14 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
 
     from draftwise.backends.url import UrlBackend
     from draftwise.backends.wire import run_with_sockets
+    from draftwise.machine.network import find_proxy
     from draftwise.measure.answer_checks import check_answers, describe_check
 
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
-    server, plain = UrlBackend("server", url, headers=headers), UrlBackend("plain", against, headers=headers)
+    server, plain = (
+        UrlBackend(name, each, headers=headers, proxy=find_proxy(each))
+        for name, each in (("server", url), ("plain", against))
+    )
     checks = run_with_sockets(check_answers(server, plain, salt=secrets.token_hex(4)))
     outcomes = {check.outcome for check in checks}
     verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
@@ -150,6 +154,7 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     from draftwise.backends.url import UrlBackend
     from draftwise.backends.wire import run_with_sockets
     from draftwise.deploying.verify.running_server import verify_server
+    from draftwise.machine.network import find_proxy
     from draftwise.measure.probe import load_probe, probe
     from draftwise.runs.documents import read_baseline
     from draftwise.watching.fingerprint import judge_probe
@@ -161,8 +166,10 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
             "--baseline has no probe. Add one with `draftwise deploy --probe` or `draftwise watch --record-baseline`."
         )
     headers = {each.name: each.value for each in read_headers(request.headers, request.key_variables)}
-    server = UrlBackend("server", url, headers=headers)
-    plain = None if request.against is None else UrlBackend("plain", request.against, headers=headers)
+    server = UrlBackend("server", url, headers=headers, proxy=find_proxy(url))
+    plain = None
+    if (against := request.against) is not None:
+        plain = UrlBackend("plain", against, headers=headers, proxy=find_proxy(against))
     probed = run_with_sockets(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
     findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
     if known is not None:

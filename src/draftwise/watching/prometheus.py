@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
+from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import (
@@ -80,8 +80,7 @@ class PrometheusApi:
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
         check_url(url, where="--prometheus")
         self.url = url.rstrip("/")
-        tls = ssl.create_default_context() if url.startswith("https:") else None
-        self._wire = Wire(self.url, headers=headers, now=time.perf_counter, tls=tls)
+        self._wire = Wire(self.url, headers=headers, now=time.perf_counter, proxy=find_proxy(self.url))
 
     async def query(self, query: str, *, at_s: float | None = None) -> list[Series]:
         """Return the series that a query gives now, or as it was at another time (seconds since the epoch).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import ssl
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.machine.network import find_proxy
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
@@ -260,14 +260,15 @@ class HttpPage:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         check_url(url, where="URL")
         self.pool = pool
         self.instance = name_server(url)
         self._timeout_s = timeout_s
-        self._wire = Wire(self.instance, headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s)
+        self._wire = Wire(
+            self.instance, headers=headers, now=time.perf_counter, proxy=find_proxy(self.instance), connect_s=timeout_s
+        )  # fmt: skip
 
     async def look(self) -> Look:
         """Return what the page says now.
@@ -311,9 +312,7 @@ def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping
     Raises:
         InvalidSetup: a URL is not an http(s) URL.
     """
-    any_tls = any(url.startswith("https:") for urls in pools.values() for url in urls)
-    tls = ssl.create_default_context() if any_tls else None
-    return [HttpPage(pool, url, headers=headers.get(pool), tls=tls) for pool, urls in pools.items() for url in urls]
+    return [HttpPage(pool, url, headers=headers.get(pool)) for pool, urls in pools.items() for url in urls]
 
 
 async def read_all(pages: Sequence[CountersPage]) -> list[Look | BackendError]:

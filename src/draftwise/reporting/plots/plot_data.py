@@ -19,6 +19,7 @@ from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.latencies import Latencies
 from draftwise.deciding.conclusions import Conclusions
 from draftwise.reporting.appearance import PALETTE, PLAIN
+from draftwise.reporting.svg import NARROW, figure_width
 from draftwise.reporting.units import LOAD_UNITS
 from draftwise.statistics import Array
 
@@ -123,8 +124,6 @@ def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Compar
             yield LoadSweep(workload=workload, temperature=temperature, axis=axis, points=tuple(sorted(points.items())))
 
 
-WIDTH = 7.6
-"""Inches of a whole figure."""
 _PANEL_HEIGHT = 2.5
 _GAP = 0.12
 """Inches left and right of a panel, so that the numbers of two axes stay apart."""
@@ -133,8 +132,9 @@ _LINES = ("-", "--", ":", "-.")
 _MOST_TICKS = 7
 _WIDE = 5.0
 """Ratio of the longest to the shortest time from which an axis is logarithmic."""
-_LEGEND_CHARACTERS = 84
-"""That fit in one line."""
+_LEGEND_CHARACTERS = 11
+"""That fit in an inch of a line."""
+_LEGEND_LINE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,16 +174,17 @@ def draw_panels(
     rows_alike: bool = True,
     height: float = _PANEL_HEIGHT,
 ) -> Figure:
-    """Draw one panel per name (by its index), some in a row, with one legend above all of them.
+    """Draw one panel per name (by its index), some in a row where there is room, with one legend above all of them.
 
     All panels have the same axes, so that lengths and heights can be compared between them.
 
     Args:
         rows_alike: the y axis means the same in all panels; no where each names rows of its own.
     """
-    columns = min(columns or (2 if len(names) in (2, 4) else 3), len(names))
+    width = figure_width()
+    columns = 1 if width <= NARROW else min(columns or (2 if len(names) in (2, 4) else 3), len(names))
     rows = math.ceil(len(names) / columns)
-    figure = Figure(layout=ConstrainedLayoutEngine(w_pad=_GAP), figsize=(WIDTH, height * rows + 0.6))
+    figure = Figure(layout=ConstrainedLayoutEngine(w_pad=_GAP), figsize=(width, height * rows + 0.6))
     grid = figure.subplots(rows, columns, sharex=True, sharey=rows_alike, squeeze=False)
     legend: dict[str, Any] = {}
     for i, (axes, name) in enumerate(zip_longest(grid.flat, names)):
@@ -198,7 +199,8 @@ def draw_panels(
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
     if legend:
-        columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (6 + max(map(len, legend)))))
+        columns = max(1, min(len(legend), int(_LEGEND_CHARACTERS * width) // (6 + max(map(len, legend)))))
+        figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * max(0, math.ceil(len(legend) / columns) - 2))
         figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=columns)
     return figure
 

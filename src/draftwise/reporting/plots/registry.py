@@ -23,7 +23,7 @@ from draftwise.reporting.plots.latency_plots import (
 )
 from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, collect
 from draftwise.reporting.plots.speedup_plots import draw_crossovers, draw_speedups
-from draftwise.reporting.svg import to_svg
+from draftwise.reporting.svg import NARROW, WIDTH, to_plot
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE
 
@@ -40,6 +40,8 @@ class _Drawing:
     title: str
     caption: str
     draw: Callable[[], Figure]
+    is_main: bool = False
+    """Drawn for phones, too."""
     numbers: str = ""
     """What it shows, for those who cannot see it; the tables of the page have the rest."""
 
@@ -55,7 +57,8 @@ def draw_plots(conclusions: Conclusions) -> dict[str, Plot]:
 
 def _make(drawing: _Drawing) -> Plot:
     about = f"{drawing.caption} {drawing.numbers}".strip()
-    return Plot(svg=to_svg(drawing.draw, drawing.name, title=drawing.title, about=about), caption=drawing.caption)
+    widths = (WIDTH, NARROW) if drawing.is_main else (WIDTH,)
+    return to_plot(drawing.draw, drawing.name, title=drawing.title, about=about, caption=drawing.caption, widths=widths)
 
 
 def _outcome(data: PlotData) -> Iterator[_Drawing]:
@@ -71,6 +74,7 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
                 "stops paying, the bar below it the interval of that load."
             ),
             draw=lambda: draw_crossovers(data),
+            is_main=True,
             numbers=numbers,
         )
     elif len(comparisons) <= _MOST_ROWS:
@@ -82,6 +86,7 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
                 f"small to act on ({margin:.0%})."
             ),
             draw=lambda: draw_speedups(comparisons, margin),
+            is_main=True,
             numbers=numbers,
         )
 
@@ -179,4 +184,5 @@ def _timeline(data: PlotData) -> _Drawing:
             "median. Drift that hits all arms alike cancels out within paired blocks."
         ),
         draw=lambda: draw_timeline(data),
+        is_main=True,
     )

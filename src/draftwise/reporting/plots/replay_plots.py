@@ -15,7 +15,7 @@ from draftwise.replaying.acceptance_profile import tokens_per_step
 from draftwise.replaying.anchors import Anchors
 from draftwise.reporting.appearance import PALETTE, Plot
 from draftwise.reporting.plots.plot_data import draw_panels
-from draftwise.reporting.svg import to_svg
+from draftwise.reporting.svg import to_plot
 
 
 def draw_replay(
@@ -52,6 +52,7 @@ def draw_replay(
 
     about = "Tokens per step by draft length; the band is the interval over requests."
     spread = "Requests one by one, with the longest drafts: half of them lie left of 0.5."
-    by_k_svg = to_svg(k_figure, "by k", title="Tokens per step by k", about=about)
-    by_request_svg = to_svg(request_figure, "by request", title="Tokens per step by request", about=spread)
-    return {"k": Plot(svg=by_k_svg, caption=about), "requests": Plot(svg=by_request_svg, caption=spread)}
+    return {
+        "k": to_plot(k_figure, "by k", title="Tokens per step by k", caption=about),
+        "requests": to_plot(request_figure, "by request", title="Tokens per step by request", caption=spread),
+    }

@@ -11,7 +11,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from draftwise.core import Comparison, Crossover
 from draftwise.reporting.appearance import INK, PLAIN, VERDICT_COLOURS
 from draftwise.reporting.plots.plot_data import (
-    WIDTH,
     LoadSweep,
     PlotData,
     Style,
@@ -19,6 +18,7 @@ from draftwise.reporting.plots.plot_data import (
     list_loads,
     set_load_axis,
 )
+from draftwise.reporting.svg import NARROW, figure_width
 from draftwise.reporting.units import format_load
 
 _FEW = 3
@@ -95,8 +95,9 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     """Draw every deciding ratio with its interval, grouped by workload and condition."""
     groups = {(each.workload, each.condition.label) for each in comparisons}
     several = len({label for _, label in groups}) > 1
-    height = 0.9 + 0.3 * (len(comparisons) + 0.8 * len(groups))
-    figure = Figure(layout="constrained", figsize=(WIDTH, height))
+    is_narrow = (width := figure_width()) <= NARROW
+    height = 0.9 + (0.45 if is_narrow else 0.3) * (len(comparisons) + 0.8 * len(groups))
+    figure = Figure(layout="constrained", figsize=(width, height))
     axes = figure.add_subplot()
     # A few prompts can leave an interval of 0.02 to 60, beside which nothing else could be told apart.
     values = [1.0, *(each.deciding.value for each in comparisons)]
@@ -118,7 +119,10 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
         y += 1
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
-    axes.set_yticks(ticks, labels)
+    if is_narrow:  # names beside the bars would leave them no room
+        for tick, label in zip(ticks, labels, strict=True):
+            axes.text(0, tick - 0.22, label, transform=axes.get_yaxis_transform(), fontsize=8, va="bottom", wrap=True)
+    axes.set_yticks(ticks, [""] * len(labels) if is_narrow else labels)
     axes.set_ylim(y - 0.4, -0.6)
     axes.set_xscale("log")
     axes.set_xlim(left, right)

@@ -29,7 +29,7 @@ from draftwise.core.progress import Progress
 from draftwise.verbs import load_verb
 from draftwise.verbs.error_documents import list_findings
 from draftwise.verbs.jobs import Event, Jobs
-from draftwise.verbs.listed_runs import ListedRun, list_runs
+from draftwise.verbs.listed_runs import ListedRun, list_runs, trace_run
 from draftwise.verbs.pages.answers import answer, list_choices
 from draftwise.verbs.verb import Result
 
@@ -134,7 +134,9 @@ class Pages:
             summary = json.loads(Path(run.path, "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             summary = None
-        charts = [] if summary is None or not run.decision else _draw_loads(summary["comparisons"])
+        charts = []
+        if summary is not None and run.decision:
+            charts = [*_draw_loads(summary["comparisons"]), _draw_timeline(Path(run.path))]
         return self._show("run", run=run, summary=summary if run.decision else None, charts=charts)
 
     def report(self, request: Request) -> Response:
@@ -307,6 +309,20 @@ def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
         }
         for (workload, temperature, axis), series in charts.items()
     ]
+
+
+def _draw_timeline(path: Path) -> dict[str, Any]:
+    """Return a chart of speed over time."""
+    return {
+        "title": "The run over time",
+        "x": "linear",
+        "xLabel": "minutes since the first turn",
+        "yLabel": "speed over its median",
+        "series": [
+            {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in points]}
+            for arm, points in trace_run(path).items()
+        ],
+    }
 
 
 def _point(place: Any, ratio: Mapping[str, Any], label: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ export const table = (head, rows) => h("div", { class: "wide", tabindex: 0, role
   h("thead", {}, h("tr", {}, head.map((each) => h("th", { scope: "col" }, each)))),
   h("tbody", {}, rows.map((row) => h("tr", {}, row.map((each) => h("td", {}, each)))))));
 
-let pageOf = (code) => `#${encodeURIComponent(JSON.stringify({ verb: "explain", name: code }))}`;
+let pageOf = (code) => `${document.getElementById("forms") ? "" : "/judge"}#${encodeURIComponent(JSON.stringify({ verb: "explain", name: code }))}`;
 export function findings(list) {
   return list.length ? h("ul", { class: "findings" }, list.map((each) => h("li", { class: SEVERITIES[each.severity] ?? "note" },
     h("span", { class: "mark", "aria-hidden": "true" }, MARKS[SEVERITIES[each.severity] ?? "note"]),
@@ -113,11 +113,11 @@ export function pick(found) {
   ].flat();
 }
 
-export function explain(list) {
+export function explain(list, { page } = {}) {
   return list.map((each) => article(
     [h("code", {}, each.name), h("small", {}, each.kind)], h("p", {}, each.text), each.rule?.fix && h("p", { class: "fix" }, `Fix: ${each.rule.fix}`),
     each.history.length ? table(["from", "to", "value", "source"], each.history.map((span) => [span.since, span.until ?? "newest", h("code", {}, shown(span.value)), span.source])) : [],
-    each.link && h("p", {}, h("a", { href: each.link }, "Page of this finding")),
+    page && each.link && h("p", {}, h("a", { href: each.link }, "Page of this finding")),
     each.related.length ? more(`Related rules: ${each.related.length}`, findings(each.related.map((rule) => ({ ...rule, message: rule.title })))) : []));
 }
 
