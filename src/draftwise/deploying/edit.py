@@ -484,8 +484,8 @@ def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
                 yield (_Splice(starts[line], starts[last + 1], ""),)
         if config is not None and not found:
             # Older releases take only text in a file of --config, and Ray takes only a mapping.
-            for line in (f"speculative-config: '{config}'", f"speculative_config: {config}"):
-                yield _insert_key(text, starts, node, line)
+            for added in (f"speculative-config: '{config}'", f"speculative_config: {config}"):
+                yield _insert_key(text, starts, node, added)
 
 
 def _find_alias_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
