@@ -72,10 +72,8 @@ def watch(
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
-        if query.startswith("resets("):
-            result = [each for each in turns if "resets(process_start" in query]
-        else:
-            result = list(starts) if query.startswith("process_start") else series
+        vectors = turns if "resets(" in query else starts
+        result = list(vectors) if "process_start" in query else series
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
     with serving_answers(answer) as url:
