@@ -77,8 +77,8 @@ class EngineProcess:
             return "its process closed the connection"
         if status >= 0:
             return f"its process ended with status {status}"
-        hint = ", which Linux sends when memory runs out" if status == -signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-status).name}{hint}"
+        hint = ", the signal that Linux sends when memory runs out" if status == -signal.SIGKILL else ""
+        return f"its process was killed by {signal.Signals(-status).name}{hint}"
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:

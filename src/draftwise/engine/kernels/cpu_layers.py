@@ -1,6 +1,6 @@
-"""All layers of a quantized model as one call, so that a step takes little more than its products.
+"""Layers of a quantized network, and chains of draft tokens, as one call: a step takes little more than its products.
 
-Shape letters: N rows of a pass, R of them that are wanted, H hidden size, E heads of q, k and v times their size.
+Shape letters: N rows of a pass, R of them that are wanted, B sequences, M draft tokens of each, H hidden size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu import QuantizedLinear, Team
 from draftwise.engine.kernels.cpu_code import compile_kernel
-from draftwise.engine.kernels.cpu_layers_code import COLUMNS, JOB, LAYER, PHASES, run_layers
-from draftwise.engine.kernels.reference import Rotations
+from draftwise.engine.kernels.cpu_layers_code import COLUMNS, OPERATION_SIZE, OPERATIONS, run_operations
+from draftwise.engine.kernels.cpu_layouts import LAYOUTS, QuantizedTable, Table
+from draftwise.engine.kernels.reference import RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
@@ -27,7 +28,8 @@ from draftwise.machine.folders import one_at_a_time
 class LayerParts:
     """Weights of a layer: an RMS norm, attention, another norm, an MLP gated by SiLU."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
+    """None: the first layer's input is normed by its caller."""
     qkv: QuantizedLinear
     qk_norms: tuple[Tensor, Tensor] | None
     o: QuantizedLinear
@@ -46,15 +48,43 @@ class Rows:
     wanted_R: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainParts:
+    """What stands around the layers of a network that drafts token by token."""
+
+    embedding: Table
+    factor: float = 1.0
+    """Multiplies embeddings."""
+    reads_state: bool = True
+    norms: tuple[Tensor, Tensor] | None = None
+    """Weights over the embedding, and over the state."""
+    state_first: bool = False
+    skips_first: bool = False
+    """Whether the row at position 0 gets no token."""
+    projection: QuantizedLinear | None = None
+    """Makes the residual stream of embedding and state; None: that is the state, or the embedding without one."""
+    input_norm: Tensor | None = None
+    """Follows the projection, where layers do not norm what they read."""
+    starts_normed: bool = False
+    """Whether the residual stream is the normed state."""
+    last_norm: Tensor | None
+    carries_normed: bool
+    """Whether the next row's state is what the head reads, and not the residual stream."""
+    head: QuantizedLinear
+    target_ids_U: Tensor | None
+
+
 _FEW_ROWS = 32
 """Rows up to which a call is over before another thread would be worth waking."""
+_Value = int | str
+"""A number, or the name of one that each call has."""
 
 
 @functools.cache
 def _compile() -> tuple[Callable[..., None], Callable[..., None]]:
     """Return the kernel for few rows, and for many."""
     with one_at_a_time("cpu-kernels"):
-        compiled = compile_kernel(run_layers)
+        compiled = compile_kernel(run_operations)
     return Team().kernel(compiled), Team().kernel(compiled, is_long=True)
 
 
@@ -67,12 +97,79 @@ def _functions() -> tuple[int, int]:
     return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0, count
 
 
+class _Program:
+    """Operations that are written once; what differs from call to call has a name in them."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []
+        self._places: list[tuple[int, int, str]] = []
+        self._ready: tuple[np.ndarray, np.ndarray, list[tuple[str, int]], np.ndarray] | None = None
+
+    def add(self, operation: str, **values: _Value) -> None:
+        """Add an operation of `OPERATIONS`; what is not given is 0. `name+8` is 8 bytes behind a named address."""
+        row, fields = [0] * OPERATION_SIZE, OPERATIONS[operation]
+        row[0] = list(OPERATIONS).index(operation)
+        for name, value in values.items():
+            at = 1 + fields.index(name)
+            if isinstance(value, str):
+                self._places.append((len(self._rows), at, value))
+            else:
+                row[at] = value
+        self._rows.append(row)
+
+    def run(self, values: dict[str, int], sizes: dict[str, int], *, longest: int, width: int, rows: int) -> Tensor:
+        """Run all operations; return the memory of `sizes`, which begins with the first of them.
+
+        Args:
+            values: by name.
+            sizes: bytes of buffers by name, aligned to 64.
+            longest: positions that a row looks at at most.
+            width: values of the widest row that is normed, and of a head.
+            rows: rows of the largest operation.
+        """
+        if self._ready is None:
+            names = sorted({name for _, _, name in self._places})
+            index = {name: i for i, name in enumerate(names)}
+            which = [index[name] for _, _, name in self._places]
+            at = [row * OPERATION_SIZE + place for row, place, _ in self._places]
+            parts = [name.partition("+") for name in names]
+            known_as = [(name, int(offset or 0)) for name, _, offset in parts]
+            self._ready = np.array(self._rows, np.int64), np.array(at), known_as, np.array(which)
+        operations, at_places, known_as, which_value = self._ready
+        threads, room = torch.get_num_threads(), -(-longest // 16) * 16
+        scratch = 12 * room + 4 * max(width, COLUMNS)
+        places, end = {}, 0
+        for name, size in (*sizes.items(), ("counters", 64 * (2 + len(operations))), ("scratch", threads * scratch)):
+            places[name], end = end, end + -(-size // 64) * 64
+        memory = torch.empty(end + 64, dtype=torch.uint8)
+        base = -(-memory.data_ptr() // 64) * 64
+        memory = memory[base - memory.data_ptr() :]
+        memory[places["counters"] : places["scratch"]] = 0
+        known = {name: base + place for name, place in places.items()} | values
+        own = np.array([known[name] + offset for name, offset in known_as], np.int64)
+        operations.ravel()[at_places] = own[which_value]
+        _compile()[rows > _FEW_ROWS](
+            True,
+            operations.ctypes.data,
+            len(operations),
+            *(base + places[name] for name in ("counters", "scratch")),
+            scratch,
+            room,
+            *_functions(),
+        )
+        return memory
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
 class QuantizedLayers:
     """Runs all layers; a row has the same bits for any other rows and threads.
 
     Args:
         layers: their weights.
-        shape: of the model.
+        shape: of the network.
         eps: of all norms.
         scale: of the scores of attention.
         window: positions that a row looks at; None: all.
@@ -81,17 +178,35 @@ class QuantizedLayers:
     def __init__(
         self, layers: Sequence[LayerParts], shape: ModelShape, *, eps: float, scale: float, window: int | None
     ) -> None:
-        self._layers, self._shape = layers, shape
-        self._eps, self._scale = (int(np.float32(value).view(np.uint32)) for value in (eps, scale))
-        self._window = window
-        self._table_of: tuple[int, Tensor] = (0, torch.empty(0))
+        self.shape, self.eps_bits = shape, _bits(eps)
+        self._layers, self._scale = layers, _bits(scale)
+        self._window = 2**40 if window is None else window
+        self._program_of: tuple[PagedKV | None, _Program] = (None, _Program())
+
+    @property
+    def widest(self) -> int:
+        """Values of the widest row that is multiplied."""
+        shape, first = self.shape, self._layers[0].qkv.blocks * 32
+        heads = max(shape.num_heads, 2) * shape.head_dim
+        return max(shape.hidden_size, heads, shape.intermediate_size, first)
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether the first layer norms what it reads."""
+        return self._layers[0].input_norm is not None
 
     def compile(self) -> None:
         """Compile what the first call would compile otherwise."""
         _compile()
 
     def __call__(
-        self, x_NH: Tensor, rotations: Rotations, kv: PagedKV, rows: Rows, states: Mapping[int, Tensor]
+        self,
+        x_NH: Tensor,
+        rotations: Rotations,
+        kv: PagedKV,
+        rows: Rows,
+        states: Mapping[int, Tensor],
+        normed_NX: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after the last attention, and what the last MLP adds to it, of wanted rows.
 
@@ -101,47 +216,17 @@ class QuantizedLayers:
             kv: float32 pages.
             rows: which rows.
             states: receives the residual stream that enters some layers, by their number.
+            normed_NX: float32, contiguous; what the first attention reads, where that layer has no norm.
         """
-        shape, num_rows = self._shape, len(x_NH)
-        heads, groups, size, inner = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.intermediate_size
+        num_rows, hidden = len(x_NH), self.shape.hidden_size
         owners_N, lasts_N, longest, _ = rows.looks
-        table = self._table(kv, longest)
-        for i in range(len(self._layers)):
-            table[i, 14] = 0
-        for i, state in states.items():
-            table[i, 14], table[i, 15] = state.data_ptr(), 4 * state.stride(0)
         count = num_rows if rows.wanted_R is None else len(rows.wanted_R)
-        threads, room = torch.get_num_threads(), -(-longest // 16) * 16
-        widest = max(shape.hidden_size, heads * size, inner)
-        sizes = {
-            "delta": 4 * num_rows * shape.hidden_size,
-            "qkv": 4 * num_rows * (heads + 2 * groups) * size,
-            "gate_up": 8 * num_rows * inner,
-            "attended": 4 * num_rows * heads * size,
-            "inputs": num_rows * widest // 32 * 48,
-            "counters": 64 * (2 + PHASES * len(self._layers)),
-            "scratch": threads * (12 * room + 8 * size + 4 * max(shape.hidden_size, COLUMNS)),
-        }
-        places, end = {}, 0
-        for name, size_of in sizes.items():
-            places[name], end = end, end + -(-size_of // 64) * 64
-        memory = torch.empty(end + 64, dtype=torch.uint8)
-        base = -(-memory.data_ptr() // 64) * 64
-        first = base - memory.data_ptr()
-        memory[first + places["counters"] :][: sizes["counters"]] = 0
-        give_way, count_threads = _functions()
-        values = {name: base + place for name, place in places.items()} | {
-            "layers": table.data_ptr(),
-            "num_layers": len(self._layers),
+        values = {
             "rows": num_rows,
-            "hidden": shape.hidden_size,
-            "heads": heads,
-            "groups": groups,
-            "size": size,
-            "inner": inner,
+            "count": count,
             "x": x_NH.data_ptr(),
+            "normed": 0 if normed_NX is None else normed_NX.data_ptr(),
             "wanted": 0 if rows.wanted_R is None else rows.wanted_R.data_ptr(),
-            "num_wanted": 0 if rows.wanted_R is None else count,
             "cos": rotations[0].data_ptr(),
             "sin": rotations[1].data_ptr(),
             "slots": rows.slots_N.data_ptr(),
@@ -149,31 +234,244 @@ class QuantizedLayers:
             "table_width": rows.page_table_BP.stride(0),
             "owners": owners_N.data_ptr(),
             "lasts": lasts_N.data_ptr(),
-            "eps": self._eps,
-            "scale": self._scale,
-            "block": kv.block_size,
-            "room": room,
-            "yield": give_way,
-            "count_threads": count_threads,
         }
-        _compile()[num_rows > _FEW_ROWS](True, *(values[name] for name in JOB[1:]))
-        delta = memory[first + places["delta"] :][: 4 * count * shape.hidden_size].view(torch.float32)
-        return x_NH if rows.wanted_R is None else x_NH[rows.wanted_R], delta.view(count, shape.hidden_size)
+        for i in range(len(self._layers)):
+            state = states.get(i)
+            values[f"state.{i}"], values[f"state_stride.{i}"] = (
+                (0, 0) if state is None else (state.data_ptr(), 4 * state.stride(0))
+            )
+        of, program = self._program_of
+        if of is not kv:
+            program = _Program()
+            self.add(program, kv, states=True)
+            self._program_of = kv, program
+        memory = program.run(values, self.sizes(num_rows), longest=longest, width=self.widest, rows=num_rows)
+        delta = memory[: 4 * count * hidden].view(torch.float32).view(count, hidden)
+        return x_NH if rows.wanted_R is None else x_NH[rows.wanted_R], delta
 
-    def _table(self, kv: PagedKV, longest: int) -> Tensor:
-        """Return the layers' rows for these pages."""
-        key, known = self._table_of
-        if key != kv.layers[0].data_ptr():
-            known = torch.tensor([self._describe(i, layer, kv) for i, layer in enumerate(self._layers)])
-            self._table_of = kv.layers[0].data_ptr(), known
-        known[:, LAYER.index("window")] = longest if self._window is None else self._window
-        return known
+    def sizes(self, num_rows: int) -> dict[str, int]:
+        """Return the bytes of the buffers that `add` names."""
+        shape = self.shape
+        return {
+            "delta": 4 * num_rows * shape.hidden_size,
+            "qkv": 4 * num_rows * self._layers[0].qkv.width,
+            "gate_up": 8 * num_rows * shape.intermediate_size,
+            "attended": 4 * num_rows * shape.num_heads * shape.head_dim,
+            "inputs": 48 * num_rows * self.widest // 32,
+        }
 
-    def _describe(self, index: int, layer: LayerParts, kv: PagedKV) -> list[int]:
-        chunks = {name: getattr(layer, name).chunks for name in ("qkv", "o", "gate_up", "down")}
-        q_norm, k_norm = (0, 0) if layer.qk_norms is None else (each.data_ptr() for each in layer.qk_norms)
-        values = {name: each.data_ptr() for name, each in chunks.items()}
-        values |= {f"{name}_chunks": len(each) for name, each in chunks.items()}
-        values |= {"input_norm": layer.input_norm.data_ptr(), "post_norm": layer.post_norm.data_ptr()}
-        values |= {"pages": kv.layers[index].data_ptr(), "q_norm": q_norm, "k_norm": k_norm}
-        return [values.get(name, 0) for name in LAYER]
+    def add(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
+        """Write all layers into a program.
+
+        Args:
+            program: it leaves in `x` and `delta` what `__call__` returns.
+            kv: float32 pages.
+            x: name of the residual stream that enters.
+            step: what the names of the rows end with: `rows`, `cos`, `sin`, `slots`, `owners` and `lasts`; of `count`
+                and `wanted`, the last layer's rows that somebody reads.
+            states: whether states and `normed` have names too; else a first layer without a norm reads `inputs`.
+        """
+        shape, eps = self.shape, self.eps_bits
+        hidden, heads, groups, size = shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim
+        stride, quantized = 4 * hidden, hidden // 32 * 48
+
+        def product(matrix: QuantizedLinear, rows: str, out: str) -> None:
+            add_product(program, matrix, rows=rows, out=out)
+
+        for i, layer in enumerate(self._layers):
+            is_last = i == len(self._layers) - 1
+            all_rows = "rows" + step
+            rows, index = ("count" + step, "wanted" + step) if is_last else (all_rows, 0)
+            norm: dict[str, _Value] = {"width": hidden, "eps": eps, "out": "inputs", "out_stride": quantized}
+            if layer.input_norm is not None:
+                norm |= {"weight": layer.input_norm.data_ptr(), "x": x, "x_stride": stride}
+                norm |= {"delta": "delta", "delta_stride": stride} if i else {}
+                norm |= {"state": f"state.{i}", "state_stride": f"state_stride.{i}"} if states else {}
+                program.add("norm", rows=all_rows, **norm)
+            elif states:
+                width = layer.qkv.blocks * 32
+                norm |= {"x": "normed", "x_stride": 4 * width, "width": width, "out_stride": width // 32 * 48}
+                program.add("norm", rows=all_rows, **norm)
+            product(layer.qkv, all_rows, "qkv")
+            q_norm, k_norm = (0, 0) if layer.qk_norms is None else (each.data_ptr() for each in layer.qk_norms)
+            of_heads: dict[str, _Value] = {"heads": heads, "groups": groups, "size": size, "qkv": "qkv"}
+            of_heads |= {"stride": 4 * layer.qkv.width, "pages": kv.layers[i].data_ptr()}
+            turns: dict[str, _Value] = {name: name + step for name in ("cos", "sin", "slots")}
+            program.add("rotate", rows=all_rows, q_norm=q_norm, k_norm=k_norm, eps=eps, **turns, **of_heads)
+            program.add(
+                "attend",
+                rows=rows,
+                index=index,
+                table="table",
+                table_width="table_width",
+                owners="owners" + step,
+                lasts="lasts" + step,
+                window=self._window,
+                attended="attended",
+                out="inputs",
+                scale=self._scale,
+                block=kv.block_size,
+                all_rows=all_rows,
+                **of_heads,
+            )
+            product(layer.o, rows, "delta")
+            norm |= {"x": x, "x_stride": stride, "width": hidden, "out_stride": quantized}
+            norm |= {"weight": layer.post_norm.data_ptr(), "delta": "delta", "delta_stride": stride, "state": 0}
+            program.add("norm", rows=rows, index=index, **norm)
+            product(layer.gate_up, rows, "gate_up")
+            program.add("gate", rows=rows, gate_up="gate_up", inner=shape.intermediate_size, out="inputs")
+            product(layer.down, rows, "delta")
+
+
+def add_product(program: _Program, matrix: QuantizedLinear, *, rows: str, out: str) -> None:
+    """Write a product of `inputs` into a program."""
+    chunks = {"chunks": matrix.chunks.data_ptr(), "count": len(matrix.chunks)}
+    program.add("product", rows=rows, inputs="inputs", out=out, out_stride=4 * matrix.width, **chunks)
+
+
+class QuantizedChain:
+    """Drafts the likeliest tokens, one after the other, in one call.
+
+    Args:
+        layers: of the network.
+        parts: what stands around them.
+        rope: of the layers.
+    """
+
+    def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
+        self._layers, self._parts, self._rope = layers, parts, rope
+        self._programs: dict[tuple[PagedKV, int], _Program] = {}
+
+    def __call__(
+        self,
+        tokens_N: Tensor,
+        state_NH: Tensor | None,
+        kv: PagedKV,
+        rows: Rows,
+        positions_N: Tensor,
+        further: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Return int64 draft tokens [B, M].
+
+        Args:
+            tokens_N: the confirmed rows' tokens.
+            state_NH: float32, their states, which are overwritten; None for a network that reads none.
+            kv: float32 pages.
+            rows: the confirmed rows; the last one of each sequence is wanted.
+            positions_N: theirs.
+            further: positions and slots of the rows of draft tokens but the last, [M - 1, B] each.
+        """
+        layers, parts, hidden = self._layers, self._parts, self._layers.shape.hidden_size
+        assert rows.wanted_R is not None
+        num_rows, num_seqs = len(tokens_N), len(rows.wanted_R)
+        positions_MB, slots_MB = further
+        num_steps = len(positions_MB) + 1
+        owners_N, lasts_N, _, _ = rows.looks
+        all_positions = torch.cat((positions_N, positions_MB.flatten()))
+        cos, sin = (each.contiguous() for each in self._rope.rotations(all_positions, torch.float32))
+        tokens_BM, owners_B = torch.empty(num_seqs, num_steps, dtype=torch.int64), torch.arange(num_seqs)
+        values = {
+            "rows": num_rows,
+            "count": num_seqs,
+            "wanted": rows.wanted_R.data_ptr(),
+            "tokens": tokens_N.data_ptr(),
+            "slots": rows.slots_N.data_ptr(),
+            "owners": owners_N.data_ptr(),
+            "lasts": lasts_N.data_ptr(),
+            "positions": positions_N.data_ptr(),
+            "table": rows.page_table_BP.data_ptr(),
+            "table_width": rows.page_table_BP.stride(0),
+            "column_stride": 8 * num_steps,
+        }
+        if state_NH is not None:
+            values["state"] = state_NH.data_ptr()
+        for step in range(num_steps):
+            at = 0 if step == 0 else num_rows + (step - 1) * num_seqs
+            values |= {
+                f"cos.{step}": cos[at:].data_ptr(),
+                f"sin.{step}": sin[at:].data_ptr(),
+                f"column.{step}": tokens_BM.data_ptr() + 8 * step,
+            }
+            if step:
+                place = 8 * (step - 1) * num_seqs
+                values |= {f"rows.{step}": num_seqs, f"count.{step}": num_seqs, f"wanted.{step}": 0}
+                values |= {f"slots.{step}": slots_MB.data_ptr() + place, f"owners.{step}": owners_B.data_ptr()}
+                values |= {f"{name}.{step}": positions_MB.data_ptr() + place for name in ("lasts", "positions")}
+        for name in ("rows", "count", "wanted", "slots", "owners", "lasts", "positions"):
+            values[f"{name}.0"] = values[name]
+        widest = max(layers.widest, 2 * hidden)
+        sizes = layers.sizes(num_rows) | {
+            "inputs": 48 * num_rows * widest // 32,
+            "embedded": 4 * num_rows * hidden,
+            "stream": 4 * num_rows * hidden,
+            "carry": 4 * num_seqs * hidden,
+            "logits": 4 * num_seqs * parts.head.width,
+            "chosen": 8 * num_seqs,
+        }
+        longest = int(all_positions.max()) + 1
+        key = kv, num_steps
+        if key not in self._programs:
+            self._programs[key] = self._write(kv, num_steps)
+        self._programs[key].run(values, sizes, longest=longest, width=widest, rows=num_rows)
+        return tokens_BM
+
+    def _write(self, kv: PagedKV, num_steps: int) -> _Program:
+        program, parts, layers = _Program(), self._parts, self._layers
+        hidden, eps = layers.shape.hidden_size, layers.eps_bits
+        stride, quantized = 4 * hidden, hidden // 32 * 48
+        for step in range(num_steps):
+            end, state = f".{step}", "state" if step == 0 else "carry"
+            x = "stream" if parts.projection is not None or parts.starts_normed or not parts.reads_state else state
+            rows = "rows" + end
+            self._add_embedding(program, step, out="embedded" if parts.reads_state else x)
+            if parts.reads_state:
+                halves = ("embedded", 0), (state, 1)
+                for source, half in halves:
+                    norm: dict[str, _Value] = {"x": source, "x_stride": stride, "width": hidden, "eps": eps}
+                    norm |= {"weight": parts.norms[half].data_ptr()} if parts.norms is not None else {}
+                    norm |= {"out": f"inputs+{quantized}" if half != parts.state_first else "inputs"}
+                    if half and parts.starts_normed:
+                        norm |= {"values": x, "values_stride": stride}
+                    program.add("norm", rows=rows, out_stride=2 * quantized, **norm)
+            if parts.projection is not None:
+                add_product(program, parts.projection, rows=rows, out=x)
+                if not layers.norms_input:
+                    norm = {"x": x, "x_stride": stride, "width": hidden, "eps": eps}
+                    norm |= {} if parts.input_norm is None else {"weight": parts.input_norm.data_ptr()}
+                    program.add("norm", rows=rows, out="inputs", out_stride=quantized, **norm)
+            layers.add(program, kv, x=x, step=end)
+            norm = {"x": x, "x_stride": stride, "index": "wanted" + end, "width": hidden, "eps": eps}
+            norm |= {"delta": "delta", "delta_stride": stride, "out": "inputs", "out_stride": quantized}
+            norm |= {} if parts.last_norm is None else {"weight": parts.last_norm.data_ptr()}
+            if parts.reads_state and parts.carries_normed:
+                norm |= {"values": "carry", "values_stride": stride}
+            elif parts.reads_state and x != "carry":
+                norm |= {"state": "carry", "state_stride": stride}
+            program.add("norm", rows="count" + end, **norm)
+            add_product(program, parts.head, rows="count" + end, out="logits")
+            ids = 0 if parts.target_ids_U is None else parts.target_ids_U.data_ptr()
+            program.add(
+                "choose",
+                rows="count" + end,
+                logits="logits",
+                stride=4 * parts.head.width,
+                width=parts.head.num_out,
+                ids=ids,
+                tokens="chosen",
+                column="column" + end,
+                column_stride="column_stride",
+            )
+        return program
+
+    def _add_embedding(self, program: _Program, step: int, *, out: str) -> None:
+        table, hidden = self._parts.embedding, self._layers.shape.hidden_size
+        where: dict[str, _Value] = {"blocks": hidden // 32, "out": out, "out_stride": 4 * hidden}
+        if isinstance(table, QuantizedTable):
+            matrix = table.matrix
+            where |= {"table": matrix.memory.data_ptr(), "bits": LAYOUTS[matrix.kind].bits}
+            where |= {"group_bytes": matrix.group_bytes}
+        else:
+            where |= {"table": table.data_ptr()}
+        where |= {"positions": f"positions.{step}"} if self._parts.skips_first else {}
+        tokens = "chosen" if step else "tokens"
+        program.add("embed", rows=f"rows.{step}", tokens=tokens, factor=_bits(self._parts.factor), **where)

@@ -26,7 +26,7 @@ from draftwise.engine.models.mixture import MixtureShape
 from draftwise.engine.models.rope import Rope
 
 if TYPE_CHECKING:
-    from draftwise.engine.kernels.cpu_layers import QuantizedLayers
+    from draftwise.engine.kernels.cpu_layers import QuantizedChain, QuantizedLayers, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,70 @@ def decoder_layer(
     return x_NH, layer.mlp(kernels, normed_NH)
 
 
+def join_layers(
+    layers: Sequence[Layer],
+    shape: ModelShape,
+    *,
+    eps: float,
+    scale: float | None = None,
+    window: int | None = None,
+    is_normed: bool = False,
+) -> QuantizedLayers | None:
+    """Return quantized layers as one call, as `decoder_layer` runs them; None where some are of a kind that it does
+    not know.
+
+    Args:
+        layers: all of a network.
+        shape: of the network.
+        eps: of the norms.
+        scale: as in `decoder_layer`.
+        window: likewise.
+        is_normed: whether the caller norms what the first layer reads.
+    """
+    from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+    from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
+
+    parts = list[LayerParts]()
+    if shape.head_dim % 16 or shape.num_heads // shape.num_kv_heads * shape.head_dim % 32:
+        return None
+    for layer in layers:
+        mlp, qkv, o = layer.mlp, layer.qkv, layer.o
+        if not isinstance(mlp, GatedMlp) or mlp.gelu or layer.output_norms[0] is not None:
+            return None
+        gate_up, down = mlp.gate_up, mlp.down
+        input_norm = None if is_normed and not parts else _input_norm(layer)
+        norms = filter(lambda norm: norm is not None, (input_norm, layer.post_norm, *(layer.qk_norms or ())))
+        if any(norm.dtype != torch.float32 for norm in norms) or not (
+            isinstance(qkv, QuantizedLinear)
+            and isinstance(o, QuantizedLinear)
+            and isinstance(gate_up, QuantizedLinear)
+            and isinstance(down, QuantizedLinear)
+        ):
+            return None
+        parts.append(
+            LayerParts(
+                input_norm=input_norm,
+                qkv=qkv,
+                qk_norms=layer.qk_norms,
+                o=o,
+                post_norm=layer.post_norm,
+                gate_up=gate_up,
+                down=down,
+            )
+        )
+    return QuantizedLayers(parts, shape, eps=eps, scale=scale or shape.head_dim**-0.5, window=window)
+
+
+def rows_of(plan: AttentionPlan) -> Rows:
+    """Return the rows of a plan as one call of all layers reads them."""
+    from draftwise.engine.kernels.cpu_layers import Rows
+
+    wanted_R = None if plan.wanted is None else plan.wanted.rows_R.contiguous()
+    return Rows(
+        slots_N=plan.slots_N.contiguous(), page_table_BP=plan.page_table_BP, looks=plan.looks, wanted_R=wanted_R
+    )
+
+
 class CausalLM:
     """A model ready to run, on one device in one dtype; call it under `torch.inference_mode`.
 
@@ -159,7 +223,11 @@ class CausalLM:
             for kind in kinds
         ]
         self._kernels = self._kinds[0][0]
-        self._at_once = self._join_layers(eps) if is_quantized else None
+        self._at_once = None
+        if is_quantized and len(kinds) == 1:
+            self._at_once = join_layers(
+                weights.layers, shape, eps=eps, scale=multipliers.attention, window=kinds[0].window
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,42 +251,6 @@ class CausalLM:
         if self._at_once is not None:
             self._at_once.compile()
 
-    def _join_layers(self, eps: float) -> QuantizedLayers | None:
-        """Return all layers as one call; None where some are of a kind that it does not know."""
-        from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
-        from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
-
-        shape, parts = self.shape, []
-        share = shape.num_heads // shape.num_kv_heads * shape.head_dim
-        if len(self._kinds) > 1 or shape.head_dim % 16 or share % 32:
-            return None
-        for layer in self.weights.layers:
-            mlp, qkv, o = layer.mlp, layer.qkv, layer.o
-            if not isinstance(mlp, GatedMlp) or mlp.gelu or layer.output_norms[0] is not None:
-                return None
-            gate_up, down = mlp.gate_up, mlp.down
-            norms = (_input_norm(layer), layer.post_norm, *(layer.qk_norms or ()))
-            if any(norm.dtype != torch.float32 for norm in norms) or not (
-                isinstance(qkv, QuantizedLinear)
-                and isinstance(o, QuantizedLinear)
-                and isinstance(gate_up, QuantizedLinear)
-                and isinstance(down, QuantizedLinear)
-            ):
-                return None
-            parts.append(
-                LayerParts(
-                    input_norm=norms[0],
-                    qkv=qkv,
-                    qk_norms=layer.qk_norms,
-                    o=o,
-                    post_norm=layer.post_norm,
-                    gate_up=gate_up,
-                    down=down,
-                )
-            )
-        scale = self.multipliers.attention or shape.head_dim**-0.5
-        return QuantizedLayers(parts, shape, eps=eps, scale=scale, window=self._kinds[0][1])
-
     def _run_at_once(
         self,
         layers: QuantizedLayers,
@@ -229,16 +261,10 @@ class CausalLM:
         states: dict[int, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return what the last layer does, and put residual streams into `states`, which has room for them."""
-        from draftwise.engine.kernels.cpu_layers import Rows
-
         x_NH = look_up(tokens_N, self.weights.embedding_VH)
         factor = self.multipliers.embedding / self.multipliers.residual
         x_NH = x_NH.contiguous() if factor == 1.0 else x_NH * factor
-        wanted_R = None if plan.wanted is None else plan.wanted.rows_R.contiguous()
-        rows = Rows(
-            slots_N=plan.slots_N.contiguous(), page_table_BP=plan.page_table_BP, looks=plan.looks, wanted_R=wanted_R
-        )
-        return layers(x_NH, rotations, kv, rows, states)
+        return layers(x_NH, rotations, kv, rows_of(plan), states)
 
     def forward(
         self,
@@ -327,6 +353,27 @@ class CausalLM:
         return states[last + 1], features
 
     __call__ = forward
+
+    def chain(self) -> QuantizedChain | None:
+        """Return this model as a drafter whose tokens are made in one call; None where they cannot be."""
+        if self._at_once is None:
+            return None
+        from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
+        from draftwise.engine.kernels.cpu_layers import ChainParts, QuantizedChain
+
+        head, many = self.weights.head, self.multipliers
+        if not isinstance(head, QuantizedLinear) or many.logits <= 0:
+            return None
+        parts = ChainParts(
+            embedding=self.weights.embedding_VH,
+            factor=many.embedding / many.residual,
+            reads_state=False,
+            last_norm=self.weights.norm,
+            carries_normed=False,
+            head=head,
+            target_ids_U=None,
+        )
+        return QuantizedChain(self._at_once, parts, self._kernels.rope)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return logits_RV, in the model's dtype, of hidden states after the final norm."""

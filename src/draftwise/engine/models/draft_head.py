@@ -7,7 +7,7 @@ layer's attention input, V the target's vocabulary, U tokens that the network ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.causal_lm import Layer, decoder_layer
+from draftwise.engine.models.causal_lm import Layer, decoder_layer, join_layers, rows_of
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
+
+if TYPE_CHECKING:
+    from draftwise.engine.kernels.cpu_layers import QuantizedChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +62,9 @@ class ChainDrafter(DraftNetwork, Protocol):
     """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
 
     mask: Mask | None
-    """For drafting in parallel; None: it was not trained to."""
+    """Mask for parallel drafting; None if the head was not trained for it."""
+    chain: QuantizedChain | None
+    """Makes the likeliest draft tokens in one call; None where its weights are not quantized."""
 
     def enter(self, features_NF: Tensor) -> Tensor:
         """Return what `forward` gets, [N, H], for the target's states."""
@@ -91,14 +96,18 @@ class DraftLayers:
 
     Attributes:
         kernels: those of the layers, for what a head does around them.
+        at_once: all layers as one call; None where they are not quantized, or of another kind.
     """
 
-    def __init__(self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Table) -> None:
+    def __init__(
+        self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Table, *, is_quantized: bool
+    ) -> None:
         self._layers = layers
+        self.at_once = join_layers(layers, shape, eps=eps, is_normed=True) if is_quantized else None
         self.kernels: Kernels = make_kernels(shape, rope, eps=eps, dtype=like.dtype, device=like.device)
 
     def forward(
-        self, x_NH: Tensor, normed_NX: Tensor, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
+        self, x_NH: Tensor, normed_NX: Tensor, positions_N: Tensor, kv: PagedKV, *plans: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """Run all layers.
 
@@ -107,22 +116,25 @@ class DraftLayers:
             normed_NX: what the first layer's attention reads.
             positions_N: int64 position of each row.
             kv: the pages.
-            plan: for these rows.
+            plans: for these rows; one for all layers, or one for each.
 
         Returns:
             the residual stream after the last attention, and what the last MLP adds to it, of the wanted rows if not
             all are (`AttentionPlan.wanted`).
         """
         rotations = self.kernels.rotations(positions_N)
+        plan, alike = plans[0], all(plan is plans[0] for plan in plans)
+        if self.at_once is not None and alike and not kv.is_narrow and len(x_NH):
+            # A copy, because the stream that enters is overwritten.
+            return self.at_once(x_NH.float().clone(), rotations, kv, rows_of(plan), {}, normed_NX.float().contiguous())
         delta_NH: Tensor | None = None
         for i, layer in enumerate(self._layers):
             if delta_NH is not None:
                 assert layer.input_norm is not None
                 x_NH, normed_NX = self.kernels.add_norm(x_NH, delta_NH, layer.input_norm)
             is_last = i == len(self._layers) - 1
-            x_NH, delta_NH = decoder_layer(
-                self.kernels, layer, i, x_NH, normed_NX, rotations, kv, plan, is_last=is_last
-            )
+            own = plan if alike else plans[i]
+            x_NH, delta_NH = decoder_layer(self.kernels, layer, i, x_NH, normed_NX, rotations, kv, own, is_last=is_last)
         assert delta_NH is not None, "a head has a layer"
         return x_NH, delta_NH
 
@@ -145,8 +157,8 @@ class DraftHead:
         aux_layers: hidden states of the target that it reads.
         kv_shape: what its own pages hold.
         vocab_size: V.
-        target_ids_U: as in `HeadVocabulary`.
-        mask: for drafting in parallel; None: it was not trained to.
+        target_ids_U: see `HeadVocabulary`.
+        mask: mask for parallel drafting; None if the head was not trained for it.
     """
 
     def __init__(
@@ -159,6 +171,18 @@ class DraftHead:
         self.mask: Mask | None = mask
         self._embedding_VH, self._head = vocabulary.embedding_VH, vocabulary.head
         self._logit_scale = vocabulary.logit_scale
+        self.chain: QuantizedChain | None = None
+
+    def _join(self, layers: DraftLayers, **parts: Any) -> None:
+        """Make the chain of a head whose layers are quantized; `parts` are those of `ChainParts` that it states."""
+        if layers.at_once is None or self._logit_scale <= 0:
+            return
+        from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+        from draftwise.engine.kernels.cpu_layers import ChainParts, QuantizedChain
+
+        if isinstance(self._head, QuantizedLinear) and isinstance(parts.get("projection"), QuantizedLinear | None):
+            about = ChainParts(embedding=self._embedding_VH, head=self._head, target_ids_U=self.target_ids_U, **parts)
+            self.chain = QuantizedChain(layers.at_once, about, layers.kernels.rope)
 
     @property
     def dtype(self) -> torch.dtype:

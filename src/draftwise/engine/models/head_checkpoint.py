@@ -44,7 +44,7 @@ class HeadCheckpoint:
         config: the parsed config.json.
         where: path of config.json, for messages.
         files: its tensors.
-        reader: of its weights.
+        reader: reads its weights.
         target: as given.
 
     Raises:
@@ -133,7 +133,8 @@ class LayeredHead(HeadCheckpoint):
 
     def layers(self, *layers: Layer) -> DraftLayers:
         """Return the layers ready to run."""
-        return DraftLayers(self.shape, layers, self.rope, self.eps, self.target.weights.embedding_VH)
+        like, quantized = self.target.weights.embedding_VH, self.target.is_quantized
+        return DraftLayers(self.shape, layers, self.rope, self.eps, like, is_quantized=quantized)
 
     def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> HeadVocabulary:
         """Return what a head with these weights reads and names.

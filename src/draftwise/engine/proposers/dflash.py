@@ -24,9 +24,8 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
-from draftwise.engine.kernels import make_kernels
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.causal_lm import CausalLM, decoder_layer
+from draftwise.engine.models.causal_lm import CausalLM
 from draftwise.engine.models.draft_head import DraftHead
 from draftwise.engine.models.head_checkpoint import LayeredHead
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
@@ -47,7 +46,7 @@ class Settings:
     mask_token_id: int
     """Stands for a token still to be drafted."""
     causal_layers: tuple[bool, ...]
-    """For each layer whether the tokens of a block look only at those before them."""
+    """Whether the tokens of a block attend only to earlier ones, by layer."""
     block_size: int | None
     """Length of the blocks it was trained on, the last known token included; None: not said."""
 
@@ -101,7 +100,6 @@ class DFlash(DraftHead):
         super().__init__(settings.aux_layers.ids, checkpoint.shape, checkpoint.own_vocabulary())
         self.settings = settings
         reader, shape, hidden = checkpoint.reader, checkpoint.shape, checkpoint.shape.hidden_size
-        self._kernels = make_kernels(shape, checkpoint.rope, eps=checkpoint.eps, dtype=self.dtype, device=self.device)
         num_features = len(settings.aux_layers.ids) * checkpoint.target.shape.hidden_size
         self._fc = reader.linear("", ["fc"], [hidden], num_features)
         """From the auxiliary hidden states of a token to one vector."""
@@ -111,18 +109,21 @@ class DFlash(DraftHead):
         biased = bool(checkpoint.config.get("attention_bias"))
         self._context_kv = reader.linear("", names, sizes, hidden, bias=biased)
         """From that to keys and values of every layer, [2 * L * G * D]."""
-        self._layers = tuple(reader.layer(f"layers.{i}.") for i in range(shape.num_layers))
+        layers = tuple(reader.layer(f"layers.{i}.") for i in range(shape.num_layers))
+        assert layers[0].input_norm is not None
+        self._layers, self._input_norm = checkpoint.layers(*layers), layers[0].input_norm
+        self._qk_norms = [layer.qk_norms for layer in layers]
         self._norm = reader.vector("norm.weight", hidden)
 
     def store_context(self, features_NF: Tensor, positions_N: Tensor, kv: PagedKV, slots_N: Tensor) -> None:
         """Store each layer's keys and values of the target's states at the given positions."""
-        kernels, shape = self._kernels, self.kv_shape
+        kernels, shape = self._layers.kernels, self.kv_shape
         _, context_NH = kernels.add_norm(self._fc(features_NF), None, self._hidden_norm)
         rotations = kernels.rotations(positions_N)
         sizes = (len(positions_N), shape.num_layers, 2 * shape.num_kv_heads, shape.head_dim)
         kv_NLSD = self._context_kv(context_NH).view(sizes)
-        for i, layer in enumerate(self._layers):
-            kernels.rotate_and_store(kv_NLSD[:, i], layer.qk_norms, rotations, kv, i, slots_N)
+        for i, qk_norms in enumerate(self._qk_norms):
+            kernels.rotate_and_store(kv_NLSD[:, i], qk_norms, rotations, kv, i, slots_N)
 
     def forward(
         self, tokens_N: Tensor, positions_N: Tensor, kv: PagedKV, plans: Mapping[bool, AttentionPlan]
@@ -135,16 +136,10 @@ class DFlash(DraftHead):
             kv: its pages.
             plans: for causal layers and for others.
         """
-        kernels = self._kernels
-        rotations = kernels.rotations(positions_N)
-        delta_NH: Tensor | None = None
-        for i, (layer, causal) in enumerate(zip(self._layers, self.settings.causal_layers, strict=True)):
-            assert layer.input_norm is not None
-            if delta_NH is None:
-                x_NH, normed_NH = kernels.embed(tokens_N, self._embedding_VH, layer.input_norm)
-            else:
-                x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
-            x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plans[causal])
+        kernels = self._layers.kernels
+        x_NH, normed_NH = kernels.embed(tokens_N, self._embedding_VH, self._input_norm)
+        own = [plans[causal] for causal in self.settings.causal_layers]
+        x_NH, delta_NH = self._layers.forward(x_NH, normed_NH, positions_N, kv, *own)
         return kernels.add_norm(x_NH, delta_NH, self._norm)[1]
 
 

@@ -50,6 +50,16 @@ class DraftBuilder:
         self._confidence: list[Tensor] = []
         self.num_steps = k if k == 0 or new.spans.host is None else int(counts_B.max())
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether tokens are the likeliest ones, and nothing else is asked of them."""
+        told = self._new.wants_confidence or self._new.told_BK is not None
+        return self.num_steps > 0 and not self._probabilistic and not told
+
+    def take(self, tokens_BM: Tensor) -> None:
+        """Take all draft tokens as they are."""
+        self._tokens.append(tokens_BM)
+
     def add(self, step: int, logits_BU: Tensor) -> Tensor:
         """Choose draft token number `step` of every sequence; return the tokens [B]."""
         new, first_B = self._new, self._first_B

@@ -37,6 +37,7 @@ class DraftModel:
         self.kv_shape, self.vocab_size = model.shape, model.shape.vocab_size
         token_id = find_mask_token(model.config)
         self.mask = None if token_id is None else Mask(token_id=token_id)
+        self.chain = model.chain()
 
     @property
     def dtype(self) -> torch.dtype:

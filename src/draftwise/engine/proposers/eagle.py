@@ -37,6 +37,7 @@ class EagleDrafter(DraftHead):
         self._fc = reader.linear("", ["fc"], [shape.hidden_size], 2 * shape.hidden_size)
         layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(shape.num_layers)]
         self._layers = checkpoint.layers(*layers)
+        self._join(self._layers, projection=self._fc, last_norm=None, carries_normed=False)
 
     def forward(
         self,

@@ -94,6 +94,13 @@ class Eagle3Drafter(DraftHead):
         """Whether the residual stream starts with the normed state."""
         self._norm_output = bool(config.get("norm_output", False))
         """Whether the next row's state is the one after `norm`."""
+        self._join(
+            self._layers,
+            norms=self._norms,
+            starts_normed=self._norm_before_residual,
+            last_norm=self._norm,
+            carries_normed=self._norm_output,
+        )
 
     def enter(self, features_NF: Tensor) -> Tensor:
         """Return the fused states [N, H]."""

@@ -57,6 +57,16 @@ class MtpDrafter(DraftHead):
         self._input_proj = reader.linear(prefix, ["input_proj"], [hidden], 2 * hidden)
         self._input_norm, self._layers = layer.input_norm, checkpoint.layers(layer)
         self._final_norm = reader.vector(prefix + "final_layernorm.weight", hidden)
+        self._join(
+            self._layers,
+            norms=self._norms,
+            state_first=True,
+            skips_first=True,
+            projection=self._input_proj,
+            input_norm=self._input_norm,
+            last_norm=self._final_norm,
+            carries_normed=True,
+        )
 
     def forward(
         self,

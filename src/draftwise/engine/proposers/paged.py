@@ -6,6 +6,9 @@ H hidden size.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,11 +18,15 @@ from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_atte
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
+from draftwise.engine.models.causal_lm import rows_of
 from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork
 from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+
+if TYPE_CHECKING:
+    from draftwise.engine.kernels.cpu_layers import QuantizedChain
 
 
 class PagedProposer(Proposer):
@@ -104,6 +111,10 @@ class ChainProposer(PagedProposer):
 
     def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, draft: DraftBuilder) -> None:
         """Run the confirmed rows, which end before positions `ends_B`; make each draft token from the one before it."""
+        chain = self._drafter.chain
+        if chain is not None and draft.is_chain and not self.kv.is_narrow and spans.num_rows:
+            draft.take(self._in_one_call(chain, new, spans, ends_B, draft.num_steps))
+            return
         hidden_BH, carry_BH = self._run(new, spans, new.tokens_N, self._enter(new))
         if draft.num_steps == 0:
             return
@@ -112,6 +123,22 @@ class ChainProposer(PagedProposer):
         for step in range(1, draft.num_steps):
             hidden_BH, carry_BH = self._run(new, spans.shift(step - 1), tokens_B, carry_BH)
             tokens_B = draft.add(step, self._drafter.logits(hidden_BH))
+
+    def _in_one_call(
+        self, chain: QuantizedChain, new: Confirmed, spans: Spans, ends_B: Tensor, num_steps: int
+    ) -> Tensor:
+        """Return the draft tokens [B, num_steps] that `_one_by_one` makes."""
+        plan, num_seqs, count = self._plan(new, spans), spans.num_seqs, num_steps - 1
+        rows = replace(rows_of(plan), wanted_R=spans.last_row_B)
+        further = torch.empty(2, 0, num_seqs, dtype=torch.int64)
+        if count:
+            behind = self._plan(new, spans.with_runs(ends_B, torch.full_like(ends_B, count), count))
+            further = torch.stack((behind.positions_N, behind.slots_N)).view(2, num_seqs, count).mT.contiguous()
+        state_NH = self._enter(new)
+        if state_NH is not None:  # it is overwritten
+            state_NH = state_NH.float().contiguous() if state_NH is not new.features_NF else state_NH.float().clone()
+        positions = plan.positions_N, (further[0], further[1])
+        return chain(new.tokens_N.contiguous(), state_NH, self.kv, rows, *positions)
 
     def _in_parallel(self, new: Confirmed, spans: Spans, counts_B: Tensor, draft: DraftBuilder) -> None:
         """Make all draft tokens in one pass, each from a mask except the first."""
