@@ -177,11 +177,6 @@ def test_replicas_in_turns_are_told_apart_where_no_start_is_told() -> None:
     assert snapshot.recent == ()
 
 
-def test_growth_that_no_engine_makes_is_no_reading() -> None:
-    small, large = (edit_lines(f'vllm:generation_tokens_total{{engine="0"}} {n}\n', str) for n in (10**6, 10**9))
-    assert play([small, large]).recent == ()
-
-
 def start_at(page: str, start_s: float) -> str:
     begins = "process_start_time_seconds"
     return edit_lines(page, lambda line: f"{begins} {start_s}\n" if line.startswith(begins) else line)

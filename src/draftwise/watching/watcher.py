@@ -24,8 +24,6 @@ _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
 _FASTEST = 20_000.0
 """Tokens a second by which a server's counter may grow between two looks at it, milliseconds apart."""
-_IMPOSSIBLE = 10 * _FASTEST
-"""Tokens a second that no engine makes: its counters are not those of the look before."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
@@ -503,8 +501,7 @@ class Watcher:
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
         falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        leaps = any((window.output_tokens_per_s or 0.0) > _IMPOSSIBLE for window in windows)
-        if leaps or falls_back(before, look):
+        if falls_back(before, look):
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
@@ -516,7 +513,7 @@ class Watcher:
         if _are_several(before, look) or alternates or returns:
             self._several[key] = look.clock_s
             self._recent.drop(key)
-        if leaps or look.clock_s - self._several.get(key, -math.inf) < self._span_s:
+        if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
         self._several.pop(key, None)
         return iter(windows)
