@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("draftwise.serve")
 
-_NOTICE_S = 0.2
+_NOTICE_S = 0.8
 """Seconds in which the exit status of a process that closed its channel is known."""
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
