@@ -199,7 +199,10 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
 def _basis(advice: MethodRanking) -> str:
     """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
-        return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
+        return (
+            "There is no speed-up estimate, because the target's shape or the GPU's speed is unknown. The guides' "
+            "order stands."
+        )
     return (
         "Speed-up of decoding = tokens per step / break-even, unless readings of the pair stand for it or limit it. "
         "Tokens per step are published or prior, not yours; break-even is computed from the GPU's data sheet and "
