@@ -15,15 +15,14 @@ from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
+from draftwise.verbs.offered_names import list_gpus, list_traffic_kinds
 from draftwise.verbs.pick import (
     STRUCTURED_OUTPUT,
     MethodRanking,
     PickRequest,
     PickResult,
     RankedMethod,
-    list_gpus,
     list_models,
-    list_traffic_kinds,
 )
 from draftwise.verbs.pick import pick as run_pick
 
