@@ -70,8 +70,8 @@ def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
     yield "1,024 bad words, 128 times", completions, body(prompt="a", n=128, bad_words=[f"w{i}" for i in range(1024)])
     yield "one long stop string", completions, body(prompt="a", stop=["a" * 1_000_000])
     yield "64 long stop strings", completions, body(prompt="a", stop=["a" * 250] * 64, n=64)
-    yield "log-probabilities of a prompt", completions, body(prompt=text[:8_000], prompt_logprobs=20)
-    yield "log-probabilities of an echo", completions, body(prompt=text[:8_000], logprobs=20, echo=True)
+    yield "log-probabilities of a prompt", completions, body(prompt=text[:3_900], prompt_logprobs=20)
+    yield "log-probabilities of an echo", completions, body(prompt=text[:3_900], logprobs=20, echo=True)
     yield "128 answers with log-probabilities", completions, body(prompt="a", n=128, logprobs=20)
     yield "ids of 20 prompts", completions, body(prompt=[[5] * 1000] * 20, return_token_ids=True, max_tokens=1)
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}

@@ -3,8 +3,10 @@
     python benchmarks/cpu/service_soak.py MODEL --minutes 30 --out benchmarks/cpu/results/service_soak.json
 
 One server gets random requests all the time: streams, chats, log-probabilities, structured output, long prompts, bodies
-that are refused, clients that leave. Its processes' memory is read every ten seconds; after the warm-up (a third of the
-time) the engine's must be flat. Meanwhile one server after another is started, loaded, and ended in one of four ways.
+that are refused, clients that leave. Its processes' memory is read every ten seconds. The first half is the warm-up; it
+begins with prompts that touch every page of the default pool, as pages take memory when something is stored there.
+Over the second half the engine's memory must not grow: the slope's interval must reach down to `_FLAT_MIB_PER_HOUR`.
+Meanwhile one server after another is started, loaded, and ended in one of four ways.
 Each of its requests must end with a whole answer, a JSON error or an error event. The exit code is 1 otherwise.
 """
 
@@ -12,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
 import re
 import signal
+import statistics
 import sys
 import time
 from contextlib import suppress
@@ -27,6 +31,9 @@ import httpx
 from provenance import provenance, write
 
 _ENDS = ("drain", "drain in time", "kill the engine", "kill the readers")
+_FLAT_MIB_PER_HOUR = 4.0
+_T_95 = {10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04, 60: 2.0, 1000: 1.96}
+"""Student's t, two-sided, by degrees of freedom."""
 _TEXT = "Once upon a time there was a small server. "
 
 
@@ -157,13 +164,41 @@ async def end_one(model: str, how: str, chance: random.Random) -> dict[str, Any]
     return row | ({} if is_right else {"log": server.log[-20:]})
 
 
+async def fill_pool(url: str, engine: int) -> int:
+    """Send long prompts, all of them new, until memory grows no more; return how many tokens that took."""
+    sent, sizes = 0, [read_memory(engine)]
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+        longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
+        while len(sizes) < 5 or sizes[-1] - sizes[-5] > 1:
+            prompt = [5 + len(sizes), *[7] * (longest - 9)]
+            (await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+            sent += len(prompt)
+            sizes.append(read_memory(engine))
+    return sent
+
+
+def find_slope(times: list[float], sizes: list[float]) -> dict[str, float]:
+    """Return the growth in MiB an hour with its 95 % interval; readings that resemble the one before count less."""
+    slope, start = statistics.linear_regression(times, sizes)
+    rest = [size - start - slope * time for time, size in zip(times, sizes, strict=True)]
+    total = sum(each**2 for each in rest)
+    alike = sum(a * b for a, b in itertools.pairwise(rest)) / total if total else 0.0
+    count = max(len(rest) * (1 - alike) / (1 + alike), 4.0) if alike > 0 else len(rest)
+    spread = statistics.pvariance(times) * count
+    error = (total / len(rest) * count / (count - 2) / spread) ** 0.5 if total else 0.0
+    t = next((value for degrees, value in sorted(_T_95.items()) if degrees >= count - 2), 1.96)
+    low, high = (3600 * (slope + sign * t * error) for sign in (-1, 1))
+    return {"mib_per_hour": round(3600 * slope, 2), "low": round(low, 2), "high": round(high, 2)}
+
+
 async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     """Return the readings and what came of each end."""
     chance, ends, counts = random.Random(seed), asyncio.Event(), dict[str, int]()
-    server = Served(model, "--num-gpu-blocks-override", "256")  # so few pages that the warm-up touches all of them
+    server = Served(model)
     await server.start()
-    working = asyncio.ensure_future(load(server.url, chance, ends, counts))
     engine, readers = server.child("engine_process"), server.child("reader_process")
+    filled = await fill_pool(server.url, engine)
+    working = asyncio.ensure_future(load(server.url, chance, ends, counts))
     memory: list[dict[str, float]] = []
     rows: list[dict[str, Any]] = []
     began = time.monotonic()
@@ -183,15 +218,14 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     await working
     server.process.send_signal(signal.SIGTERM)
     status = await server.process.wait()
-    late = memory[len(memory) // 3 :]
-    half = len(late) // 2
-    growth = {
-        name: round(max(r[name] for r in late[half:]) - max(r[name] for r in late[:half]), 1)
+    late = [reading for reading in memory if reading["s"] >= 30 * minutes]
+    slopes = {
+        name: find_slope([reading["s"] for reading in late], [reading[name] for reading in late])
         for name in ("engine", "front", "readers")
     }
     return {
-        "minutes": minutes, "status": status, "answers": dict(sorted(counts.items())),
-        "growth_mib": growth, "memory_mib": memory[::6], "ends": rows,
+        "minutes": minutes, "status": status, "answers": dict(sorted(counts.items())), "tokens_to_fill_pool": filled,
+        "slope_of_second_half": slopes, "memory_mib": memory[::6], "ends": rows,
     }  # fmt: skip
 
 
@@ -207,8 +241,9 @@ def main() -> None:
     write(provenance("torch", "httpx") | {"model": Path(given.model).name} | result, given.out)
     broken = [end for end in result["answers"] if end.startswith("BROKEN")]
     wrong = [row for row in result["ends"] if not row["is_right"]]
-    print(result["answers"], result["growth_mib"], len(result["ends"]), "ends", len(wrong), "wrong")
-    sys.exit(bool(broken or wrong or result["status"] or result["growth_mib"]["engine"] > 8))
+    slope = result["slope_of_second_half"]["engine"]
+    print(result["answers"], slope, len(result["ends"]), "ends", len(wrong), "wrong")
+    sys.exit(bool(broken or wrong or result["status"] or slope["low"] > _FLAT_MIB_PER_HOUR))
 
 
 if __name__ == "__main__":

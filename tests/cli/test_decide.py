@@ -116,7 +116,7 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert "NOT EVIDENCE" not in result.stdout
     assert f"Report: {out}/report.html" in result.stderr
     assert "3 arms x as many of 8 own prompts, drawn with seed 0, as " in result.stderr
-    assert "slower is asked no prompt twice, as it could remember answers: suffix drafts from" in result.stderr
+    assert "slower gets each prompt once, because it could remember answers: suffix drafts from" in result.stderr
 
     before = (Path(out) / "summary.json").read_bytes()
     again = run("report", out, "--json")
@@ -135,7 +135,7 @@ def test_a_candidate_that_does_not_answer_is_left_out_with_its_finding(urls, pro
         r"^error candidate 1 was not measured because its server failed: .*127\.0\.0\.1:9", result.stdout, re.MULTILINE
     )
     assert told, result.stdout
-    assert "Left out: candidate candidate 1: its server is not up" in result.stderr
+    assert "Left out: candidate candidate 1: its server did not start" in result.stderr
     summary = json.loads((out / "summary.json").read_text())
     (found,) = [each for each in summary["findings"] if each["severity"] == "error"]
     assert found["code"] == "server-failed"
@@ -164,13 +164,13 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "Give either TARGET or --url with --candidate-url."),
-        (["target", "--url", "http://127.0.0.1:1"], 2, "Give either TARGET or --url"),
+        ([], 2, "Pass either TARGET or --url with --candidate-url."),
+        (["target", "--url", "http://127.0.0.1:1"], 2, "Pass either TARGET or --url"),
         (["--url", "http://127.0.0.1:1"], 2, "--url needs at least one --candidate-url"),
         (["target", "--candidate-url", "http://127.0.0.1:1"], 2, "--candidate-url needs --url"),
-        (["nowhere"], 2, "error: nowhere is not the directory of a Hugging Face checkpoint"),
+        (["nowhere"], 2, "error: nowhere is not a Hugging Face checkpoint"),
         (["target", "--candidate", "{"], 2, "error: --candidate: The speculative config is not valid JSON"),
-        (["target", "--candidate", "plain={}"], 2, "'plain' is taken"),
+        (["target", "--candidate", "plain={}"], 2, "'plain' is the name of another arm"),
         (["target", "--workload", "proze"], 2, "Did you mean prose?"),
         (["target", "--prompts", "0"], 2, "--prompts"),
         (["--resume", "nowhere"], 2, "is not a run directory"),

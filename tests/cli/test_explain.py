@@ -41,10 +41,10 @@ def test_every_kind_of_name_is_found(name, kind):
     [
         ("--speculative-model", "flag", "as model"),
         ("speculative_max_model_len", "flag", "as max_model_len"),
-        ("--disable-logprobs-during-spec-decoding", "flag", "No key takes its place"),
+        ("--disable-logprobs-during-spec-decoding", "flag", "No key replaces it"),
         ("spec_decode_draft_acceptance_rate", "metric", "spec_decode_num_draft_tokens_total"),
         ("vllm:spec_decode_num_emitted_tokens_total", "metric", "spec_decode_num_drafts_total"),
-        ("vllm:spec_decode_efficiency", "metric", "Nothing takes its place"),
+        ("vllm:spec_decode_efficiency", "metric", "It has no replacement"),
     ],
 )
 def test_what_old_guides_name_is_explained_by_what_there_is_now(name: str, kind: str, said: str) -> None:

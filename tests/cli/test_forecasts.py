@@ -189,7 +189,7 @@ def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: P
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
     assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
-    assert "Calibration and run differ: it is of" not in result.stdout
+    assert "Calibration and run differ: it was measured" not in result.stdout
     held = read_calibration(calibration).held
     for each in held:
         assert (1 + each.of_acceptance) * (1 + each.of_steps) == pytest.approx(1 + each.error)
@@ -207,8 +207,8 @@ def test_what_differs_between_calibration_and_run_is_said(measured: Path, tmp_pa
     write_document(calibration, replace(read_calibration(calibration), hardware="8x H100", engine_version="0.1.0"))
     write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={}), length=1.9))
     result = run("forecast", profile, calibration, "--against", measured)
-    assert "Calibration and run differ: it is of 8x H100" in result.stdout
-    assert "Calibration and run differ: it is of" in result.stdout.replace("8x H100", "")
+    assert "Calibration and run differ: it was measured on 8x H100" in result.stdout
+    assert "Calibration and run differ: it was measured with" in result.stdout
 
 
 def test_an_error_that_other_traffic_explains_is_not_kept(measured: Path, tmp_path: Path) -> None:

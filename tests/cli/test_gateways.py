@@ -59,7 +59,7 @@ def test_without_counters_nothing_is_blocked_and_the_speculation_is_named_unprov
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER]
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code == 0, result.output
-    assert "fast: its /metrics has no counters of drafts: only its stream can show that it speculates." in result.stderr
+    assert "fast: its /metrics has no draft counters, so only its stream can show that it speculates." in result.stderr
     summary = summary_of(out)
     assert summary["comparisons"][0]["verdict"] != "blocked"
     assert "speculation: not proven by counters for fast" in summary["scope"]
@@ -95,7 +95,7 @@ def test_exchanged_pages_of_counters_block(behind, prompts, tmp_path) -> None:
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, *pages]
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code in (1, 2, 3), result.output
-    assert "they are swapped" in result.output
+    assert "the two servers are swapped" in result.output
     assert "Adopt fast" not in result.stdout
 
 
@@ -160,7 +160,7 @@ def test_a_continued_run_wants_its_headers_again(behind, prompts, tmp_path) -> N
     assert decide(*arms, "--out", out).exit_code in (0, 1)
     again = CliRunner().invoke(main, ["decide", "--resume", out])
     assert again.exit_code == 2
-    assert "Requests to plain had the headers X-Team when the run began" in again.stderr
+    assert "When the run began, requests to plain had the headers X-Team" in again.stderr
     assert CliRunner().invoke(main, ["decide", "--resume", out, *HEADER]).exit_code in (0, 1)
 
 
@@ -185,13 +185,13 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--header", "no colon"], "a header is not NAME: VALUE"),
+        (["--header", "no colon"], "a header must be NAME: VALUE"),
         (["--header", "X-A: ${NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE is not set"),
         (["--header", "Content-Length: 3"], "The load generator sets"),
-        (["--header", "nobody=X-A: b"], "Unknown arm 'nobody'"),
+        (["--header", "nobody=X-A: b"], "There is no arm 'nobody'"),
         (["--api-key-env", "plain=NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE is not set"),
-        (["--metrics-url", "http://127.0.0.1:3"], "You gave 1 metrics URLs in order, but there are 2 servers"),
-        (["--metrics-url", "nobody=http://127.0.0.1:3"], "Unknown arm 'nobody'"),
+        (["--metrics-url", "http://127.0.0.1:3"], "You gave 1 metrics URLs, but there are 2 servers"),
+        (["--metrics-url", "nobody=http://127.0.0.1:3"], "There is no arm 'nobody'"),
         (["--metrics-url", "x", "--metrics-url", "y"], "--metrics-url 'x' is not an http(s) URL"),
     ],
 )

@@ -155,7 +155,7 @@ def test_json_is_what_its_schema_says(truth, folder):
         (("--undo", "--acknowledge"), 2, "alone"),
         ((A, "--plain", f"{A}/v1"), 2, "given twice"),
         ((A, "--act", "nginx=x"), 2, "--act nginx=x is not a known executor"),
-        ((A, "--probe"), 2, "Only a comparison with the same probe of a healthy server"),
+        ((A, "--probe"), 2, "Compare it only with the same probe of a healthy server"),
         ((A, "--act", "haproxy=/no/socket"), 3, "level admin"),
         ((A, "--baseline", "no-such-file"), 2, "cannot be read"),
         (("a:8000",), 2, "http"),

@@ -40,7 +40,7 @@ def test_the_servers_own_process_does_not_import_torch():
             "--speculative-config: The speculative config is not valid JSON",
         ),
         (["serve", "/no/such/model", "--port", "0"], 2, "error: /no/such/model: The path is not a directory."),
-        (["serve", "m", "--host", "0.0.0.0"], 2, "Add --allow-remote (and --api-key) to allow this"),
+        (["serve", "m", "--host", "0.0.0.0"], 2, "To allow this, add --allow-remote and --api-key"),
         (["serve", "m", "--api-key", ""], 2, "--api-key is empty. Is a variable of the shell not set?"),
         (["serve", ""], 2, "an argument is empty. Is a variable of the shell not set?"),
         (["guard", "http://127.0.0.1:1", "--state="], 2, "--state is empty."),

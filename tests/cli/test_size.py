@@ -68,9 +68,9 @@ def test_what_does_not_fit_exits_with_1() -> None:
     ("arguments", "text"),
     [
         ((LLAMA, "--gpu", "Voodoo2"), "not in the table"),
-        (("nobody/nothing", "--gpu", "H200"), "neither a checkpoint's directory"),
+        (("nobody/nothing", "--gpu", "H200"), "neither a checkpoint directory"),
         ((LLAMA, "--gpu", "H200", "--vllm", "0.1"), "older than"),
-        ((LLAMA, "--gpu", "H200", "--speculative-config", "{"), "The text is never closed"),
+        ((LLAMA, "--gpu", "H200", "--speculative-config", "{"), "The text has an unclosed brace"),
     ],
 )
 def test_mistakes_become_lines(arguments: tuple[str, ...], text: str) -> None:

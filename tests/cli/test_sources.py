@@ -129,7 +129,7 @@ def test_a_file_that_is_too_long_says_so(deploy: Path, before: str) -> None:
     (row,) = [each for each in judged(str(deploy)) if each["accepted"] is None]
     (finding,) = row["findings"]
     assert (finding["code"], finding["severity"]) == ("too-long", "warning")
-    assert finding["message"] == f"{deploy}/a/all.yaml is larger than 1,000,000 bytes, and is not read."
+    assert finding["message"] == f"{deploy}/a/all.yaml is larger than 1,000,000 bytes, so draftwise does not read it."
 
 
 class TestWhatOptionsTellInsteadOfAFile:
@@ -217,12 +217,12 @@ def test_every_verb_that_takes_a_release_refuses_one_that_is_not_known(verb: str
     arguments = [verb, target, *extra.get(verb, ["--vllm"]), "0.34.0"]
     refused = run(*arguments)
     assert refused.exit_code == 2
-    assert "0.34.0 is not known here. The releases known are 0.9.2, 0.10.0" in refused.stderr
+    assert "draftwise does not know vLLM 0.34.0. It knows 0.9.2 to 0.33.0." in refused.stderr
     assert "draftwise facts add vllm==0.34.0" in refused.stderr
     assert refused.stdout == ""
     near = run(*arguments, "--nearest")
     assert near.exit_code == 0
-    assert "vLLM 0.34.0 is not known here and is judged as 0.33.0" in near.output
+    assert "draftwise does not know vLLM 0.34.0 and judges it as 0.33.0" in near.output
     if verb != "inspect":
         text = run(*arguments, "--nearest", "--json").stdout
         assert '"asked": "0.34.0"' in text

@@ -207,7 +207,7 @@ def test_bands_that_differ_in_k_alone_become_the_engines_schedule() -> None:
         "num_speculative_tokens": 5,
         KEY: [[1, 4, 5], [5, 32, 3], [33, 33, 0]],
     }
-    assert "not measured itself" in proposal.remarks[0]
+    assert "did not measure it" in proposal.remarks[0]
 
 
 def test_what_the_release_makes_of_a_schedule_is_told() -> None:

@@ -43,7 +43,7 @@ def test_what_is_slower_without_being_rejected_is_shown_as_no_gain_everywhere() 
     each = judged(run)
     assert each.deciding.high < 1
     assert (each.verdict, each.reason.code) == (Verdict.NO_GAIN, "no-gain")
-    assert describe_reason(each.reason).startswith("slower: no gain of 3% or more is left")
+    assert describe_reason(each.reason).startswith("slower: the interval rules out a gain of 3% or more")
     found = conclude_run(run)
     assert "(no gain in 2 of 2 comparisons)" in describe_decision(found.decision)
     assert summarise(found).comparisons[0].verdict == "no-gain"
@@ -68,7 +68,7 @@ def test_what_the_race_has_shown_stays_shown_as_long_as_the_numbers_agree(reason
     each = judged(left(run_of(factor, other, spread=0.4), "ngram k=3", reason))
     assert each.verdict is verdict
     if reason == "no-time":
-        assert "left out when the time was short, as ngram k=5 was ahead" in describe_reason(each.reason)
+        assert "left out because time was short and ngram k=5 was ahead" in describe_reason(each.reason)
 
 
 def test_a_doubt_comes_before_any_claim() -> None:
@@ -101,7 +101,7 @@ def test_a_log_whose_gain_depends_on_the_place_says_where() -> None:
     run = make_run({"ngram k=3": parts}, workloads=[whole], repeats=2)
     (each,) = gather_evidence(run).comparisons
     (found,) = (finding for finding in each.findings if finding.code == "gain-depends-on-place")
-    assert found.message.startswith("the gain depends on where in the log a prompt stands: 1.3")
+    assert found.message.startswith("the gain depends on the place of a prompt in the log: 1.3")
     assert "up to row 15, 0.7" in found.message
     assert each.log_itself is not None
     assert each.log_itself.high - each.log_itself.low < each.speedup.high - each.speedup.low

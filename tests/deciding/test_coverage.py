@@ -70,7 +70,7 @@ def test_a_load_that_was_added_is_expected_too() -> None:
 
 def test_answers_of_turns_that_were_cut_off_are_mentioned() -> None:
     run = replace(make_run({CANDIDATE: gains(1.5)}), num_unfinished=7)
-    assert unmeasured(run) == ["7 answers of interrupted turns are on disk but not used"]
+    assert unmeasured(run) == ["7 answers of interrupted turns are on disk but do not count"]
 
 
 ONCE = {CANDIDATE: "it drafts from what it answered before"}

@@ -62,7 +62,7 @@ def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
     assert [band.setting for band in decision.bands] == ["ngram k=3", "plain"]
     assert "num_speculative_tokens_per_batch_size" in decision.schedules[0].spec.to_dict()
     (rule,) = describe_rollback(decision)
-    assert "roll back when for an hour tokens per step stay under" in rule
+    assert "roll back if, for an hour, tokens per step stay under" in rule
     assert " concurrent requests, where the gain is gone (measured here: " in rule
     assert "there are more than " in rule
     assert "P99 of the time to the first token" in rule
@@ -78,12 +78,12 @@ def test_different_settings_for_different_loads() -> None:
     schedule = decision.schedules[0].spec.to_dict()["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
     light, heavy = sorted(describe_rollback(decision), reverse=True)
-    assert re.search(r"; switch to ngram k=3 when for an hour there are more than \d+ concurrent requests\.$", light)
-    assert "roll back when for an hour tokens per step stay under" in light
+    assert re.search(r"; switch to ngram k=3 if, for an hour, there are more than \d+ concurrent requests\.$", light)
+    assert "roll back if, for an hour, tokens per step stay under" in light
     assert "switch" not in heavy
     (change,) = (rule for rule in decision.rollback if rule.switch_to is not None)
     assert describe_rule(change).startswith(
-        "Switch from ngram k=5 to ngram k=3 on code when for an hour there are more"
+        "Switch from ngram k=5 to ngram k=3 on code if, for an hour, there are more"
     )
     assert "alert: SpeculationSwitch" in write_alerts([change])
 
@@ -208,7 +208,7 @@ def test_a_promised_first_token_is_the_limit_to_watch() -> None:
 
 def test_nothing_measured_decides_nothing() -> None:
     decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, keep=lambda turn: turn.arm == "plain")).decision
-    assert describe_decision(decision).startswith("Nothing was measured on both sides")
+    assert describe_decision(decision).startswith("No workload has been measured on both sides")
     assert describe_unmeasured(decision) == ["ngram k=3, code, c=1: 0 of 3 repetitions"]
 
 
@@ -427,8 +427,8 @@ def test_every_temperature_has_rules_of_its_own() -> None:
     ends = {rule.condition.temperature: rule.value for rule in decision.rollback if rule.basis == "band end"}
     assert ends[0.8] < 4 <= ends[0.0] < 16
     cold, warm = describe_rollback(decision)
-    assert cold.startswith("ngram k=3 on code at temperature 0: roll back when")
-    assert warm.startswith("ngram k=3 on code at temperature 0.8: roll back when")
+    assert cold.startswith("ngram k=3 on code at temperature 0: roll back if")
+    assert warm.startswith("ngram k=3 on code at temperature 0.8: roll back if")
     assert " and " not in warm.partition("where the gain is gone")[0].partition("tokens per step")[2]
     # No rule holds for what was measured, or it would fire on the day of the adoption.
     by_label = {each.condition.label: each for each in decision.comparisons}

@@ -83,7 +83,10 @@ def test_a_slow_turn_of_a_candidate_costs_no_other_candidate_anything() -> None:
     (lost,) = find_lost_pairs(counted)
     assert (lost.block, lost.candidate, lost.attempts) == (("code", "c=1", 2, 5), "ngram k=5", 1)
     (told,) = (each for each in conclude_run(run).decision.findings if each.code == "disturbed-blocks")
-    assert ": ngram k=5 1 of 36; the first (code, c=1) because the time of a decoding step was" in told.message
+    assert (
+        ": ngram k=5 1 of 36. The first pair (code, c=1) was lost because the time of a decoding step was"
+        in told.message
+    )
 
 
 def test_a_slow_turn_of_the_baseline_costs_all_candidates_the_block() -> None:

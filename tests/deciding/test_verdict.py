@@ -179,7 +179,7 @@ def test_an_inconclusive_verdict_states_its_power() -> None:
     )
     assert "repetitions instead" not in in_words(compared(wide, detectable=1.2, prompts_needed=70))
     assert "only 79.0x or more; measure more repetitions" in in_words(compared(wide, detectable=79.0))
-    assert "would have shown no gain whatever; measure" in in_words(compared(wide, detectable=3e12))
+    assert "would have shown no gain at all; measure" in in_words(compared(wide, detectable=3e12))
     assert "too close to a limit" in in_words(compared(wide, detectable=1.2))
     assert "more prompts or repetitions would narrow it" in in_words(compared(wide))
     assert "more prompts would narrow it" in in_words(compared(wide, warm_speedup=2.0))

@@ -62,7 +62,7 @@ def test_a_baseline_has_what_the_run_found(measured: Path, tmp_path: Path) -> No
     assert (found.expected.workload, found.expected.condition) == (strictest.workload, strictest.condition)
     assert [each.partition(":")[0] for each in found.missing] == [
         "What it answers to the probe, and how much that changes by itself",
-        "The expected values for each hour of the week",
+        "Values to expect by hour of the week",
     ]
 
 
@@ -117,7 +117,7 @@ def test_a_running_canary_answers_the_probe_and_watch_compares_with_that(tmp_pat
     ("script", "words"),
     [
         (replace(CANARY, model="other"), "serves 'other'"),
-        (replace(CANARY, version={"version": "0.27.0"}), "Release 0.27.0 runs"),
+        (replace(CANARY, version={"version": "0.27.0"}), "The server runs release 0.27.0"),
         (replace(CANARY, k=0, accepted=()), "The server counted no draft"),
     ],
 )

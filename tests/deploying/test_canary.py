@@ -139,7 +139,7 @@ def test_ray_names_the_model_and_shows_the_metrics_by_itself() -> None:
     ("args", "told"),
     [
         ({"served_model_name": ["a", "b"]}, "names the model once"),
-        ({"distributed_executor_backend": "mp"}, "brings the workers up itself"),
+        ({"distributed_executor_backend": "mp"}, "starts the workers itself"),
         ({"disable_log_stats": True}, "reports the metrics"),
     ],
 )

@@ -89,14 +89,14 @@ def test_what_the_files_leave_to_the_cluster_is_said() -> None:
 )
 def test_what_one_host_is_told_is_not_told_to_all(flag: str, args: dict[str, Any]) -> None:
     order = make_order(replace(SETUP, args={**SETUP.args, **args}))
-    with pytest.raises(InvalidSetup, match=f"{flag} is for one host of several"):
+    with pytest.raises(InvalidSetup, match=f"{flag} is the rank of one host"):
         TARGETS["leaderworkerset"].prepare(order)
 
 
 @pytest.mark.parametrize("flag", ["data_parallel_external_lb", "data_parallel_hybrid_lb"])
 def test_a_server_whose_hosts_all_answer_is_no_group_of_which_one_does(flag: str) -> None:
     args = {**SETUP.args, "data_parallel_size": 2, flag: True}
-    with pytest.raises(InvalidSetup, match="has each host answer"):
+    with pytest.raises(InvalidSetup, match="makes each host answer"):
         TARGETS["leaderworkerset"].prepare(replace(make_order(SETUP), setup=replace(SETUP, args=args)))
 
 

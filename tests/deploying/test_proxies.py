@@ -80,7 +80,7 @@ def test_a_context_beyond_the_drafter_is_bounded_by_prompt_and_answer() -> None:
     policy = find_policy(SHORT_HEAD)
     assert policy.context == 2048 - 3
     assert (policy.longest_body, policy.longest_answer) == (3066, 1022)
-    assert any("stops drafting for every request in its batch" in line for line in policy.describe())
+    assert any("stops drafting for its whole batch" in line for line in policy.describe())
     assert find_policy(SETUP).longest_body is None
 
 
@@ -92,7 +92,7 @@ def test_every_proxy_says_what_it_does_and_how_it_is_drained(kind: str) -> None:
     assert all(f"#   {line}" in text for line in find_policy(LORA).describe())
     assert PROXIES[kind].start in memo
     assert ("proxy-sees-no-body" in limits) == (kind in ("httproute", "epp"))
-    assert ("Drain it" in memo) == (kind != "epp")
+    assert ("Drain the speculative pool" in memo) == (kind != "epp")
     assert ("proxy-has-no-share" in limits) == (kind == "epp")
 
 

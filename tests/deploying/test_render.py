@@ -59,7 +59,7 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
     other = replace(order, setup=replace(order.setup, spec=replace(NGRAM, num_speculative_tokens=4)))
     (finding,) = read_back(target.render(other), order.setup, name=f"spec{target.suffix}", lost=target.lost)
     assert finding.code == "not-as-ordered"
-    assert "says spec" in finding.message
+    assert "has spec" in finding.message
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -182,7 +182,7 @@ def test_numbers_of_another_engine_or_model_do_not_carry_over(change: dict[str, 
     left = ADOPTED.carry_over(replace(SETUP, **change), SETUP, hardware=("2 x NVIDIA H200",))
     assert left.rollback == ()
     assert told in " ".join(left.unmeasured)
-    assert "When to go back" in left.unmeasured[-1]
+    assert "When to roll back" in left.unmeasured[-1]
 
 
 @pytest.mark.parametrize("hardware", [(), ("2 cores of a processor",), ("NVIDIA L4",)])

@@ -57,7 +57,7 @@ def test_the_commands_are_printed_with_names_filled_in(to: str, tmp_path: Path) 
     shown = run(tmp_path / "out").stdout
     file = f"{tmp_path / 'out'}/rollback{TARGETS[to].suffix}"
     assert shown.index("Go back.") < shown.rindex(file) < shown.index("Remove the twin")
-    assert ("restarts in its place" in shown) == TARGETS[to].in_place
+    assert ("restarts in place" in shown) == TARGETS[to].in_place
     assert "{" not in shown
     assert re.search(rf"It leaves behind: {re.escape(TARGETS[to].leaves) or '[A-Z]'}", shown)
     assert "brings speculation back" in shown
@@ -135,7 +135,7 @@ def test_a_refusal_stops_everything_behind_it(made: Path, stub: Path, monkeypatc
     result = run(made, "--apply", "--yes")
     assert result.exit_code == 3
     assert "kubectl apply -f" in result.stderr
-    assert "nothing after it ran" in result.stderr
+    assert "the later commands did not run" in result.stderr
     assert "rollout" not in stub.read_text()
 
 
@@ -150,7 +150,7 @@ def test_files_that_were_changed_are_not_applied(made: Path, stub: Path) -> None
     (made / "plain.yaml").write_text("kind: Namespace\n")
     result = run(made, "--apply", "--yes")
     assert result.exit_code == 2
-    assert "is not what was written" in result.stderr
+    assert "has changed since the folder was written" in result.stderr
     assert not stub.exists()
 
 

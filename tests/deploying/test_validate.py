@@ -160,8 +160,7 @@ def test_a_slip_is_named_with_the_field_that_was_meant() -> None:
     faulty["spec"]["predictor"]["storageURIs"] = []
     (finding,) = validate(faulty)
     assert (
-        str(finding)
-        == "spec.predictor.storageURIs is not a field there, and the API server drops it. Write storageUris."
+        str(finding) == "spec.predictor.storageURIs is not a field here, so the API server drops it. Write storageUris."
     )
 
 

@@ -117,8 +117,8 @@ def be_another_model(value: dict[str, Any]) -> None:
     ("change", "codes", "said"),
     [
         (lose_the_flag, {"runs-otherwise"}, "has the speculative config none"),
-        (change_a_flag, {"runs-otherwise"}, "has max_num_seqs 32, and 64 was ordered"),
-        (change_the_image, {"runs-otherwise"}, "runs vLLM 0.25.0, and 0.26.0 was ordered"),
+        (change_a_flag, {"runs-otherwise"}, "has max_num_seqs 32, but the order has 64"),
+        (change_the_image, {"runs-otherwise"}, "runs vLLM 0.25.0, but the order has 0.26.0"),
         (be_another_model, {"runs-otherwise"}, "serves meta-llama/Llama-3.2-1B"),
         (crash, {"not-ready", "restarted"}, "CrashLoopBackOff"),
         (crash, {"not-ready", "restarted"}, "OOMKilled with exit code 137"),
@@ -201,7 +201,7 @@ def test_a_roll_out_that_is_not_done_is_not_ready(tmp_path: Path) -> None:
     said = " ".join(message for _, message in found(tmp_path, value))
     assert "ProgressDeadlineExceeded" in said
     assert "0 of 1 replicas" in said
-    assert "has not seen the last change" in said
+    assert "has not processed the last change" in said
 
 
 def test_a_pod_of_kserve_says_where_the_model_lies(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_commands_to_look_further_have_the_names_filled_in(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "Its stderr says why"),
+        ("", "Read its standard error"),
         ('Error from server (Forbidden): pods "llama" is forbidden: User "dev" cannot get resource', "Forbidden"),
         ("bash: kubectl: command not found", "command not found"),
         ("The connection to the server localhost:8080 was refused", "was refused"),

@@ -106,7 +106,7 @@ def test_any_manifest_is_held_against_a_setup(spec: Path, tmp_path: Path) -> Non
     script.write_text(command + """'{"method": "ngram", "num_speculative_tokens": 5}'\n""")
     result = run(script, "--setup", spec.parent / "setup.json")
     assert result.exit_code == 0
-    assert "does not tell how many GPUs the server gets and which vLLM release it starts" in result.stdout
+    assert "does not show how many GPUs the server gets and which vLLM release it starts" in result.stdout
     script.write_text(script.read_text().replace("ngram", "suffix"))
     assert "not-as-ordered" in codes(script, "--setup", spec.parent / "setup.json")
 
@@ -199,7 +199,7 @@ def test_a_false_that_is_left_out_is_only_noted(tmp_path: Path) -> None:
     sent.write_text(yaml.safe_dump(thing))
     back.write_text(json.dumps(thing | {"spec": {}}))
     assert codes(sent, "--returned", back) == set()
-    assert "may mean the same as none" in run(sent, "--returned", back).stdout
+    assert "may equal the default" in run(sent, "--returned", back).stdout
 
 
 def test_a_refusal_and_silence_are_said(spec: Path) -> None:

@@ -53,8 +53,8 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
     result = compare(tmp_path, SPEC)
     assert found(result) == {}
     assert result.exit_code == 0
-    assert "6 of 6 outputs are the plain server's." in result.stdout
-    assert "Evaluate by them on the plain server." in result.stdout
+    assert "6 of 6 outputs match the plain server's." in result.stdout
+    assert "Run evaluations that need them on the plain server." in result.stdout
     assert "A step gave 2." in result.stdout
     assert "Cannot tell how the speculative config resolved." in result.stdout
 
@@ -62,13 +62,13 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        (replace(SPEC, accepted=(0,)), "drafter-does-not-fit", "0 stood"),
+        (replace(SPEC, accepted=(0,)), "drafter-does-not-fit", "accepted 0 of"),
         (PLAIN, "drafts-missing", "counted no draft"),
         (replace(SPEC, model="other"), "runs-otherwise", "serves 'other'"),
         (
             replace(SPEC, version={"version": "0.27.0"}),
             "runs-otherwise",
-            "Release 0.27.0 runs, and vLLM 0.26.0 was ordered",
+            "The server runs release 0.27.0, but the order has vLLM 0.26.0",
         ),
         (replace(SPEC, version={}), "not-told", "Cannot tell which release runs"),
         (
@@ -138,7 +138,7 @@ def test_one_changed_token_is_found_and_a_tie_is_excused(tmp_path: Path) -> None
     assert changed.exit_code == 1
     tie = compare(tmp_path, replace(SPEC, differs_at=20, gap=0.01))
     assert found(tie) == {}
-    assert "6 of 6 outputs are the plain server's; 6 part at ties within rounding." in tie.stdout
+    assert "6 of 6 outputs match the plain server's; 6 differ at ties within rounding." in tie.stdout
 
 
 def test_a_server_behind_a_gateway_tells_less_and_that_is_said(tmp_path: Path) -> None:

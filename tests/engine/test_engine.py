@@ -380,6 +380,25 @@ def test_logprobs_are_those_of_transformers(spec: str | None, tiny_target: Path)
         assert candidates[best].rank == 1
 
 
+def test_a_prompts_logprobs_come_in_pieces_before_its_first_token(tiny_target: Path) -> None:
+    engine = make_llm(tiny_target).engine
+    for name, length in (("long", 150), ("one token", 1)):
+        params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1)
+        engine.add(EngineRequest(request_id=name, prompt_token_ids=list(range(40, 40 + length)), params=params))
+    pieces: dict[str, list[list[Any]]] = defaultdict(list)
+    begun, pending = set[str](), ()
+    while engine.has_work():
+        pending, deltas = engine.step(pending)
+        for delta in deltas:
+            if delta.prompt_logprobs is not None:
+                assert delta.request_id not in begun
+                pieces[delta.request_id].append(delta.prompt_logprobs)
+            begun |= {delta.request_id} if delta.token_ids else set()
+    assert [len(piece) for piece in pieces["long"]] == [65, 64, 21]
+    assert pieces["long"][0][0] is None
+    assert pieces["one token"] == [[None]]
+
+
 def test_a_prompt_that_is_computed_twice_has_its_logprobs_once(tiny_target: Path) -> None:
     """The younger request is preempted between two chunks of its prompt."""
     engine = make_llm(

@@ -39,5 +39,5 @@ def test_errors_of_what_vllm_stands_on_lead_to_a_term(term) -> None:
     ],
 )
 def test_other_lines_lead_to_nothing(line: str) -> None:
-    with pytest.raises(InvalidSetup, match="No message of vLLM"):
+    with pytest.raises(InvalidSetup, match="No vLLM message"):
         explain(line)

@@ -138,12 +138,12 @@ ALL = ("cache", "tools", "schema", "long")
         (Model(), (), (), "12 of 12 answers with a cached prefix"),
         (Model(wrong_on_hits=True), ("cache",), (), "from output token 5 on"),
         (Model(wrong_with_tools=True), ("tools",), (), "tools-0 from output token 5 on"),
-        (Model(breaks_json=True), ("schema",), (), "is not of the form that was asked for"),
-        (Model(unsteady=True), (), (), "all but equally likely"),
+        (Model(breaks_json=True), ("schema",), (), "does not have the requested form"),
+        (Model(unsteady=True), (), (), "almost equally likely"),
         (Model(mad=True), ("cache", "tools", "long"), (), "answers-differ"),
         (Model(refuses="tools"), ("tools",), (), "tools is not supported"),
         (Model(has_cache=False), (), ("cache",), "its prefix cache had no hit"),
-        (Model(drafts=False), (), ALL, "counted no draft"),
+        (Model(drafts=False), (), ALL, "verified no drafts"),
     ],
     ids=["right", "cache hits", "tools", "JSON", "unsteady", "mad", "refuses tools", "no cache", "no drafts"],
 )
@@ -166,13 +166,13 @@ def test_without_log_probabilities_a_rare_difference_is_not_judged_and_an_early_
     silent = Model(tells_logprobs=False, drafts=False)
     result, found = check(Model(tells_logprobs=False, wrong_on_hits=True, wrong_with_tools=True), silent)
     assert found == {"cache": "not-judged", "tools": "differ", "schema": "same", "long": "same"}
-    assert "the servers tell no log-probabilities by token; first cache-" in result.stdout
+    assert "the servers return no log-probabilities by token; first cache-" in result.stdout
 
 
 def test_a_plain_server_that_refuses_is_no_yardstick() -> None:
     result, found = check(Model(), Model(refuses="response_format", drafts=False))
     assert found["schema"] == "not-judged"
-    assert "the plain server refuses such requests" in result.stdout
+    assert "the plain server rejects such requests" in result.stdout
 
 
 def test_an_absent_server_is_no_verdict() -> None:

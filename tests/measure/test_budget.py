@@ -140,7 +140,7 @@ def test_servers_that_never_start_end_the_run_in_time(tmp_path: Path) -> None:
 
 def test_a_turn_that_hangs_is_cut_and_what_was_measured_counts(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", plan_of(), NOISY, replace(CANDIDATE, stalls=((30.0, FOREVER),)))
-    with pytest.raises(BackendError, match="still under way"):
+    with pytest.raises(BackendError, match="ran out during this step"):
         timed.run()
     assert timed.ended_s < 1.1 * BUDGET_S
     run = RunDirectory(timed.path).read()
@@ -153,7 +153,7 @@ def test_servers_that_take_long_to_end_are_ended_earlier(tmp_path: Path) -> None
     hanging = replace(CANDIDATE, stalls=((35.0, FOREVER),))
     plan = plan_of(adaptive=False)
     timed = Timed(tmp_path / "run", plan, NOISY, hanging, delay_s=50.0, end_s=12.0, budget_s=120.0)
-    with pytest.raises(BackendError, match="still under way"):
+    with pytest.raises(BackendError, match="ran out during this step"):
         timed.run()
     assert timed.ended_s < 120.0
 
@@ -182,7 +182,7 @@ def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Pat
     said = [line for line in timed.told if line.startswith("Left out: loads ")]
     assert len(said) == 1
     assert "6 prompts of each workload would take " in said[0]
-    assert "Give more --minutes, or ask for less." in said[0]
+    assert "Give more --minutes, or fewer workloads, loads or candidates." in said[0]
 
 
 def test_whatever_ends_a_run_all_loads_have_had_the_same_time(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_disturbed_turns_are_taken_again_on_all_arms(tmp_path: Path) -> None:
     found = conclude_run(run)
     assert found.decision.unmeasured == ()
     assert len(found.run.turns) == 2 * 20 * 3
-    assert any(line.startswith("retaking ") for line in timed.progress.waited)
+    assert any(line.startswith("repeating ") for line in timed.progress.waited)
 
 
 def test_a_disturbed_turn_of_a_candidate_is_taken_again_beside_the_baseline_alone(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Pat
 
     timed = Timed(tmp_path / "run", plan_of(8), NOISY, CANDIDATE, read_device=read)
     timed.run()
-    assert [line for line in timed.told if "1.50 of this machine's cores while they are asked nothing" in line]
-    assert "waiting for the servers to come to rest" in timed.progress.waited
+    assert [line for line in timed.told if "the idle servers still use 1.50 of this machine's cores" in line]
+    assert "waiting for the servers to become idle" in timed.progress.waited
 
 
 def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
     timed.run()
     waited = list(dict.fromkeys(timed.progress.waited))
     assert waited[:3] == ["starting the servers", "warming up plain at c=1", "warming up plain at c=4"]
-    assert "looking at plain's answers to code" in waited
-    assert waited[-3:] == ["measuring code at c=1", "measuring code at c=4", "looking at outputs that differ"]
+    assert "measuring plain's answers to code" in waited
+    assert waited[-3:] == ["measuring code at c=1", "measuring code at c=4", "examining outputs that differ"]
 
 
 def test_equal_addresses_are_refused_before_anything_is_asked() -> None:

@@ -161,12 +161,12 @@ def test_what_a_short_workload_can_carry_is_said_with_figures() -> None:
     plan = plan_for(SUFFIX, workloads=(make_workload("prose", num_prompts=64),), conditions=loads)
     why, short = explain_sharing(plan)
     assert str(why) == (
-        "candidate 1 is asked no prompt twice, as it could remember answers: suffix drafts from what it answered "
+        "candidate 1 gets each prompt once, because it could remember answers: suffix drafts from what it answered "
         "before; suffix_decoding_max_cached_requests 0 turns that off."
     )
     assert short.severity is Severity.WARNING
     assert str(short).startswith(
-        "prose: 64 prompts are too few for candidate 1, asked each of them once: measured at c=1 and c=4; "
-        "c=16 would need 128 prompts of its own."
+        "prose: 64 prompts are too few for candidate 1, which must see each prompt only once: measured at c=1 "
+        "and c=4. c=16 needs 128 prompts of its own."
     )
     assert list(explain_sharing(plan_for(NGRAM, conditions=loads))) == []

@@ -111,6 +111,46 @@ def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_
     assert len({*blocks.values()} - {block}) == 3
 
 
+class Slow(Watched):
+    """A fake that takes long to come up."""
+
+    async def start(self) -> None:
+        await asyncio.sleep(60.0)
+        await super().start()
+
+
+def measure_slow(path: Path, minutes: float, progress: Recorder) -> float:
+    """Measure with servers that take a minute to start; return the seconds that it took."""
+    plan = make_plan(one_at_a_time=True, repeats=4, minutes=minutes, workloads=(make_workload(num_prompts=40),))
+    session = make_session(path, plan, (PLAIN, FASTER), progress=progress, budget_s=60 * minutes, starts_at_once=2)
+    line_up = LineUp()
+    servers = [Slow(arm.name, script, []) for arm, script in zip(plan.arms, (PLAIN, FASTER), strict=True)]
+    session.backends, session.line_up = [OneAtATime(each, line_up) for each in servers], line_up
+
+    async def run() -> float:
+        began = asyncio.get_running_loop().time()
+        await session.run()
+        return asyncio.get_running_loop().time() - began
+
+    return virtual_time.run(run(), limit_s=10_000)
+
+
+def test_where_starts_take_most_of_the_time_two_repetitions_decide(tmp_path: Path) -> None:
+    progress = Recorder()
+    assert measure_slow(tmp_path / "run", 5.0, progress) < 60 * 5.0
+    run = RunDirectory(tmp_path / "run").read()
+    assert run.plan.repeats == 2
+    assert conclude_run(run).decision.comparisons[0].verdict is Verdict.ADOPT
+    assert not any("more time would not" in line for line in progress.told)
+
+
+@pytest.mark.parametrize("minutes", [2.5, 4.0])
+def test_where_not_even_these_fit_it_is_said_when_the_first_server_is_up(tmp_path: Path, minutes: float) -> None:
+    with pytest.raises(InvalidSetup, match=r"what has to start yet needs 18\d s.*--minutes [567]") as refusal:
+        measure_slow(tmp_path / "run", minutes, Recorder())
+    assert refusal.value.findings[0].code == "machine-too-slow"
+
+
 def test_what_was_measured_stays_when_a_server_does_not_come_up_and_the_run_goes_on(tmp_path: Path) -> None:
     plan = make_plan(one_at_a_time=True, repeats=3, adaptive=False)
     path = tmp_path / "run"
@@ -180,7 +220,7 @@ def test_a_switch_is_proven_and_the_baseline_is_brought_back(state: Path) -> Non
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("pass", "its /metrics has no counters of drafts"),
+        ("pass", "its /metrics has no draft counters"),
         (REPLACE.replace("+ 1", "+ 0"), "its process and its counters are those of before"),
     ],
 )
@@ -213,7 +253,7 @@ def test_a_command_must_say_where_the_arm_goes(command: str) -> None:
     [
         ({"url": "http://h", "one_at_a_time": True}, "use --switch"),
         ({"target": "m", "switch": "x {arm}"}, "use --one-at-a-time"),
-        ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "leave out --candidate-url"),
+        ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "Leave out --candidate-url"),
         ({"url": "http://h", "switch": "x {arm}", "candidates": (Candidate(),)}, "--candidate NAME=JSON"),
     ],
 )

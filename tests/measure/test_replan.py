@@ -60,8 +60,8 @@ def test_where_not_even_the_fewest_prompts_fit_this_is_said() -> None:
     plan = plan_of(num_prompts=30)
     fitted, (omission,) = fit_plan(plan, estimate_of(plan), 5.0)
     assert fitted == plan
-    assert omission.what == "prompts that would decide anything"
-    assert omission.reason == "6 of each workload would take 0.2 min, and 0.1 min are left"
+    assert omission.what == "enough prompts for a verdict"
+    assert omission.reason == "6 of each workload would take 0.2 min, but only 0.1 min are left"
 
 
 def test_one_server_at_a_time_is_asked_the_same_prompts_in_two_repetitions_at_least() -> None:

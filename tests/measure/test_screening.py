@@ -94,7 +94,7 @@ def test_a_candidate_that_is_forecast_to_lose_is_left_out_with_the_numbers(scree
     (omission,) = found.omissions
     assert omission.candidate == "eagle3 k=3"
     assert omission.is_final
-    assert "lies below ngram k=3's" in omission.reason
+    assert "stays below ngram k=3's" in omission.reason
     assert f"Left out: candidate eagle3 k=3: {omission.reason}." in told
     assert {each.candidate for each in found.expected} == {"ngram k=3", "eagle3 k=3"}
 
@@ -126,7 +126,7 @@ def test_a_calibration_of_another_deployment_screens_nothing(screened, change: d
     calibration = replace(calibrate(STEPS_MS), **change)
     found, told = screened(calibration=calibration, profile=make_profile(NGRAM, EAGLE, length=2.0))
     assert names(found) == ["plain", "ngram k=3", "eagle3 k=3"]
-    assert "is of another deployment, and nothing is screened by it" in told
+    assert "is from another deployment, so no candidate is screened with it" in told
     assert not found.expected
 
 

@@ -120,7 +120,7 @@ def test_what_a_calibration_would_lack_is_said_before_the_first_load(tmp_path, t
 def test_what_was_not_known_can_be_given_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "run"
     virtual_time.run(make_session(path, unknown_plan(), (PLAIN, DRAFTING)).run())
-    with pytest.raises(InvalidSetup, match="is not known") as caught:
+    with pytest.raises(InvalidSetup, match="does not report its drafting method") as caught:
         calibrate(from_run=path, model=LLAMA)
     assert f"calibrate --from {path}" in str(caught.value)
     spec = 'candidate 1={"method": "ngram", "num_speculative_tokens": 3}'

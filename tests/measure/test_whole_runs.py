@@ -180,7 +180,7 @@ def test_the_decision_names_the_traffic_that_gains_and_when_to_roll_back(tmp_pat
     assert len(describe_rollback(decision)) == 3
     # 4.5 ms a step instead of 4: plain speed is reached at 1.125 tokens per step, less what the first token costs.
     assert (
-        "candidate 1 on code: roll back when for an hour tokens per step stay under 1.2"
+        "candidate 1 on code: roll back if, for an hour, tokens per step stay under 1.2"
         in describe_rollback(decision)[0]
     )
 

@@ -119,7 +119,7 @@ def test_size_does_not_guess_without_a_layout(planted: Path, tmp_path: Path) -> 
     copy = shutil.copytree(planted, tmp_path / "unshaped")
     table = copy / "draftwise/knowledge/data/methods.json"
     table.write_text(json.dumps([{**row, "layout": ""} for row in json.loads(table.read_text())]))
-    for named, words in (("hydra", "Which tensors a drafter of hydra has is unknown"), ("warp", "'warp'")):
+    for named, words in (("hydra", "The tensors of a hydra drafter are unknown"), ("warp", "'warp'")):
         asked = spec(model="heads", method=named)
         done = run(copy, "-m", "draftwise", "size", VICUNA, "--gpu", "H200", "--speculative-config", asked, "--json")
         assert done.returncode == 2

@@ -123,7 +123,7 @@ def test_what_to_type_stands_open_above_the_numbers(page: str) -> None:
     before, _, _ = page.partition("<h2>Verdicts</h2>")
     shown, _, folded = before.partition("<details")
     assert "--speculative-config" in shown
-    assert "roll back when" in shown
+    assert "roll back if" in shown
     assert "serve fake" in shown
     # A handful of alerts stands open, too; these are more.
     assert folded.count("SpeculationRollback") > 4

@@ -77,7 +77,7 @@ def test_the_alerts_are_a_file_that_prometheus_reads() -> None:
     assert first["expr"] == write_expression(SPEED)
     assert (first["for"], first["labels"]["temperature"], first["labels"]["load"]) == ("1h", "0.8", "c=16")
     assert first["annotations"]["summary"] == (
-        "Roll back eagle3 k=3 on code at temperature 0.8 when for an hour tokens per step stay under 1.51 above 4 and "
+        "Roll back eagle3 k=3 on code at temperature 0.8 if, for an hour, tokens per step stay under 1.51 above 4 and "
         "up to 19 concurrent requests, where the gain is gone (measured here: 2.1)."
     )
     assert second["expr"] == f"{IN_FLIGHT} > 19"

@@ -18,21 +18,24 @@ GIVEN = {
     ),
     ReasonCode.PACE_CHANGED: (
         {"arm": "plain", "ratio": 0.5, "share": 0.4},
-        "a decoding step of plain took 0.50x as long after 40% of it, and the other server's did not",
+        "a decoding step of plain took 0.50x as long after 40% of it, but the other server's did not",
     ),
     ReasonCode.ANCHORS_MOVED: ({"ratio": 0.7}, "prompts repeated at the end gained 0.70x as much as before"),
-    ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind with up to 39% of the traffic"),
-    ReasonCode.NO_GAIN: ({"margin": 0.03, "ratio": 0.97, "slower": True}, "slower: no gain of 3% or more is left"),
+    ReasonCode.UNSEEN: ({"share": 0.39, "bar": 1.155}, "a kind of traffic with a share of up to 39%"),
+    ReasonCode.NO_GAIN: (
+        {"margin": 0.03, "ratio": 0.97, "slower": True},
+        "slower: the interval rules out a gain of 3% or more",
+    ),
     ReasonCode.BEHIND: ({"better": "eagle", "ratio": 1.22, "count": 8}, "eagle is 1.22x as fast on the same 8 prompts"),
     ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
     ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "across all comparisons of the run p is 0.2;"),
     ReasonCode.NOT_TRUSTED: (
         {"gains": False, "promise": False, "code": "same-server"},
-        "slower, but not to be trusted",
+        "slower, but the measurement is in doubt: same-server",
     ),
     ReasonCode.GAIN: ({"promise": False, "margin": 0.03}, "faster, with the whole interval above 1.03"),
     ReasonCode.LOSS: ({"promise": True, "margin": 0.03}, "fewer requests within the SLO, with the whole interval"),
-    ReasonCode.GAIN_WITH_DAMAGE: ({"promise": True}, "more requests within the SLO on the whole, but"),
+    ReasonCode.GAIN_WITH_DAMAGE: ({"promise": True}, "more requests within the SLO overall, but"),
     ReasonCode.MIXED_WORKLOAD: (
         {"half": 0.8, "share": 0.3},
         "0.80x the baseline's, but 30% of the requests are slower",
@@ -41,7 +44,7 @@ GIVEN = {
     ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token takes 3.00x as long"),
     ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
     ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server outputs more, but the time per token"),
-    ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference worth a change"),
+    ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference of practical size"),
     ReasonCode.OPEN: (
         {"margin": 0.03, "detectable": 1.2, "prompts": 0, "repetitions": 9, "done": 3, "can_repeat": True},
         "a gain of 1.20x would have been found 8 times in 10; 9 repetitions instead of 3 would settle it",
@@ -61,8 +64,7 @@ def test_damage_losers_and_prompts_follow_in_this_order() -> None:
         code=ReasonCode.GAIN_WITH_DAMAGE, values={"promise": False}, detail=damage, losers="prose 0.8x", num_prompts=8
     )
     assert describe_reason(gain) == (
-        "faster on the whole, but 30% of the requests are slower than 1.1 times the baseline's P90 (prose 0.8x) "
-        "(8 prompts)"
+        "faster overall, but 30% of the requests are slower than 1.1 times the baseline's P90 (prose 0.8x) (8 prompts)"
     )
 
 

@@ -134,7 +134,7 @@ def test_a_run_without_any_pair_still_reports(tmp_path: Path) -> None:
     directory = RunDirectory.claim(tmp_path / "run")
     directory.begin(make_plan(), CONTEXT)
     decision, _ = write_report(directory)
-    assert describe_decision(decision).startswith("Nothing was measured")
+    assert describe_decision(decision).startswith("No workload has been measured")
 
 
 @pytest.mark.usefixtures("unplotted")
@@ -244,4 +244,4 @@ def test_ramps_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     ramp = Condition(load=OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=20),)))
     ramped = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=[ramp])))
     assert "Speed-up against load" not in ramped
-    assert "Dot: estimate; bar: 95 % interval" in ramped
+    assert "Dot: estimate. Bar: 95 % interval" in ramped

@@ -87,7 +87,7 @@ def test_a_gain_that_has_a_price_at_the_next_load_says_which() -> None:
     stretches = bands((0, 15, "ngram k=3"), (15, 23, "plain"), (23, 66, "ngram k=3"), (66, float("inf"), "plain"))
     decision = decision_on([adopted(1), mixed, adopted(34), rejected(128)], stretches, crossovers=[crossover])
     told = describe_decision(decision)
-    assert "up to 15 (at 16 faster on the whole, but the first token takes 1.59x as long), then plain up to 23" in told
+    assert "up to 15 (at 16 faster overall, but the first token takes 1.59x as long), then plain up to 23" in told
     assert "up to 66 (the gain ends at about 67, 63-88), then plain" in told
 
 
@@ -133,8 +133,8 @@ def test_a_schedule_says_for_which_temperature_it_is() -> None:
     ]
     decision = replace(decision_on([adopted(1)], bands(*stretches)), schedules=tuple(schedules))
     *_, cold, warm = [action.heading for action in list_actions(decision, RUN)]
-    assert cold == "Schedule by batch size, in place of switching by hand, for code at temperature 0"
-    assert warm == "Schedule by batch size, in place of switching by hand, for code at temperature 0.8"
+    assert cold == "Schedule by batch size, instead of switching by hand, for code at temperature 0"
+    assert warm == "Schedule by batch size, instead of switching by hand, for code at temperature 0.8"
 
 
 def test_a_server_whose_config_is_not_known_is_named_by_its_command_or_asked_for() -> None:
@@ -144,5 +144,5 @@ def test_a_server_whose_config_is_not_known_is_named_by_its_command_or_asked_for
     assert known.text == "serve fake"
     bare = replace(RUN, plan=plan, context=replace(RUN.context, servers={}))
     (unknown,) = list_actions(decision, bare)
-    assert unknown.text == "# not known: measure with --candidate 'ngram k=3={...}'"
+    assert unknown.text == "# unknown: measure with --candidate 'ngram k=3={...}'"
     assert describe_way_back(decision, bare) == "# the same command without --speculative-config"

@@ -75,7 +75,7 @@ def test_it_is_gone_on_with_and_reported(directory: RunDirectory) -> None:
 
 def test_on_another_release_machine_or_setup_it_is_not(directory: RunDirectory) -> None:
     run = directory.read()
-    with pytest.raises(InvalidSetup, match=r"servers: now .*0\.27\.0"):
+    with pytest.raises(InvalidSetup, match=r"servers is now .*0\.27\.0"):
         go_on(directory, run, version="0.27.0")
     with pytest.raises(InvalidSetup, match="hardware: now"):
         go_on(directory, run, context=replace(run.context, hardware=replace(run.context.hardware, cores=8)))

@@ -109,7 +109,7 @@ def test_when_the_process_dies_streams_end_with_the_error_and_health_says_so(che
             assert time.monotonic() < deadline
         answer = server.http.post("/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 500
-    assert "its process was ended by SIGKILL" in answer.json()["error"]["message"]
+    assert "its process was killed by SIGKILL" in answer.json()["error"]["message"]
 
 
 def test_many_streams_at_once_each_get_their_own_text(checkpoint):

@@ -146,5 +146,5 @@ def test_hosts_of_the_options(options, host, admitted):
 
 @pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "https://", "https://a b"])
 def test_an_origin_that_no_browser_sends_is_refused(origin):
-    with pytest.raises(InvalidSetup, match="not the origin of a web page"):
+    with pytest.raises(InvalidSetup, match="not a web origin"):
         check_origins(["https://a.example:8080", "*", origin])

@@ -23,16 +23,16 @@ def run(pace: PromptPace, chance: random.Random, *, row_s: float, step_s: float,
 
 
 @settings(deadline=None)
-@given(st.floats(1e-6, 0.05), st.floats(1e-6, 0.05), st.floats(0.001, 0.05), st.randoms(use_true_random=False))
+@given(st.floats(1e-6, 0.05), st.floats(1e-6, 0.05), st.floats(0.001, 1), st.randoms(use_true_random=False))
 def test_a_step_takes_no_longer_than_it_may_on_a_machine_that_changes(
     first_s: float, then_s: float, step_s: float, chance: random.Random
 ) -> None:
     pace = PromptPace(LEAST, MOST)
     run(pace, chance, row_s=first_s, step_s=step_s, steps=60)
     added = run(pace, chance, row_s=then_s, step_s=step_s, steps=60)
-    noise = 0.3 * step_s
-    assert max(added) < max(1.5 * GAP_S, 1.2 * LEAST * then_s) + noise
-    assert min(added) > min(0.3 * GAP_S, 0.8 * MOST * then_s) - noise, "prompts do not get less than they may"
+    noise, may_s = 0.3 * step_s, max(GAP_S, 0.25 * step_s)
+    assert max(added) < max(1.5 * may_s, 1.2 * LEAST * then_s) + noise
+    assert min(added) > min(0.3 * may_s, 0.8 * MOST * then_s) - noise, "prompts do not get less than they may"
 
 
 def test_one_slow_step_is_forgotten() -> None:

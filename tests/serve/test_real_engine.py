@@ -11,6 +11,7 @@ from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
 from draftwise.engine.core import Engine
 from draftwise.engine.engine_config import EngineConfig
+from draftwise.serve import generation
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 PROMPT = "abcabcabcabc"
@@ -58,6 +59,21 @@ def test_logprobs_of_prompt_and_output(server):
     assert told.token_logprobs[0] is None
     output = list(zip(told.token_logprobs, told.top_logprobs, strict=True))[len(PROMPT) :]
     assert all(chosen == max(top.values()) for chosen, top in output), "greedy takes the most likely token"
+
+
+@pytest.mark.parametrize(("length", "many"), [(20, 2**12), (180, 2**8)])
+def test_logprobs_of_a_prompt_are_the_same_in_a_stream(server, length, many, monkeypatch):
+    """Of the long one there are so many that another thread renders them."""
+    monkeypatch.setattr(generation, "_MANY_ENTRIES", many)
+    asked = GREEDY | {"prompt": "ab" * (length // 2), "logprobs": 20, "echo": True, "max_tokens": 4}
+    whole = server.client.completions.create(**asked).choices[0]
+    chunks = [chunk.choices[0] for chunk in server.client.completions.create(**asked, stream=True)]
+    assert all(chunk.logprobs.tokens for chunk in chunks), "no event without content"
+    told = [chunk.logprobs for chunk in chunks]
+    assert [token for each in told for token in each.tokens] == whole.logprobs.tokens
+    assert [top for each in told for top in each.top_logprobs] == whole.logprobs.top_logprobs
+    assert len(whole.prompt_logprobs) == length
+    assert whole.prompt_logprobs[0] is None
 
 
 def test_chat_with_seed_is_repeatable_and_its_choices_differ(server):

@@ -167,7 +167,7 @@ def test_when_the_engine_is_killed_the_server_says_so_and_ends(checkpoint):
             assert any('"code":500' in line for line in lines)
         _, complaints = process.communicate(timeout=60)
         assert process.returncode != 0
-        assert "its process was ended by SIGKILL" in complaints
+        assert "its process was killed by SIGKILL" in complaints
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class FakeEngine:
         self.spec = None if k is None else SimpleNamespace(k=k, method="ngram", to_dict=lambda: {"method": "ngram"})
         self.findings: tuple[Finding, ...] = ()
         self.num_pages = 7
+        self.lag = 1
         self._running = []
         self.steps = math.inf
         self.broken = None

@@ -188,7 +188,7 @@ ILLNESSES: Sequence[Illness] = (
         name="speculative steps slower",
         spec=({"machine": 1.6},) * 2,
         named=_of("step-cost-up"),
-        says="Speculation adds the difference",
+        says="The difference comes from speculation",
     ),
     Illness(
         name="queue in both pools",

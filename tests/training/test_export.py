@@ -67,7 +67,7 @@ def test_target_without_a_place_in_mimo_is_refused_with_all_reasons():
     }
     with pytest.raises(InvalidSetup, match=r"output projections.*MLP has biases.*head_dim is 32"):
         check_expressible(config, where="config.json")
-    with pytest.raises(InvalidSetup, match="heads of q and k are normed"):
+    with pytest.raises(InvalidSetup, match="heads of q and k are normalized"):
         check_expressible(config | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, where="config.json")
 
 

@@ -133,7 +133,7 @@ def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path,
 @pytest.mark.parametrize(
     ("changed", "num_gpus", "expected"),
     [
-        ({"device": "auto"}, 64, r"--gpus asks for 64 GPUs, and this machine has \d+\. "),
+        ({"device": "auto"}, 64, r"--gpus asks for 64 GPUs, but this machine has \d+\. "),
         ({}, 0, r"--gpus must be at least 1, got 0\."),
     ],
 )
@@ -159,7 +159,7 @@ def test_more_processes_than_gpus_are_refused_under_torchrun(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    refused = pytest.raises(InvalidSetup, match=r"4 processes were started on this machine, and it has 2 GPUs")
+    refused = pytest.raises(InvalidSetup, match=r"4 processes were started on this machine, but it has 2 GPUs")
     with refused, joined("cuda"):
         pass
 

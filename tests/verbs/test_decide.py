@@ -95,7 +95,7 @@ def test_a_stop_before_anything_is_measured_leaves_nothing(urls: list[str], tmp_
 
 
 def test_options_that_contradict_each_other_are_findings() -> None:
-    with pytest.raises(InvalidRequest, match="Give either TARGET or --url"):
+    with pytest.raises(InvalidRequest, match="Pass either TARGET or --url"):
         decide()
 
 

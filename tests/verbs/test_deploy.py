@@ -15,6 +15,6 @@ def test_what_nobody_measured_is_listed(tmp_path: Path) -> None:
         LLAMA, speculative_config=NGRAM, vllm="0.33.0", to="kubernetes", out=tmp_path / "deploy", observe=False
     )
     fit, start = made.to_dict()["not_measured"]
-    assert "fits the memory" in fit
+    assert "fits into GPU memory" in fit
     assert "cold start" in start
     assert f"not measured: {start}" in str(made)

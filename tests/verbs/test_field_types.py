@@ -158,7 +158,7 @@ def test_a_field_has_the_range_of_its_option(name: str) -> None:
         ),
         ("pick", {"target": LLAMA, "gpu": "H200", "slo_ttft_ms": 0}, "slo_ttft_ms must be above 0, not 0."),
         ("size", {"target": LLAMA, "gpu": "H200", "tensor_parallel_size": 2000}, "must be from 1 to 1024, not 2000."),
-        ("size", {"target": LLAMA, "gpu": "0GiB"}, "'0GiB' is not in the table."),
+        ("size", {"target": LLAMA, "gpu": "0GiB"}, "draftwise does not know the GPU '0GiB'."),
         (
             "schedule",
             {"profile": "p", "calibration": "c", "max_num_seqs": -1},

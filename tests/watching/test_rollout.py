@@ -86,7 +86,7 @@ def test_a_roll_out_is_when_the_servers_of_now_were_started() -> None:
 def test_a_time_is_iso_or_the_last_one() -> None:
     assert parse_time(LAST) is None
     assert parse_time("2026-11-22T20:31Z") == parse_time("2026-11-22T21:31+01:00") == parse_time("2026-11-22T20:31")
-    with pytest.raises(InvalidSetup, match="'yesterday' is no time"):
+    with pytest.raises(InvalidSetup, match="'yesterday' is not a time"):
         parse_time("yesterday")
 
 
@@ -143,7 +143,7 @@ def test_short_answers_are_told_to_lower_tokens_per_step() -> None:
     found, *_ = find_misleading(window(100))
     assert found.code == "first-tokens-count"
     assert "emits the first token of each answer: 100 of 400 tokens here" in found.message
-    assert "1.18 with them, and 1.25 in decoding" in found.message
+    assert "1.18 with them and 1.25 in decoding alone" in found.message
     assert [*find_misleading(window(10)), *find_misleading(window(None))] == []
 
 
@@ -153,7 +153,7 @@ def test_acceptance_length_is_told_to_be_of_the_steps_that_have_a_draft() -> Non
     assert found.code == "drafts-on-some-steps"
     assert "Only 60% of the steps" in found.message
     assert "Acceptance length 3.00" in found.message
-    assert "all steps together give 2.20 tokens" in found.message
+    assert "All steps together give 2.20 tokens each" in found.message
     none_left = Counters(spec=lookups, generation_tokens=1850)
     assert [*find_misleading(replace(window(None), counters=none_left))] == []
 

@@ -14,6 +14,7 @@ from tests.support.loaded import load_workload
 
 from draftwise.core import InvalidSetup, Workload
 from draftwise.workloads.log_formats import FORMATS, find_logged
+from draftwise.workloads.wrapped_lines import WRAPPERS
 
 ASKED, SAID = "Why is it so?", "Because, \u2028\n\n“it” is: data"
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": ASKED}]
@@ -429,5 +430,5 @@ def test_no_damage_to_a_row_is_a_traceback(shape: str, data: st.DataObject) -> N
 
 
 def test_every_format_names_its_source() -> None:
-    assert all(each.source and each.name for each in FORMATS)
+    assert all(each.source and each.name for each in (*FORMATS, *WRAPPERS))
     assert all(bool(each.lacks) == bool(each.fix) for each in FORMATS)

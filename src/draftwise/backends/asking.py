@@ -18,13 +18,13 @@ class Asker:
     """Asks one server.
 
     Attributes:
-        url: of the server, without /v1.
+        url: the server's address, without /v1.
         model: the first that it serves.
 
     Args:
-        url: with or without /v1.
-        headers: of every request.
-        client: that reaches the server; None for one of its own.
+        url: the server's address, with or without /v1.
+        headers: sent with every request.
+        client: HTTP client to use; None creates one.
 
     Raises:
         BackendError: it does not answer, or serves no model.
@@ -68,9 +68,9 @@ class Scorer:
     """Asks one server; from several threads at once.
 
     Args:
-        url: with or without /v1.
-        headers: of every request.
-        client: that reaches the server; None for one of its own.
+        url: the server's address, with or without /v1.
+        headers: sent with every request.
+        client: HTTP client to use; None creates one.
 
     Raises:
         BackendError: it does not answer, or serves no model.

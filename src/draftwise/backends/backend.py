@@ -28,7 +28,7 @@ class ServerInfo:
     started: Mapping[str, Any] = field(default_factory=dict)
     """How this start went: seconds of its phases, memory, KV tokens. Differs from start to start."""
     hardware: str | None = None
-    """Of its machine, where it tells it."""
+    """The server's machine, if it reports it."""
     metric_names: str | None = None
     """Engine whose names its /metrics uses; None where its counters cannot be read."""
 
@@ -38,7 +38,7 @@ class Exchange:
     """One request and its streamed answer as it came off the wire; times are `Backend.now` seconds."""
 
     status: int
-    """Of HTTP; 0 when not even the head arrived."""
+    """HTTP status; 0 if not even the head arrived."""
     sent: float
     received: tuple[Piece, ...]
     """The body without its transfer coding."""
@@ -125,9 +125,9 @@ class Probed:
 
     info: ServerInfo
     answers: tuple[Answer, ...]
-    """At temperature 0, one request at a time."""
+    """Greedy answers, asked one at a time."""
     growth: Counters
-    """Of its counters over the answers, those of other clients' requests included."""
+    """Growth of the server's counters over the answers, including other clients' requests."""
     counts_drafts: bool
     """Whether its /metrics has counters of drafts: vLLM's has exactly when it was started to speculate."""
 

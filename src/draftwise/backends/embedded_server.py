@@ -71,9 +71,9 @@ class EmbeddedBackend(ChildBackend):
         """Do nothing: its engine waits without using a core."""
 
     def _watch(self, lines: Sequence[str]) -> str:
-        """Return which phase it has been through: its lines tell of those that are over."""
+        """Return after which phase it is: its lines tell of those that are over."""
         over = next((found for line in reversed(lines) if (found := _PHASE.fullmatch(line))), None)
-        return self._doing if over is None else f"{over[1]} took {over[2]} s"
+        return self._doing if over is None else f"after {over[1]} ({over[2]} s)"
 
     def _explain(self, status: int) -> Exception:
         faults = [line.removeprefix("error: ") for line in self._tail.lines if line.startswith("error: ")]

@@ -26,11 +26,11 @@ class GpuPlacement:
     """Where one arm's server runs."""
 
     gpus: tuple[str, ...]
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """GPU ids, as in CUDA_VISIBLE_DEVICES."""
     sharing: int = 1
     """Servers on these GPUs, this one included. They are idle while another is measured, but hold their memory."""
     utilization: float | None = None
-    """Of each GPU's memory; None where the operator's or vLLM's own holds."""
+    """Share of each GPU's memory; None keeps the operator's setting or vLLM's default."""
 
     @property
     def env(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ class ModelConfig:
     """One config.json and the name it was found under."""
 
     name: str
-    """As the operator wrote it: vLLM infers methods from it, so it is kept letter by letter."""
+    """The name exactly as the operator wrote it, because vLLM infers methods from it."""
     config: Mapping[str, Any]
     origin: Literal["directory", "table", "json"]
     directory: Path | None = None

@@ -98,7 +98,7 @@ class AuxLayers:
     """The states that a head reads."""
 
     ids: tuple[int, ...]
-    """In EAGLE-3's numbering, ascending and once each, as vLLM hands the states over."""
+    """Layer ids in EAGLE-3's numbering, ascending and unique, as vLLM passes the states on."""
     key: str
     """Field that names them, or would."""
     is_stated: bool = True

@@ -148,7 +148,7 @@ class ExpectedTensors:
     """Required names whose absence vLLM does not notice; it refuses the checkpoint for any other."""
     refuses_unknown: bool = True
     rename: Callable[[str], str] = field(default=str)
-    """From a name in the file to the one used here."""
+    """Maps a name in the file to the one used here."""
 
 
 def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> ExpectedTensors | None:
@@ -398,4 +398,4 @@ _LAYOUTS: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expecte
     "recurrent_heads": _expect_recurrent_heads,
     "target_layers": _expect_mimo,
 }
-"""By the column `layout` of the method."""
+"""Key: the method's column `layout`."""

@@ -27,7 +27,7 @@ from draftwise.knowledge.stored import read_data
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_ENTRIES = 2**24
-"""Of an array, of the metadata and of the tensors: a hundred times the largest vocabulary."""
+"""Limit for arrays, metadata and tensors: a hundred times the largest vocabulary."""
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _TYPES = read_data("gguf")
@@ -45,7 +45,7 @@ class GgufHeader:
     metadata: Mapping[str, Any]
     """Numbers, texts, and arrays as lists."""
     tensors: Mapping[str, Tensor]
-    """By the file's own names; shapes as torch writes them, the outermost dimension first."""
+    """Tensors by their names in the file; shapes as in torch, outermost dimension first."""
 
     @property
     def architecture(self) -> str:
@@ -179,7 +179,7 @@ def _damaged(file: Path, what: str, fix: str = "Download the file again.") -> In
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """GGUF's `llama` also stands for Mistral, whose network is the same."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""By how much each frequency is divided: Llama 3's scaling."""
+"""Divisor of each frequency (Llama 3's scaling)."""
 _PLACES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _PARTS = {
     "attn_norm": "input_layernorm",

@@ -207,7 +207,7 @@ class Tensor:
 
     name: str
     dtype: str
-    """As the format spells it: a key of DTYPE_BITS."""
+    """The format's spelling, a key of DTYPE_BITS."""
     shape: tuple[int, ...]
     num_bytes: int
     file: str
@@ -227,7 +227,7 @@ class Headers:
 
     directory: Path
     tensors: Mapping[str, Tensor]
-    """By name, in the order of their names."""
+    """Tensors by name, sorted by name."""
     files: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     """What is odd but can be read, such as an index that disagrees with the files."""

@@ -243,7 +243,7 @@ class Inspection:
     """config.json as it stands."""
     drafter: RecognizedDrafter
     dimensions: Dimensions
-    """Of the language model."""
+    """The language model's dimensions."""
     draft_vocab_size: int | None
     """Tokens that it can name, for a drafter with a vocabulary of its own."""
     headers: Headers
@@ -254,7 +254,7 @@ class Inspection:
     vocabulary: Vocabulary | None
     recorded_base: RecordedBase | None
     findings: tuple[Finding, ...]
-    """About this checkpoint alone."""
+    """Findings about this checkpoint only."""
 
     @property
     def sizes(self) -> TargetSizes | None:

@@ -60,7 +60,7 @@ class Pair:
     tokenizers: TokenComparison | None
     """None where one of them has no tokenizer that can be read."""
     findings: tuple[Finding, ...]
-    """About each and about both."""
+    """Findings about each checkpoint and about the pair."""
 
     @property
     def size_ratio(self) -> float | None:

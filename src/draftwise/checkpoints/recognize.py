@@ -16,7 +16,7 @@ class RecognizedDrafter:
     """What a checkpoint is, as drafters go."""
 
     method: str
-    """As vLLM spells it; `draft_model` for a whole language model, which may as well be a target."""
+    """vLLM's method name; `draft_model` for a whole language model, which may also be a target."""
     traits: Method
     """What is true of the method."""
     layout: Literal["plain", "speculators"]

@@ -334,4 +334,4 @@ _KINDS: Mapping[str, _Kind] = {
     "dflash2": _Kind(needed=_BLOCK_KEYS, to_plain=_dflash2_to_plain),
     "dspark": _Kind(needed=_BLOCK_KEYS, to_plain=_dspark_to_plain),
 }
-"""By `speculators_model_type`."""
+"""Key: `speculators_model_type`."""

@@ -77,7 +77,7 @@ _SPLITTING = ("normalizer", "pre_tokenizer")
 _NAMED = ("bos_token", "eos_token", "pad_token")
 _GGUF_NAMES = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "padding_token_id": "pad_token"}
 _ADDED_KINDS = (3, 4)
-"""Of GGUF's tokens: control tokens, and those that a user defined."""
+"""GGUF token types: control tokens and user-defined ones."""
 _MAX_ID = 2**31
 
 
@@ -194,7 +194,7 @@ _READERS: Mapping[str, Callable[[Path], Vocabulary]] = {
     "tokenizer.model": _from_sentencepiece,
     "vocab.txt": _from_lines,
 }
-"""By file name; the first that is there is read, as transformers does."""
+"""Key: file name. The first existing file is read, as in transformers."""
 
 
 def _find_named(directory: Path, settings: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

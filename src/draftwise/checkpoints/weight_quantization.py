@@ -23,7 +23,7 @@ class Quantization:
     method: str
     """`quant_method`, such as gptq, awq, fp8 or compressed-tensors."""
     bits: int | None
-    """Of a weight; None where the config does not say."""
+    """Bits of a weight; None if the config does not say."""
     group_size: int | None
     """Weights that share a scale; None for whole rows or tensors, and where the config does not say."""
 

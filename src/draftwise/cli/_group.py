@@ -6,6 +6,7 @@ import gc
 import importlib
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Container, Sequence
@@ -153,6 +154,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
         code, cause = ExitCode.INTERRUPTED, KeyboardInterrupt()
         click.echo("interrupted", err=True)
     elif isinstance(error, click.ClickException):
+        _explain(error)
         code, cause = ExitCode.USAGE, InvalidSetup(_describe_usage(error))
         error.show()
     else:
@@ -171,6 +173,17 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
         click.echo(json.dumps(describe_error(cause)))
     return code
+
+
+def _explain(error: click.ClickException) -> None:
+    """Add the meaning of a missing option, and put click's names of types into plain words."""
+    text = error.message
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
+        text = text or f"{error.param.help.split('. ')[0].rstrip('. ')}."
+    elif isinstance(error, click.BadParameter):
+        for kind, words in (("float", "a number"), ("integer", "a whole number")):
+            text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
+    object.__setattr__(error, "message", text)  # click declares it final
 
 
 def _describe_usage(error: click.ClickException) -> Finding:

@@ -24,7 +24,7 @@ from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
 _QUIET_S = 30
-"""Without a measured answer, after which a run says that it waits."""
+"""Seconds without a measured answer before a run says that it waits."""
 _LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""

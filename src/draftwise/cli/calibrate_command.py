@@ -30,7 +30,7 @@ from draftwise.verbs.calibrate import calibrate as run_calibrate
 _OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "candidates", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
 _LARGE_ERROR = 0.10
-"""Of a point that the others do not foresee."""
+"""Error of a point that the others fail to predict."""
 
 
 @click.command(cls=PanelCommand, renamed=RENAMED,

@@ -16,7 +16,7 @@ from draftwise.core.rollback import Rollback
 from draftwise.core.window import Window
 
 NO_PROBE = "What it answers to the probe, and how much that changes by itself: it was not asked."
-"""Of `Baseline.missing`, where there is no probe."""
+"""Entry of `Baseline.missing` if there is no probe."""
 
 _FORMAT = Format(
     name="draftwise-baseline",
@@ -67,7 +67,7 @@ class Baseline:
 
     JSON_FORMAT: ClassVar[Format] = _FORMAT
     setup_sha256: str
-    """Of the setup.json beside it, byte for byte: numbers of another setup say nothing. Empty where there is none."""
+    """Hash of the setup.json in the same folder, because numbers of another setup say nothing. Empty without one."""
     run: str = ""
     """Name of the run directory; empty where nothing was measured."""
     arm: str = ""
@@ -75,9 +75,9 @@ class Baseline:
     plain_arm: str = ""
     """Which side of it has no speculation."""
     expected: Expected | None = None
-    """Of the cell that decides: where the break-even is nearest to what was measured."""
+    """Values of the cell whose break-even is nearest to the measured tokens per step."""
     curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """By arm, for every number of streams that the run had: the streams, and the milliseconds of a decoding step."""
+    """Pairs (streams, milliseconds of a decoding step) for every number of streams in the run, by arm."""
     rollback: tuple[Rollback, ...] = ()
     """When to go back."""
     probe: tuple[ProbeAnswer, ...] = ()

@@ -11,7 +11,7 @@ from draftwise.core.forecast import HeldAgainst
 from draftwise.core.spec_config import SpecConfig
 
 _MOST_TOKENS = 1e12
-"""Of a batch or a context; more is damage, and no time can be computed of it."""
+"""Largest batch or context; a larger value is damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Calibration:
     made: str = ""
     """Date and time, UTC."""
     hardware: str = ""
-    """In words."""
+    """The machine in words."""
     gpu: str | None = None
     """Name in the table of GPUs; None for a processor, and for a GPU that is not in the table."""
     engine: str = field(metadata=json_form(key="engine.name"))

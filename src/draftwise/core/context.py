@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from draftwise.core.documents import json_form
 
 _KNOWN = json_form(omit_empty=True)
-"""Of a field that is left out where it is not known."""
+"""Metadata of a field that is omitted if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Hardware(_Described):
     """The machine that serves."""
 
     told: str | None = field(default=None, metadata=json_form(key="as told", omit_empty=True))
-    """In the operator's words, where it cannot be seen from here."""
+    """The operator's description, for hardware that draftwise cannot see."""
     cpu: str | None = field(default=None, metadata=_KNOWN)
     cores: int | None = field(default=None, metadata=_KNOWN)
-    """That may be used."""
+    """Cores that the process may use."""
     memory_gib: float | None = field(default=None, metadata=_KNOWN)
     gpus: tuple[str, ...] = field(default=(), metadata=_KNOWN)
     """Name, memory and driver of each."""
@@ -70,7 +70,7 @@ class ServerRecord:
     started: Mapping[str, Any] = field(default_factory=dict)
     """Seconds of the phases of its start, memory, KV tokens: differs from start to start."""
     hardware: str | None = None
-    """Of its machine, where the operator or the server tells it for this server alone."""
+    """The server's machine, if the operator or the server names it for this server only."""
     metric_names: str | None = None
     """Engine whose names its /metrics uses (`vLLM`, `SGLang` ...); None where its counters cannot be read."""
 
@@ -110,7 +110,7 @@ class RunContext:
     software: Software = field(default_factory=Software)
     model: TargetModel = field(default_factory=TargetModel)
     servers: Mapping[str, ServerRecord] = field(default_factory=dict)
-    """By arm."""
+    """Server records by arm."""
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     """Those that the operator chose."""
     notes: Mapping[str, str] = field(default_factory=dict)

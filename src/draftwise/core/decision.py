@@ -56,9 +56,9 @@ class LoadGain:
 
     load: float
     gain: float
-    """Of the single setting."""
+    """Speed-up of the single setting."""
     of_bands: float
-    """Of the setting of the band there."""
+    """Speed-up of the band's setting at the same load."""
 
     @classmethod
     def list_all(cls, gains: Mapping[float, tuple[float, float]]) -> tuple[LoadGain, ...]:
@@ -79,7 +79,7 @@ class SingleSetting:
     gains: Mapping[float, tuple[float, float]] = field(
         metadata=json_form(wire=tuple[LoadGain, ...], to_wire=LoadGain.list_all)
     )
-    """By measured load, lightest first: its ratio to the baseline, and that of the setting of the band there."""
+    """Speed-ups of this setting and of the band's setting, by measured load, lightest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ class Diagnosis(Finding):
     loss: float | None = None
     """Logarithm of the slow-down that it explains; None where nothing is known to hold it against."""
     certainty: float = 1.0
-    """By how much less it counts than a finding that nothing else can explain, 0 to 1."""
+    """Weight from 0 to 1, relative to a finding that nothing else can explain."""
     follows_from: str = ""
     """Code of another diagnosis of the same pool that explains this one; such ones are listed last."""
     candidates: tuple[str, ...] = ()

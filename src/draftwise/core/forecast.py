@@ -135,7 +135,7 @@ class SimulatedService:
     k: int
     """0 for the server without speculation."""
     temperature: float | None
-    """Of the replayed requests; None for the server without speculation."""
+    """Temperature of the replayed requests; None for the server without speculation."""
     axis: str
     """`concurrency`, or `rate` (Poisson arrivals)."""
     load: float

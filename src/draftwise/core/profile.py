@@ -131,9 +131,9 @@ class Acceptance:
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("method", "model", "draft_sample_method", "kmax")
     candidate: SpecConfig
-    """With the largest k that was replayed as `num_speculative_tokens`."""
+    """The candidate; `num_speculative_tokens` is the largest replayed k."""
     temperature: float
-    """That the answers were sampled at."""
+    """Sampling temperature of the answers."""
     group: str | None = None
     """None: all requests of this temperature."""
     exactness: Exactness = field(metadata=json_form(key="kind"))

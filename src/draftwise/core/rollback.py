@@ -21,7 +21,7 @@ class RollbackBasis(StrEnum):
     """Where the value of a rollback rule comes from."""
 
     BREAK_EVEN = "break-even"
-    """At this value the measured gain is gone."""
+    """The value at which the measured gain is gone."""
     BAND_END = "band end"
     """The heaviest load at which the candidate was shown to pay."""
     PROMISE = "promise"
@@ -45,7 +45,7 @@ class Rollback:
     """Name of a quantity in `knowledge.signals`, which says of which metrics of a server it is made."""
     relation: Relation
     value: float
-    """In the quantity's unit."""
+    """The limit, in the metric's unit."""
     for_s: float
     """How long it must hold."""
     basis: RollbackBasis

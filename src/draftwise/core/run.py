@@ -27,7 +27,7 @@ class Arm:
     setup: Setup = _UNKNOWN
     """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
-    """Of a server that is already running; None when draftwise starts it."""
+    """Address of a running server; None if draftwise starts it."""
     metrics_url: str | None = None
     """Page of the server's counters, where it is not /metrics below `url`."""
     header_names: tuple[str, ...] = ()
@@ -328,11 +328,11 @@ class Omission:
     """Something that was not measured because the time was needed for the rest, or because a server failed."""
 
     what: str
-    """Of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
+    """The omitted part of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
     reason: str
     """A clause with its evidence: `they would take 210 s and 95 s are left`."""
     candidate: str | None = None
-    """That is left out as a whole; None for what is a part of all candidates."""
+    """The candidate that is left out entirely; None if the omission concerns all candidates."""
     error: str = ""
     """What the candidate's server, or its log, said, where that failed before anything was measured."""
     is_final: bool = False

@@ -25,13 +25,13 @@ class Sums:
     """
 
     decode_s: float | None = None
-    """From the first to the last token, over finished requests."""
+    """Seconds from the first to the last token, summed over finished requests."""
     prefill_s: float | None = None
-    """From being scheduled to the first token, over finished requests."""
+    """Seconds from scheduling to the first token, summed over finished requests."""
     queue_s: float | None = None
-    """From arrival to being scheduled, over finished requests."""
+    """Seconds from arrival to scheduling, summed over finished requests."""
     first_token_s: float | None = None
-    """From arrival to the first token, over requests that got one."""
+    """Seconds from arrival to the first token, summed over requests that got one."""
     first_tokens: float | None = None
     """Requests that got their first token."""
     finished: float | None = None
@@ -39,7 +39,7 @@ class Sums:
     finished_tokens: float | None = None
     """Output tokens of finished requests."""
     prompt_tokens: float | None = None
-    """Of finished requests, cached ones included."""
+    """Prompt tokens of finished requests, including cached ones."""
     engine_steps: float | None = None
     """Forward passes over the batch, prefill included."""
     preemptions: float | None = None
@@ -93,7 +93,7 @@ class Window:
     adapters: frozenset[str] = frozenset()
     """Names of the LoRA adapters that requests ran with."""
     uptime_s: float | None = None
-    """Since the process started, at the window's end; of pooled windows the shortest."""
+    """Seconds since the process started, at the window's end; the shortest of pooled windows."""
     cache_dtype: str | None = None
     """Type of the KV cache's elements; None where it is not told or differs among pooled windows."""
     revision: str = ""

@@ -15,10 +15,10 @@ class Recorded:
 
     answer: str | None = None
     token_ids: tuple[int, ...] = ()
-    """Of the answer, by the model that was recorded."""
+    """Tokens of the answer, as the recorded model wrote them."""
     prompt_token_ids: tuple[int, ...] = ()
     num_tokens: int | None = None
-    """Of the answer, as its server counted."""
+    """Number of answer tokens that the server counted."""
     num_prompt_tokens: int | None = None
     temperature: float | None = None
     max_tokens: int | None = None

@@ -118,8 +118,10 @@ def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Findi
                 f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at "
                 f"{heavy:g} ({faster.span}, {axis}). No single load marks where it stops paying.",
                 where=candidate,
-                fix="Follow the verdict at each load, and measure loads between them. Batches beyond the largest "
-                "CUDA graph are a usual cause, on either server: `draftwise check` shows their sizes.",
+                fix=(
+                    "Follow the verdict at each load, and measure loads in between. A usual cause is a batch "
+                    "beyond the largest CUDA graph, on either server: `draftwise check` shows their sizes."
+                ),
             )
 
 
@@ -347,7 +349,9 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
 def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
     """Return what the arm's server makes of it, None where it would not honour it."""
     server = context.server(arm.name)
-    unmeasured = "This schedule is derived from the measurement and was not measured itself. Make it a candidate first."
+    unmeasured = (
+        "draftwise derived this schedule from the measurement and did not measure it. Measure it as a candidate first."
+    )
     if server.version.get("engine") == "draftwise":
         return (unmeasured,)
     judged = None

@@ -59,16 +59,16 @@ class GatheredEvidence:
     """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
 
     run: Run
-    """With what counts: disturbed turns and their answers are set aside."""
+    """The run without disturbed turns and their answers."""
     thresholds: Thresholds
     estimates: tuple[Estimates, ...]
-    """Of every workload, condition and candidate, pooled rows last."""
+    """Estimates of every workload, condition and candidate, pooled rows last."""
     comparisons: tuple[Comparison, ...]
-    """Of the same, with their verdicts."""
+    """Comparisons of the same cells, with their verdicts."""
     findings: tuple[Finding, ...]
-    """On the run as a whole; an error blocks every adoption."""
+    """Findings about the whole run; an error blocks every adoption."""
     quality: tuple[TextQuality, ...]
-    """Of the baseline's outputs."""
+    """Quality of the baseline's outputs."""
 
 
 def conclude_run(run: Run) -> Conclusions:
@@ -192,7 +192,7 @@ def _describe_failures(run: Run) -> Iterator[Finding]:
                 "server-failed",
                 text,
                 where=each.candidate,
-                fix="Fix it, then continue with --resume, which tries it again.",
+                fix="Fix it, then continue with --resume, which tries the server again.",
             )
 
 
@@ -205,10 +205,12 @@ def find_early_end(run: Run) -> Iterator[Finding]:
     last, minutes = max(run.estimates, key=lambda each: each.at_s, default=None), run.plan.minutes
     if last is None or minutes is None or last.ahead or last.at_s >= _USED * 60 * minutes:
         return
+    if run.plan.one_at_a_time and run.omissions:
+        return  # what was left out for lack of time would use more of it
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
         text = (
-            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes: every prompt was sent as often as "
+            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes, because every prompt was sent as often as "
             "planned. More prompts would narrow the intervals; more time would not."
         )
         yield Finding.info("ended-early", text, fix="Give more prompts, or more --repeats.")

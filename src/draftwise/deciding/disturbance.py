@@ -25,14 +25,14 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
 
 LONGEST_GAP_S = 60.0
-"""Between the end of one turn and the begin of the next; more is another session."""
+"""Longest gap between two turns of one session."""
 _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")
 _NEIGHBOURS = 16
 """Nearest turns of like work that a turn is compared with."""
 _FARTHEST = 32
 """Turns of an arm before and after a turn, among which its neighbours are looked for."""
 _FEWEST_NEIGHBOURS = 4
-"""Below these the pace of a turn is not judged."""
+"""Fewest neighbors to judge the pace of a turn."""
 _SPREADS = 4.0
 """Standard deviations between neighbours that are no disturbance."""
 _QUARTILE_STEP = 0.4506
@@ -173,7 +173,7 @@ def _find_taken(use: MachineUse, thresholds: Thresholds, usual: float, *, is_our
     stolen = use.cpu.get("steal_s", 0.0)
     wanted = use.cpu.get("busy_s", 0.0) + stolen
     if stolen > max(thresholds.turn_held_up * wanted, _TICKS_S):
-        return f"the hypervisor gave other machines {stolen / wanted:.0%} of the CPU time that this one wanted"
+        return f"the hypervisor gave other machines {stolen / wanted:.0%} of the CPU time that this one needed"
     held = use.cpu.get("quota_stopped_s", 0.0)
     if held > max(thresholds.turn_held_up * use.seconds, _TICKS_S):
         return f"the container's CPU limit stopped processes for {held / use.seconds:.2f} s in every second"
@@ -201,7 +201,7 @@ class MachineUse:
     turn: TurnRecord
     seconds: float
     cpu: Mapping[str, float]
-    """By the names of `draftwise.measure.device_state`; without those that cannot be read."""
+    """Readings by the names of `draftwise.measure.device_state`, without unreadable ones."""
 
     @property
     def cores(self) -> int:

@@ -92,7 +92,10 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
         replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / density)))) if each.text else each
         for each in run.answers
     )
-    text = f"{why}: answers are measured by their text, with {density:.1f} characters per token, on all servers alike."
+    text = (
+        f"{why}. draftwise measures answers by their text, with {density:.1f} characters per token, on all servers "
+        "alike."
+    )
     return CountedRun(run=replace(run, answers=tuple(answers)), findings=(Finding.warning("unit-by-text", text),))
 
 

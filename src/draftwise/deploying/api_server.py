@@ -77,7 +77,7 @@ def _check(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Findi
     types = schema.get("type")
     if types is not None and not _has_type(value, types):
         wanted = types if isinstance(types, str) else " or ".join(types)
-        yield _fault("field-of-wrong-type", path, f"is {value!r:.60} where {wanted} is wanted")
+        yield _fault("field-of-wrong-type", path, f"is {value!r:.60}, but must be {wanted}")
         return
     yield from _check_plain(value, schema, path)
     match value:
@@ -100,14 +100,16 @@ def _has_type(value: Any, types: str | Sequence[str]) -> bool:
 
 def _check_plain(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Finding]:
     if "enum" in schema and value not in schema["enum"]:
-        yield _fault("field-value-refused", path, f"is {value!r:.60}, and may be {', '.join(map(str, schema['enum']))}")
+        yield _fault(
+            "field-value-refused", path, (f"is {value!r:.60}, but must be one of {', '.join(map(str, schema['enum']))}")
+        )
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
-        yield _fault("field-value-refused", path, f"is {value!r:.60}, which {schema['pattern']} does not match")
+        yield _fault("field-value-refused", path, f"is {value!r:.60}, which does not match {schema['pattern']}")
     if isinstance(value, int | float):
         if value < schema.get("minimum", value):
-            yield _fault("field-value-refused", path, f"is {value}, and at least {schema['minimum']} is wanted")
+            yield _fault("field-value-refused", path, f"is {value}, but must be at least {schema['minimum']}")
         if value > schema.get("maximum", value):
-            yield _fault("field-value-refused", path, f"is {value}, and at most {schema['maximum']} is wanted")
+            yield _fault("field-value-refused", path, f"is {value}, but must be at most {schema['maximum']}")
 
 
 def _check_size(size: int, schema: Mapping[str, Any], of: str, path: _Path) -> Iterator[Finding]:
@@ -117,7 +119,7 @@ def _check_size(size: int, schema: Mapping[str, Any], of: str, path: _Path) -> I
         yield _fault(
             "field-value-refused",
             path,
-            f"has {size} {'items' if of == 'Items' else 'characters'}, and {bounds} are wanted",
+            f"has {size} {('items' if of == 'Items' else 'characters')}, but must have {bounds}",
         )
 
 
@@ -125,7 +127,7 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: _Pa
     fields, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
     for name in schema.get("required", ()):
         if name not in value:
-            yield _fault("field-missing", (*path, name), "is required and not given")
+            yield _fault("field-missing", (*path, name), "is required but missing")
     for name, item in value.items():
         if name in fields:
             yield from _check(item, fields[name], (*path, name))
@@ -133,8 +135,8 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: _Pa
             yield from _check(item, rest, (*path, name))
         elif not rest:
             near = get_close_matches(str(name), fields, n=1)
-            fix = f"Write {near[0]}." if near else f"Fields there: {', '.join(fields)[:200]}."
-            yield _fault("field-unknown", (*path, name), "is not a field there, and the API server drops it", fix)
+            fix = f"Write {near[0]}." if near else f"Fields here: {', '.join(fields)[:200]}."
+            yield _fault("field-unknown", (*path, name), "is not a field here, so the API server drops it", fix)
 
 
 def _fault(code: str, path: _Path, text: str, fix: str = "") -> Finding:
@@ -169,7 +171,7 @@ def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding
             yield from _compare(document, found[name], sent.name)
         else:
             kind, _, title = name
-            text = f"The {kind} {title} did not come back."
+            text = f"The API server did not return the {kind} {title}."
             yield _finding("object-not-returned", Severity.ERROR, text, document, (), sent.name)
 
 
@@ -207,13 +209,13 @@ def _compare(document: YamlDocument, returned: Mapping[str, Any], file: str) -> 
         if (kind, path[0]) in _WRITE_ONLY or path == ("apiVersion",):
             continue
         if after is _GONE and before:
-            text = f"The API server took the {kind} without {place}."
+            text = f"The API server accepted the {kind} without {place}."
             yield _finding("field-dropped", Severity.ERROR, text, document, path, file)
         elif after is _GONE:
-            text = f"The API server left {place} out, whose value {before!r} may mean the same as none."
+            text = f"The API server removed {place}. Its value {before!r} may equal the default."
             yield _finding("field-dropped", Severity.INFO, text, document, path, file)
         else:
-            text = f"The API server made {after!r:.60} of {place}, which was {before!r:.60}."
+            text = f"The API server changed {place} from {before!r:.60} to {after!r:.60}."
             yield _finding("field-changed", Severity.WARNING, text, document, path, file)
 
 
@@ -268,5 +270,5 @@ def _finding(code: str, severity: Severity, message: str, document: YamlDocument
     where = f"{file}:{document.line(path)} {get_text(path)}".strip()
     fix = ""
     if code == "field-dropped" and severity is Severity.ERROR:
-        fix = "Look for its spelling and its place in the release of the controller that is installed there."
+        fix = "Check its spelling and place in the release of the installed controller."
     return Finding(code=code, severity=severity, message=message, where=where, fix=fix)

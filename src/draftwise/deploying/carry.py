@@ -20,11 +20,11 @@ from draftwise.deploying.templating import dump_yaml
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")
 _SCRAPED = ("prometheus.io/", "prometheus.kserve.io/", "serving.kserve.io/enable-prometheus-scraping")
-_TWICE = "the PodMonitor finds the pods; scraped a second time, every counter would be there twice"
-_NO_PLACE = "the files for {to} have no place for it; set it on the platform"
-_OWN = "the files have their own, {value}"
-_FILLED_IN = "only a cluster fills it in"
-_SET = "the deployment sets it itself"
+_TWICE = "the PodMonitor already finds the pods; a second scrape would count everything twice"
+_NO_PLACE = "the files for {to} have no field for it; set it on the platform"
+_OWN = "the files set their own, {value}"
+_FILLED_IN = "only a cluster can fill it in"
+_SET = "the deployment sets it"
 _MERGED = ("securityContext", "resources", "nodeSelector")
 _KEYED = {"volumeMounts": "mountPath", "volumes": "name", "initContainers": "name", "containers": "name"}
 
@@ -70,12 +70,14 @@ def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str,
     store = f"{order.service}-env"
     if kind == "unit" and (names or given or files):
         path = _env_path(order)
-        does = f"Write these variables into {path}, which only root reads: {', '.join(names) or 'those of the source'}"
+        does = f"Write these variables into {path}, readable only by root: {', '.join(names) or 'those of the source'}"
         return {does: f"sudo install -D -m 600 /dev/stdin {path}"}
     if kind == "services" and (names or given):
         return {
-            "Set these variables where docker compose runs, or in a file .env that is not committed: "
-            f"{', '.join(names) or 'those of the source'}": "docker compose config --quiet"
+            (
+                "Set these variables where docker compose runs, or in a .env file that you do not commit: "
+                f"{', '.join(names) or 'those of the source'}"
+            ): "docker compose config --quiet"
         }
     if kind not in ("unit", "services") and (asked or files):
         words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
@@ -173,7 +175,7 @@ class _Objects:
         if "raw" in item.value:
             whole = re.fullmatch(r"\$(?:(\w+)|\{(\w+)(?::?([-?])([^{}]*))?\})", item.value["raw"])
             if whole is None:
-                return "its value is put together from variables of the source's host; set it in the files"
+                return "its value is composed of variables on the source's host; set it in the files"
             value["valueFrom"] = {"secretKeyRef": {"name": f"{self._order.service}-env", "key": whole[1] or whole[2]}}
             if whole[3] == "-":
                 value["valueFrom"]["secretKeyRef"]["optional"] = True
@@ -218,7 +220,7 @@ class _Objects:
         if self._order.platform.scale is not None:
             return "the autoscaler sets the number of replicas (--max-replicas)"
         if not isinstance(item.value, int) or isinstance(item.value, bool):
-            return "it is no number"
+            return "it is not a number"
         taken = False
         for path in self._target.carries.get("replicas", ()):
             holder = _find(self._document, path.rpartition(".")[0])
@@ -267,7 +269,7 @@ class _Objects:
     def _put_port(self, holder: MutableMapping[str, Any], value: Any) -> str:
         ports = holder.setdefault("ports", [])
         if not isinstance(value, Mapping):
-            return "it is no port"
+            return "it is not a port"
         same = [each for each in ports if each.get("containerPort") == value.get("containerPort")]
         if same:
             left = {key: each for key, each in value.items() if same[0].get(key, each) != each}
@@ -275,7 +277,7 @@ class _Objects:
                 same[0].setdefault(key, each)
             return f"{_OWN.format(value=json.dumps(same[0]))}" if left else ""
         if any(each.get("name") == value.get("name") for each in ports if "name" in value):
-            return "its name is that of the server's own port"
+            return "it has the name of the server's own port"
         ports.append(value)
         return ""
 
@@ -290,7 +292,7 @@ class _Objects:
                           if value == each or not f"{each[name]}/".startswith(f"{path}/")]  # fmt: skip
             self._free(str(value.get("name")), holder)
         elif key == "containers" and any(each.get(name) == value.get(name) for each in entries):
-            return "a container of its name is the server itself"
+            return "it has the name of the server's own container"
         if value not in entries:
             entries[:] = [each for each in entries if key == "volumeMounts" or each.get(name) != value.get(name)]
             entries.append(value)

@@ -94,9 +94,9 @@ def _tell(order: ServiceOrder) -> Iterator[str]:
     if evidence.headline:
         yield f"**Why.** {evidence.headline} (run `{evidence.run}`)"
     else:
-        yield "**Why.** This setup is not measured yet. To measure it, run `draftwise decide`."
+        yield "**Why.** This setup has not been measured. To measure it, run `draftwise decide`."
     yield ""
-    yield "**What.** The server of both files. The twin differs only by the missing speculative config:"
+    yield "**What.** Both files start this server. The twin differs only by the missing speculative config:"
     yield ""
     yield "```sh"
     yield write_shell(setup, line_per_flag=True)
@@ -123,7 +123,7 @@ def _tell_expected(expected: Expected | None) -> Iterator[str]:
         yield f"{place}: {counters.tokens_per_step:.2f} tokens per step."
     if drafts.acceptance_length is not None:
         rates = ", ".join(f"{100 * rate:.0f} %" for rate in drafts.rate_per_pos)
-        yield (f"{place}: {drafts.acceptance_length:.2f} output tokens per draft; accepted by position {rates}.")
+        yield (f"{place}: {drafts.acceptance_length:.2f} output tokens per draft. Accepted by position: {rates}.")
 
 
 def _list_files(files: Mapping[str, str]) -> Iterator[str]:
@@ -172,8 +172,10 @@ def deploy(
         spanning = name_targets("spans_hosts")
         refuse_other_hosts(
             order.setup,
-            fix="Leave it out, use the GPUs of one host, and add GPUs as replicas (--max-replicas); or use "
-            f"--to {spanning} with --nnodes.",
+            fix=(
+                "Leave it out, use the GPUs of one host, and add GPUs as replicas (--max-replicas); or use --to "
+                f"{spanning} with --nnodes."
+            ),
         )
     warned, policy = tuple(_find_limits(order.setup, brings_weights=target.brings_weights)), find_policy(order.setup)
     order = target.prepare(order)
@@ -286,7 +288,7 @@ def _make_record(
     layout = order.platform.layout if target.brings_weights else None
     leaves = target.leaves if layout is None else name_leftovers(layout, order.setup)
     return Record(
-        leaves=f"{leaves} Its ScaledObject too: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
+        leaves=f"{leaves} Also its ScaledObject: `kubectl delete scaledobject {order.name}`." if is_scaled else leaves,
         to=to,
         platform_release=order.platform.release,
         startup_s=order.startup_s,
@@ -297,7 +299,7 @@ def _make_record(
 
 def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Observation:
     if prefix is None:
-        return Observation(files={}, missing=("Nothing is watched: the deployment was written with --no-observe.",))
+        return Observation(files={}, missing=("Nothing: you wrote the deployment with --no-observe.",))
     prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
     return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
 
@@ -305,11 +307,11 @@ def _watch(order: ServiceOrder, target: DeployTarget, prefix: str | None) -> Obs
 def _describe(target: DeployTarget) -> Mapping[str, str]:
     return {
         f"spec{target.suffix}": "the service",
-        f"rollback{target.suffix}": "its next revision without speculation, under the same name, to roll back",
-        f"plain{target.suffix}": "its twin without speculation, under another name, to run next to it",
-        SETUP: "the setup, for every verb of draftwise",
+        f"rollback{target.suffix}": "the same service without speculation, to roll back to",
+        f"plain{target.suffix}": "the twin without speculation, under another name, to run next to the service",
+        SETUP: "the setup, which every draftwise verb reads",
         BASELINE: "the run's measurements, to compare production with",
-        DEPLOYMENT: "the purpose of the files, for `draftwise verify` and `draftwise rollback`",
+        DEPLOYMENT: "the role of each file, for `draftwise verify` and `draftwise rollback`",
     }
 
 
@@ -329,8 +331,8 @@ def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str
     """Return the command of a canary where the platform itself has none."""
     places = "" if target.address else " --spec-address HOST:PORT --plain-address HOST:PORT"
     return {
-        "Try it on 10 % of the requests first, with a proxy in front of both twins (the platform has "
-        "no canaries)": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
+        "Try it on 10 % of the requests first, with a proxy in front of both twins (this platform has no "
+        "canaries)": f"draftwise deploy {SETUP} --to {to} --name {order.name} --image {order.image} --proxy haproxy "
         f"--share 10{places} --out proxied"
     }
 
@@ -338,9 +340,9 @@ def _offer_proxy(order: ServiceOrder, to: str, target: DeployTarget) -> dict[str
 def _list_commands(target: DeployTarget, record: Record) -> dict[str, str]:
     return {
         "Start it": fill_in(target.apply, record.sides["spec"], record),
-        "Roll back; clients keep using the same name (`draftwise rollback` shows the change first)": fill_in(
+        "Roll back. Clients keep using the same name. To preview the change, run `draftwise rollback`": fill_in(
             target.apply, record.back, record
         ),
-        "Start its twin next to it, for a plain pool or a proxy": fill_in(target.apply, record.sides["plain"], record),
+        "Start the twin next to it, for a plain pool or a proxy": fill_in(target.apply, record.sides["plain"], record),
         "Remove the twin": fill_in(target.remove, record.sides["plain"], record),
     }

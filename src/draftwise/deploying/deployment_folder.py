@@ -88,7 +88,9 @@ def replace_text(path: Path, text: str) -> None:
         with replacing(path, keeps_mode=True) as part:
             part.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror}); it is what it was.") from None
+        raise StorageError(
+            f"{path} cannot be written ({error.strerror}). It is unchanged. Make room and try again."
+        ) from None
 
 
 def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
@@ -106,24 +108,24 @@ def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
     for number, line in enumerate(lines, start=1):
         found = _LINE.fullmatch(line)
         if found is None or not _stays_inside(found[2]) or found[2] in sums:
-            yield fault("sums-changed", folder=folder, what=f"line {number} is no sum of a file of its own")
+            yield fault("sums-changed", folder=folder, what=f"line {number} is not the checksum of one file")
         else:
             sums[found[2]] = found[1]
     yield from _prove_list(folder)
     there = dict(_list_entries(folder))
     for name in {*sums, *needed}:
         if name not in there:
-            yield _finding("file-gone", f"{folder / name} is not there any more.", folder / name)
+            yield _finding("file-gone", f"{folder / name} is missing.", folder / name)
         elif name not in sums:
-            yield _finding("file-added", f"{folder / name} is not in the list of sums.", folder / name)
+            yield _finding("file-added", f"{folder / name} is not in the list of checksums.", folder / name)
     for name, entry in there.items():
         path = folder / name
         if not (entry.is_file(follow_symlinks=False)):
-            yield _finding("file-added", f"{path} is a link or no plain file: it may hold anything.", path)
+            yield _finding("file-added", f"{path} is a link or a special file, so its content is unproven.", path)
         elif name in sums:
             yield from _prove_file(path, sums[name])
         elif name not in (CHECKSUMS, SEAL, *needed):
-            yield _finding("file-added", f"{path} was not written with the folder.", path)
+            yield _finding("file-added", f"{path} was added after the folder was written.", path)
 
 
 def _prove_list(folder: Path) -> Iterator[Finding]:
@@ -135,7 +137,7 @@ def _prove_list(folder: Path) -> Iterator[Finding]:
     except (OSError, ValueError):
         written, expected = "", "?"
     if written != expected:
-        yield fault("sums-changed", folder=folder, what=f"{SEAL} does not prove it")
+        yield fault("sums-changed", folder=folder, what=f"it does not match {SEAL}")
 
 
 def _prove_file(path: Path, value: str) -> Iterator[Finding]:
@@ -145,7 +147,7 @@ def _prove_file(path: Path, value: str) -> Iterator[Finding]:
         yield _finding("file-changed", f"{path} cannot be read ({error.strerror}).", path)
     else:
         if not is_same:
-            yield _finding("file-changed", f"{path} is not what was written.", path)
+            yield _finding("file-changed", f"{path} has changed since the folder was written.", path)
 
 
 def _list_entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -254,7 +256,7 @@ def read_record(folder: Path) -> Record:
         sides: dict[Pool, TwinFile] = {"spec": TwinFile(**given["spec"]), "plain": TwinFile(**given["plain"])}
         back = TwinFile(**given["back"])
         if not all(_NAME.fullmatch(each.name) and _FILE.fullmatch(each.file) for each in (*sides.values(), back)):
-            raise ValueError("a name or file that no deployment has")
+            raise ValueError("a name or file that a deployment cannot have")
         return Record(
             to=given["to"],
             platform_release=given["platform_release"],

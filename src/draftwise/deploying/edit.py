@@ -270,7 +270,7 @@ def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
     index, before = _choose(source, select, engine_version=setup.engine_version)
     if before.target != setup.target and not any(map(_is_path, (before.target, setup.target))):
         raise refusal("other-target", name=source.name, served=before.target, target=setup.target)
-    refuse_other_hosts(before, fix=f"Write the files anew: --to {name_targets('spans_hosts')}.")
+    refuse_other_hosts(before, fix=f"Write new files instead: --to {name_targets('spans_hosts')}.")
     # Secrets that stand in the file stay where they are.
     bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
     spec = make_order(bare).setup.spec

@@ -89,7 +89,7 @@ class RunEvidence:
         if not others:
             return self
         if self.rollback:
-            others.append("When to go back: the numbers that the run found are those of what it measured.")
+            others.append("When to roll back: the run's limits apply only to the setup that it measured.")
         unmeasured = (*self.unmeasured, *others)
         return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
 
@@ -273,7 +273,7 @@ def make_order(
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
     if cold_start_s is None:
-        remarks = (*remarks, f"How long a cold start takes: {startup_s:.0f} s is a guess (--cold-start-s gives it).")
+        remarks = (*remarks, f"Duration of a cold start: {startup_s:.0f} s is a guess. Pass --cold-start-s.")
     return ServiceOrder(
         name=name,
         pool="plain" if setup.spec is None else "spec",
@@ -315,7 +315,7 @@ def _refuse_incomplete(setup: Setup) -> None:
         raise refusal("target-not-named")
     if setup.device is not None and setup.device.kind == "cpu":
         raise InvalidSetup.because(
-            "no-cpu-service", "deploy does not support services on CPUs.", fix="Give the setup with its GPUs."
+            "no-cpu-service", "deploy does not support services on CPUs.", fix="Pass the setup with its GPUs."
         )
 
 
@@ -336,12 +336,12 @@ def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
     gpus, remarks, weights = count_gpus(setup), list[str](), 0
     is_known = setup.device is not None and setup.device.name != "GPU"
     if not is_known:
-        remarks.append("Whether it fits the memory of its GPUs: name them with --gpu.")
+        remarks.append("Whether it fits into GPU memory: name the GPUs with --gpu.")
     try:
         sizing = size(setup, gpu=None if is_known else _ANY_GPU)
         weights = gpus * (sizing.budget.target + sizing.budget.drafter)
     except InvalidSetup as error:
-        remarks.append(f"Whether it fits, and the host's memory for its weights. {error.findings[0].message}")
+        remarks.append(f"Whether it fits, and how much host memory its weights need. {error.findings[0].message}")
     else:
         errors = [finding for finding in sizing.findings if finding.severity is Severity.ERROR]
         if is_known and errors:

@@ -44,9 +44,9 @@ def compare_setups(ordered: Setup, found: Setup, *, name: str, lost: tuple[str, 
         if isinstance(before, dict) and isinstance(after, dict):
             for key in (each for each in {**before, **after} if before.get(each, _GONE) != after.get(each, _GONE)):
                 says, asked = (str(side[key]) if key in side else "nothing" for side in (after, before))
-                yield _differs(f"{name} says {field.name} {key} {says}, and {asked} was ordered.", name)
+                yield _differs(f"{name} has {field.name} {key} {says}, but the order has {asked}.", name)
         elif before != after:
-            yield _differs(f"{name} says {field.name} {after!r}, and {before!r} was ordered.", name)
+            yield _differs(f"{name} has {field.name} {after!r}, but the order has {before!r}.", name)
 
 
 def _normalize(field: str, value: Any) -> Any:

@@ -50,11 +50,13 @@ def plan_rollback(folder: Path) -> RollbackPlan:
         compare=fill_in(target.compare, record.back, record, folder),
         difference="".join(_compare(folder, record)),
         start=fill_in(target.apply, record.back, record, folder),
-        gap=f"The server restarts in its place: nothing answers there for up to {record.startup_s} s."
+        gap=f"The server restarts in place: nothing answers there for up to {record.startup_s} s."
         if target.in_place
         else "",
-        commit=f"Commit {record.back.file} in the place of {spec.file} to where these files are kept: the next apply "
-        "of the old one brings speculation back.",
+        commit=(
+            f"Commit {record.back.file} in place of {spec.file} where you keep these files. Otherwise the next apply "
+            "of the old one brings speculation back."
+        ),
         remove=fill_in(target.remove, record.sides["plain"], record, folder),
         leaves=record.leaves,
     )
@@ -91,6 +93,6 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
             ) from None
         if code not in may_be:
             raise BackendError(
-                f"`{part}` failed with exit code {code}. Its output is above, and nothing after it ran. Fix "
-                "the cause and start the rollback again: its commands can be repeated."
+                f"`{part}` failed with exit code {code}. Its output is above, and the later commands did not "
+                "run. Fix the cause and start the rollback again: you can repeat its commands."
             )

@@ -74,8 +74,8 @@ def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mappin
     return {
         SCALING: StepFile(
             text=dump_yaml(*objects),
-            about=f"KEDA's: up to {most} replicas by requests in flight, a replica for every {told}",
-            does=f"Let both scale (first set where Prometheus is reached, and the namespace if it is not {NAMESPACE})",
+            about=f"KEDA scaling: up to {most} replicas by requests in flight, one replica for every {told}",
+            does=f"Scale both (first set Prometheus' address, and the namespace if it is not {NAMESPACE})",
             command=f"kubectl apply -f {SCALING}",
         )
     }

@@ -267,12 +267,12 @@ def _read_metadata(
             prefix = "pod-" if is_pod else ""
             for each in _read_marks(f"{prefix}{key}", value, f"{here}.{key}"):  # type: ignore[arg-type]
                 chosen = is_pod and key == "labels" and each.key in selectors
-                why = "by it the source's own objects find their pods, which would then send requests to both twins"
+                why = "the source's own objects find their pods by it, and would send requests to both twins"
                 yield SourceItem(part=each.part, key=each.key, value=each.value, where=each.where,
                            reason=why if chosen else "")  # fmt: skip
         elif key not in _FIELDS["cluster"]:
             why = "the new objects have other names (--name)" if key == "name" else ""
-            why = "kubectl apply -n NAMESPACE says it for all files" if key == "namespace" else why
+            why = "set it for all files with kubectl apply -n NAMESPACE" if key == "namespace" else why
             yield SourceItem(part="other", key=str(key), value=value, where=f"{here}.{key}", reason=why)
 
 

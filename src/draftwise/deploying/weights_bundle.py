@@ -180,7 +180,7 @@ def _copy_all(
     """
     if out.exists():
         raise InvalidSetup.because(
-            "folder-exists", f"{out} is there already.", where="--out", fix="Choose another folder, or move it away."
+            "folder-exists", f"{out} already exists.", where="--out", fix="Choose another folder, or move it away."
         )
     part = out.parent / f".{out.name}.part"
     try:
@@ -194,8 +194,8 @@ def _copy_all(
         part.rename(out)
     except OSError as error:
         raise StorageError(
-            f"{out} cannot be written ({error.strerror or error}). What was copied is kept in {part}: make room, and "
-            "give the same command again."
+            f"{out} cannot be written ({error.strerror or error}). Copied files are kept in {part}. Make room, "
+            "and repeat the command."
         ) from None
 
 
@@ -214,7 +214,7 @@ def _read_done(journal: Path) -> Mapping[str, str]:
 def _check_room(part: Path, missing: list[Path]) -> None:
     needed, free = sum(path.stat().st_size for path in missing), shutil.disk_usage(part).free
     if needed > free:
-        raise OSError(f"{needed >> 20} MiB must be copied, but only {free >> 20} MiB are free")
+        raise OSError(f"the copy needs {needed >> 20} MiB, but only {free >> 20} MiB are free")
 
 
 def _copy(name: str, source: Path, part: Path, done: Mapping[str, str], told: Callable[[int], None]) -> str:
@@ -383,7 +383,7 @@ def _list_all(artefacts: Sequence[LocatedCheckpoint], wheels: Sequence[Path]) ->
 def _write_modelcar(artefacts: Sequence[LocatedCheckpoint]) -> str:
     names = [f"{MODELS}/{each.checkpoint.directory}" for each in artefacts]
     copies = [dumps([name, f"/{name}"]) for name in (*names, f"{MODELS}/{CHECKSUMS}")]
-    lines = ["# A layer for each checkpoint: a new drafter leaves the target's as it is.", f"FROM {_BASE}"]
+    lines = ["# One layer per checkpoint: a new drafter does not change the target's layer.", f"FROM {_BASE}"]
     return "\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""])
 
 
@@ -392,17 +392,17 @@ def _write_readme(artefacts: Sequence[LocatedCheckpoint], wanted: BundleOptions,
     held = [f"- `{MODELS}/{each.checkpoint.directory}/`" for each in artefacts]
     steps = {
         "Prove it": f"sha256sum -c --strict {SEAL} {CHECKSUMS}  # or: draftwise bundle verify .",
-        "Bring the images (on a machine that reaches the registry)": (
+        "Fetch the images on a machine that reaches the registry": (
             f"docker pull {image} && docker save {image} -o server-image.tar\n"
             f"docker pull {_BASE} && docker save {_BASE} -o {_BASE.partition(':')[0]}.tar"
         ),
-        "Make the image of the weights": f"docker build -f {MODELCAR} -t {wanted.modelcar} .",
-        f"Or put them onto the claim {wanted.claim}": f"kubectl apply -f {STAGE}",
+        "Build the image of the weights": f"docker build -f {MODELCAR} -t {wanted.modelcar} .",
+        f"Or copy them to the claim {wanted.claim}": f"kubectl apply -f {STAGE}",
         "Write the service for it (or --layout pvc:" + wanted.claim + ")": (
             f"draftwise deploy {SETUP} --to kserve --layout modelcar:{wanted.modelcar} --out service/"
         ),
-        "Prove the weights in a pod": f"kubectl exec POD -- sh -c 'cd /mnt/models && sha256sum -c {CHECKSUMS}'",
+        "Verify the weights in a pod": f"kubectl exec POD -- sh -c 'cd /mnt/models && sha256sum -c {CHECKSUMS}'",
     }
     blocks = [f"{text}:\n\n```sh\n{command}\n```\n" for text, command in steps.items()]
-    env = "Servers start with the variables in `env`: they ask nobody outside for weights, and tell nobody.\n"
+    env = "Start servers with the variables in `env`: they then contact no outside host.\n"
     return "\n".join(["# Weights of a setup\n", *held, "", env, *blocks])

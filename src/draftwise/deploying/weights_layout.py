@@ -126,7 +126,7 @@ def read_layout(text: str) -> Layout:
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
         raise InvalidSetup.because(
-            "no-such-layout", f"{text!r} is no layout.", where="--layout", fix=f"Layouts are {shapes}."
+            "no-such-layout", f"{text!r} is not a layout.", where="--layout", fix=f"Choose one of: {shapes}."
         )
     return Layout(kind=known.kind, store=store)
 

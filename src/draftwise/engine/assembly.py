@@ -47,11 +47,11 @@ class Parts:
     """The parts of an engine."""
 
     config: EngineConfig
-    """With what the checkpoint and the machine decide filled in."""
+    """The config, completed from the checkpoint and the machine."""
     spec: ResolvedSpec | None
     tokenizer: Tokenizer
     shape: ModelShape
-    """Of the target."""
+    """The target's shape."""
     proposer: Proposer
     scheduler: Scheduler
     runner: StepRunner

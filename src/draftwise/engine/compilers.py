@@ -32,7 +32,7 @@ class CompileJob(NamedTuple):
 
     module: str
     name: str
-    """Of the function in the module."""
+    """Name of the function in the module."""
     form: str
     """The specialization for which Triton compiles, in its own JSON."""
     target: tuple[str, int, int]

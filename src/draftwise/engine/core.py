@@ -28,6 +28,9 @@ __all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "Sp
 Pending = tuple[LaunchedStep, ...]
 """Steps launched and not collected yet, oldest first."""
 
+_TOLD_AT_ONCE = 64
+"""Prompt tokens whose log-probabilities are one increment: more of them would hold up whoever reads increments."""
+
 
 class Engine:
     """A target, a page pool, a scheduler and, if asked for, a proposer; `step` moves all of them once.
@@ -185,7 +188,31 @@ class Engine:
 
     def _collect(self, pending: Pending) -> list[Delta]:
         """Wait for what is pending and return what became final by it."""
-        return [self._advance(outcome, bound=launched.bound) for launched in pending for outcome in launched.collect()]
+        deltas: list[Delta] = []
+        for launched in pending:
+            outcomes = list(launched.collect())
+            for sequence in launched.prompts:
+                deltas += self._tell_prompt(sequence)
+            deltas += [self._advance(outcome, bound=launched.bound) for outcome in outcomes]
+        return deltas
+
+    def _tell_prompt(self, sequence: Sequence) -> Iterator[Delta]:
+        """Yield the log-probabilities of a prompt that its reader does not have, some positions at a time."""
+        k = sequence.params.prompt_logprobs
+        while sequence.index == 0 and sequence.num_prompt_told <= len(sequence.prompt_ranks):
+            first = max(sequence.num_prompt_told - 1, 0)
+            told: list[LogprobsOfToken | None] = [] if sequence.num_prompt_told else [None]
+            told += self._parse(sequence.prompt_ranks[first : first + _TOLD_AT_ONCE], k)
+            sequence.num_prompt_told += len(told)
+            yield Delta(
+                request_id=sequence.request.request_id,
+                index=0,
+                token_ids=[],
+                text="",
+                prompt_logprobs=told,
+                num_cached_tokens=sequence.num_cached or 0,
+                scheduled_s=sequence.scheduled_s,
+            )
 
     def _advance(self, outcome: Outcome, *, bound: int) -> Delta:
         """Move a sequence on by what a step gave it; return what its reader is to know of that."""
@@ -219,16 +246,15 @@ class Engine:
                 scheduler.add(fork, first=True)
         if stop is not None:
             self._finish(sequence)
-        return self._delta(sequence, emitted, text, outcome, stop, first=first)
+        return self._delta(sequence, emitted, text, outcome, stop)
 
-    def _delta(
-        self, sequence: Sequence, emitted: list[int], text: str, outcome: Outcome, stop: Stop | None, *, first: bool
-    ) -> Delta:
-        logprobs, prompt_logprobs = None, None
+    def _delta(self, sequence: Sequence, emitted: list[int], text: str, outcome: Outcome, stop: Stop | None) -> Delta:
+        logprobs: list[LogprobsOfToken] | None = None
+        prompt_logprobs: list[LogprobsOfToken | None] | None = None
         if outcome.ranked is not None:
             logprobs = self._parse(outcome.ranked[: len(emitted)], sequence.params.logprobs)
-        if first and sequence.index == 0 and sequence.params.prompt_logprobs is not None:
-            prompt_logprobs = [None, *self._parse(sequence.prompt_ranks, sequence.params.prompt_logprobs)]
+        if sequence.index == 0 and sequence.params.prompt_logprobs is not None and not sequence.num_prompt_told:
+            prompt_logprobs, sequence.num_prompt_told = [None], 1  # of a prompt of one token
         return Delta(
             request_id=sequence.request.request_id,
             index=sequence.index,

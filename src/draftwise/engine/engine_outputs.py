@@ -39,7 +39,7 @@ class Delta:
     """New text; may lag behind the tokens by an incomplete character or a possible stop string."""
     logprobs: list[LogprobsOfToken] | None = None
     prompt_logprobs: list[LogprobsOfToken | None] | None = None
-    """Given once, with the request's first delta; the first prompt token has None."""
+    """Pieces arrive before the request's first token; the first prompt token has None."""
     finish_reason: str | None = None
     """`stop` (end token, stop id or stop string), `length` or `abort`; None while running."""
     stop_reason: int | str | None = None

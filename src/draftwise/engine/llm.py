@@ -219,6 +219,6 @@ def _collect(output: RequestOutput, delta: Delta) -> None:
         gained = sum(candidates[token].logprob for token, candidates in sampled)
         completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + gained
     if delta.prompt_logprobs is not None:
-        output.prompt_logprobs = delta.prompt_logprobs
+        output.prompt_logprobs = (output.prompt_logprobs or []) + delta.prompt_logprobs
     output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
     output.finished = all(each.finish_reason is not None for each in output.outputs)

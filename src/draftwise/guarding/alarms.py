@@ -23,7 +23,7 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield Finding.error(
             "nothing-is-read",
-            ("No replica shows its counters. The service's state is unknown, and the guard does nothing to it."),
+            ("No replica returns its counters. The service's state is unknown, so the guard leaves it alone."),
             fix="Check that the service runs, and that this machine reaches it.",
         )
     for name, window in reading.spec.items():
@@ -46,7 +46,7 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
             "is-out-of-traffic",
             f"{name} has been out of the traffic since {_time(latch.out_since_s)} ({latch.cause}).",
             where=name,
-            fix=("It returns once a probe finds that it pays. To put it back now, run `draftwise guard --undo`."),
+            fix="It returns once a probe finds that it pays. To put it back now, run `draftwise guard --undo`.",
         )
     if state.drift.alarm_s is not None:
         yield _drifted(state.drift.alarm_s)
@@ -57,7 +57,7 @@ def _drifted(alarm_s: int) -> Finding:
         "acceptance-drifted",
         f"Since {_time(alarm_s)}, acceptance has been lower than the service's history explains. The "
         f"counters cannot tell whether {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} lowered it.",
-        fix=("Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`."),
+        fix="Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`.",
     )
 
 
@@ -66,8 +66,8 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(
         "drift-not-learned",
-        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known. Until then, break-even and "
-        "probes are judged, but not slow drift.",
+        f"{len(find_learned_days(rows))} of {LEARN_DAYS} days are known. Until then, the guard judges break-even "
+        "and probes, but not slow drift.",
     )
 
 
@@ -84,9 +84,9 @@ def put_back(replica: str) -> Finding:
     """Return that somebody else put a replica back."""
     return Finding.error(
         "step-undone-elsewhere",
-        f"Somebody, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
+        f"Someone, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
         where=replica,
-        fix=("Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`."),
+        fix="Find out who did it (a proxy reload, GitOps, an operator), then run `draftwise guard --acknowledge`.",
     )
 
 

@@ -103,7 +103,7 @@ def _run(words: Sequence[str]) -> None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
     except subprocess.TimeoutExpired:
-        raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Find out what it was doing.") from None
+        raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Check why it hangs.") from None
     except OSError as error:
         raise BackendError(f"`{shown}` cannot be run ({error.strerror}). Name an existing program.") from None
     if done.returncode:
@@ -229,14 +229,16 @@ class HAProxy:
 
     def _refuse_if_unsafe(self, step: Step, chosen: Sequence[HaproxyServer], servers: Sequence[HaproxyServer]) -> None:
         if busy := [str(server) for server in chosen if server.in_maintenance]:
-            raise BackendError(f"Somebody else put {', '.join(busy)} into maintenance, so nothing was done to it.")
+            raise BackendError(f"Someone else put {', '.join(busy)} into maintenance, so the guard left it alone.")
         if step is Step.TRICKLE and any(server.configured_weight < _LEAST_WEIGHT for server in chosen):
-            raise BackendError(f"A twentieth of the traffic needs `weight {_LEAST_WEIGHT}` or more of every server.")
+            raise BackendError(
+                f"A twentieth of the traffic is possible only if every server has `weight {_LEAST_WEIGHT}` or more."
+            )
         if step in OUT:
             for backend in dict.fromkeys(server.backend for server in chosen):
                 left = [each for each in servers if each.backend == backend and each not in chosen]
                 if not any(each.runs and not each.is_out for each in left):
-                    raise BackendError(f"Backend {backend} of HAProxy would be left without a server.")
+                    raise BackendError(f"This would leave backend {backend} of HAProxy without a server.")
 
     def _read(self) -> Sequence[HaproxyServer]:
         return list(parse_servers(self._say("show servers state")))
@@ -277,7 +279,7 @@ def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[Ha
         raise BackendError(f"{replica} has no address ({error}).") from None
     found = [server for server in servers if server.port == port and server.address in addresses]
     if not found:
-        raise BackendError(f"HAProxy has no server at {replica}. It must use the same address for the replica.")
+        raise BackendError(f"HAProxy has no server at {replica}. Use the same address for the replica in both.")
     return found
 
 

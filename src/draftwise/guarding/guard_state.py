@@ -86,7 +86,7 @@ class State:
         """
         known = {each.name for each in fields(cls)} - {"recent"}
         if odd := given.keys() ^ known:
-            raise ValueError(f"it lacks, or should not have, {', '.join(sorted(odd))}")
+            raise ValueError(f"these keys are missing or unknown: {', '.join(sorted(odd))}")
         model, drift = given["drift_model"], given["drift"]
         parts = {
             "latches": {name: Latch(**{**each, "step": Step(each["step"])}) for name, each in given["latches"].items()},
@@ -166,7 +166,7 @@ class Store:
                 "not-a-guard-state",
                 f"{self.path} is not a guard state that this version reads ({error}).",
                 where="--state",
-                fix="Name the file of an earlier `draftwise guard`, or one that does not exist yet.",
+                fix="Name the file of an earlier `draftwise guard`, or a new file.",
             ) from None
 
     def write(self, state: State) -> None:

@@ -274,7 +274,7 @@ def undo(store: Store, *, now_s: float) -> Iterator[str]:
             yield f"{replica} is in the traffic again ({means})."
         if store.patch.exists():
             store.patch.unlink()
-            yield f"{store.patch} is removed; if it was committed, revert the commit."
+            yield f"{store.patch} is removed. If you committed it, revert the commit."
 
 
 def _put_back(action: Action, latch: Latch, store: Store) -> str:

@@ -216,10 +216,7 @@ def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
     if baseline is None or not baseline.probe or baseline.expected is None:
         raise InvalidSetup.because(
             "probe-without-baseline",
-            (
-                "The probe's prompts are not the service's. Only a comparison with the same probe of a "
-                "healthy server means something."
-            ),
+            ("The probe's prompts are not the service's. Compare it only with the same probe of a healthy server."),
             where="--probe",
             fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
         )

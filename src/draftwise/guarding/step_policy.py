@@ -59,7 +59,7 @@ def _find_ways_out(state: State, reading: ServiceReading, rules: Rules) -> Itera
         _action(
             step, tuple(low), "fell-below-break-even",
             f"{_count(len(low))} fewer tokens per step than the break-even of {rules.break_even:.2f} for "
-            f"{worst.span_s:.0f} s, {worst.tokens_per_step:.2f} at the least.", rules,
+                f"{worst.span_s:.0f} s; the lowest emits {worst.tokens_per_step:.2f}.", rules,
         ),
         evidence=_numbers(worst, rules),
     )  # fmt: skip
@@ -87,7 +87,7 @@ def _find_ends_of_trickle(state: State, reading: ServiceReading, rules: Rules) -
         evidence = pool(state.recent.get(name, ()))
         if latch.step is not Step.TRICKLE or evidence is None or not _is_fresh(state, name, reading.at_s, rules):
             continue
-        seen = f"{name} emits {evidence.tokens_per_step:.2f} tokens per step of a trickle of traffic"
+        seen = f"{name} emits {evidence.tokens_per_step:.2f} tokens per step on a trickle of traffic"
         if _is_low(evidence, rules):
             action = _action(Step.SHIFT, (name,), "still-below-break-even", f"{seen}, so it stays out.", rules)
         elif evidence.span_s >= _COVERED * TRICKLE_S and _pays(evidence, rules):
@@ -111,8 +111,8 @@ def _find_releases(state: State, reading: ServiceReading, rules: Rules) -> Itera
             _action(
                 Step.RELEASE, tuple(well), "pays-again",
                 (
-                    f"A probe since then finds at least {lowest:.2f} tokens per step, and {rules.pays:.2f} pay "
-                    "off."
+                    f"A probe since then finds at least {lowest:.2f} tokens per step, and {rules.pays:.2f} are "
+                    "enough to pay off."
                 ),
                 rules,
             ),

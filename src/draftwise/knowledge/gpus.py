@@ -61,7 +61,7 @@ def get_gpu(name: str) -> Gpu:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     raise InvalidSetup.because(
-        "unknown-gpu", f"{name!r} is not in the table.", where="--gpu",
+        "unknown-gpu", f"draftwise does not know the GPU {name!r}.", where="--gpu",
         fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",
     )  # fmt: skip
 

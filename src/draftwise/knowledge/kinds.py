@@ -34,7 +34,7 @@ class ResourceKind:
     """Repository, commit and path of the CustomResourceDefinition; or package, version and path of the schema."""
     licence: str
     file: str
-    """Of the archive."""
+    """The archive's file name."""
 
 
 @cache

@@ -25,7 +25,7 @@ class LogFacts:
     """How to read the log; valid for every release that is covered."""
 
     phases: tuple[Mark, ...]
-    """In order; the last one is `ready`."""
+    """Phases in order; the last one is `ready`."""
     values: tuple[Mark, ...]
     progress: re.Pattern[str]
     """A progress bar's percentage."""
@@ -60,15 +60,15 @@ class StatsLogFacts:
     """Patterns of these lines; what is counted in them is a text for its first group."""
 
     begins: re.Pattern[str]
-    """Of an engine's line: its number, or how many engines it sums up."""
+    """Matches an engine's line: its number, or the number of engines that it sums up."""
     drafts: re.Pattern[str]
-    """Of the line about drafts, which follows its engine's."""
+    """Matches the line about drafts, which follows its engine's."""
     time: re.Pattern[str]
     """Year (vLLM's own lines have none), month, day, hour, minute and second."""
     process: re.Pattern[str]
     """Which process wrote a line, where it says so."""
     readings: Mapping[str, re.Pattern[str]]
-    """By name."""
+    """Patterns by the name of the reading."""
 
 
 @cache

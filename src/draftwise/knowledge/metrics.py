@@ -19,7 +19,7 @@ class Metric:
     """One metric family."""
 
     name: str
-    """As vLLM declares it, without the suffixes of the exposition."""
+    """vLLM's declared name, without the suffixes of the exposition."""
     kind: str
     """`counter`, `gauge` or `histogram`."""
     help: str

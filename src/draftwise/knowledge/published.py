@@ -25,7 +25,7 @@ class PublishedModel:
     """The model's file in the wheel."""
     bytes: int
     sha256: str
-    """Of that file."""
+    """Hash of that file."""
     source: str
 
 

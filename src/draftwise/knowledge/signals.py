@@ -14,14 +14,14 @@ class MetricSignal:
     """A quantity that follows from a server's metrics."""
 
     name: str
-    """With its unit, as `Rollback.metric` has it."""
+    """Name with its unit, as in `Rollback.metric`."""
     metrics: tuple[Metric, ...]
     """Those it is made of."""
     definition: str
     promql: str
     """The quantity in PromQL, by model: of the average server, where it grows with the number of servers."""
     quantile: float | None = None
-    """Of a histogram."""
+    """Quantile of a histogram."""
 
 
 _WINDOW = "5m"

@@ -27,11 +27,11 @@ class SpecKey:
     name: str
     meaning: str
     embedded: Embedded
-    """In the embedded engine: `acts` has an effect; `idle` is accepted without effect; `unknown` is rejected."""
+    """Effect in the embedded engine: `acts`, `idle` (accepted without effect) or `unknown` (rejected)."""
     reason: str
     """Why it is idle; empty otherwise."""
     type: str
-    """As vLLM annotates it, such as `list[float] | None`."""
+    """ None`.|vLLM's annotation, such as `list[float] | None`.| None`."""
     default: Any
     choices: tuple[str, ...]
     """Allowed values, if there are only a few; else empty."""

@@ -104,7 +104,7 @@ def find_remarks(release: Release) -> Iterator[Finding]:
     elif release.asked:
         yield Finding.warning(
             "release-nearest",
-            f"vLLM {release.asked} is not known here and is judged as {release}, the nearest release that is.",
+            f"draftwise does not know vLLM {release.asked} and judges it as {release}, the nearest known release.",
             where="engine_version",
             fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
         )
@@ -116,8 +116,10 @@ def _unknown(asked: Version, closest: Release) -> InvalidSetup:
         message = f"vLLM {asked} is older than {known[0]}, the oldest release that is known."
         fix = f"Give a release from {known[0]} to {known[-1]}."
     else:
-        message = f"vLLM {asked} is not known here. The releases known are {', '.join(map(str, known))}."
-        fix = f"Add it with `draftwise facts add vllm=={asked}`; the nearest known one is {closest}."
+        message = f"draftwise does not know vLLM {asked}. It knows {known[0]} to {known[-1]}."
+        near = next((each for each in known if each.version.release[:2] == (0, asked.major)), None)
+        fix = "" if near is None else f"Did you mean {near}? "
+        fix += f"Add it with `draftwise facts add vllm=={asked}`; the nearest known release is {closest}."
     return InvalidSetup.because("unknown-release", message, where="engine_version", fix=fix)
 
 

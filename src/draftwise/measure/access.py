@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
 _NAMED_URL = re.compile(r"(.+?)=(https?://.*)")
 _OF_METRICS = ".metrics"
-"""After an arm's name: for its page of counters only."""
+"""Suffix of an arm's name that limits a header to its metrics page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Header:
         name, value = name.strip(), value.strip()
         if not (colon and _TOKEN.fullmatch(name) and value.isprintable() and value.isascii()):
             # What was given is not shown: it may be a secret.
-            raise _bad_header("a header is not NAME: VALUE in ASCII.", "Example: --header 'X-Team: ${TEAM_KEY}'.")
+            raise _bad_header("a header must be NAME: VALUE in ASCII.", "Example: --header 'X-Team: ${TEAM_KEY}'.")
         if name.lower() in _OURS:
             raise _bad_header(f"The load generator sets {name} itself.", "Leave it out.")
         return cls(name=name, value=value, arm=arm.strip() or None)
@@ -69,9 +69,9 @@ def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
         if lost := set(arm.header_names) - set(_list_names(headers, arm.name)):
             raise InvalidSetup.because(
                 "headers-missing",
-                f"Requests to {arm.name} had the headers {', '.join(sorted(lost))} when the run began.",
+                f"When the run began, requests to {arm.name} had the headers {', '.join(sorted(lost))}.",
                 where="--header",
-                fix="Give them again (--header, --api-key-env): draftwise does not store their values.",
+                fix="Pass them again (--header, --api-key-env): draftwise does not store their values.",
             )
     _check_distinct(headers, arms)
 
@@ -106,9 +106,11 @@ def _read_pages(texts: Sequence[str], arms: Sequence[Arm]) -> dict[str, str]:
     if in_order and (named or len(in_order) != len(arms)):
         raise InvalidSetup.because(
             "options-conflict",
-            f"You gave {len(in_order)} metrics URLs in order, but there are {len(arms)} servers.",
+            f"You gave {len(in_order)} metrics URLs, but there are {len(arms)} servers.",
             where="--metrics-url",
-            fix=f"Give one for each of {', '.join(arm.name for arm in arms)}, in this order, or {arms[-1].name}=URL.",
+            fix=(
+                f"Pass one URL each for {', '.join(arm.name for arm in arms)}, in this order, or {arms[-1].name}=URL."
+            ),
         )
     pages = named or dict(zip((arm.name for arm in arms), in_order, strict=False))
     return {name: _complete(url) for name, url in pages.items()}
@@ -125,7 +127,7 @@ def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None
     for name in names:
         if name not in known:
             raise InvalidSetup.because(
-                "unknown-arm", f"Unknown arm {name!r}.", where=option, fix=f"There are: {', '.join(known)}."
+                "unknown-arm", f"There is no arm {name!r}.", where=option, fix=f"Choose one of: {', '.join(known)}."
             )
 
 
@@ -140,7 +142,7 @@ def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
                 "same-server",
                 f"{other} and {arm.name} are the same server ({arm.url}): their headers are the same.",
                 where="--header",
-                fix=f"Give each the header that the gateway uses for routing: --header '{arm.name}=Host: NAME'.",
+                fix=f"Pass each the header that the gateway routes by: --header '{arm.name}=Host: NAME'.",
             )
 
 

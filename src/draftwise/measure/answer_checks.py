@@ -130,13 +130,13 @@ async def check_answers(server: UrlBackend, plain: UrlBackend, *, salt: str) -> 
 def describe_check(check: AnswerCheck, *, where: str) -> Finding:
     """Return the outcome of one kind as a finding."""
     if check.outcome == "not judged":
-        text = f"Whether answers with {check.about} are the plain server's is not judged: {check.reason}."
+        text = f"Cannot tell whether answers with {check.about} match the plain server's: {check.reason}."
         return Finding.warning("answers-not-judged", text, where=where)
     if check.outcome == "different":
-        text = f"{len(check.examples)} of {check.compared} answers with {check.about} are not the plain server's: "
+        text = f"{len(check.examples)} of {check.compared} answers with {check.about} differ from the plain server's: "
         return Finding.error("answers-differ", f"{text}{check.examples[0]}.", where=where)
-    ties = f" ({check.ties} part where two tokens are all but equally likely)" if check.ties else ""
-    text = f"{check.compared} of {check.compared} answers with {check.about} are the plain server's{ties}."
+    ties = f" ({check.ties} differ where two tokens are almost equally likely)" if check.ties else ""
+    text = f"{check.compared} of {check.compared} answers with {check.about} match the plain server's{ties}."
     return Finding.info("answers-same", text, where=where)
 
 
@@ -197,23 +197,23 @@ async def _check(kind: _Kind, plain: Client, server: Client) -> AnswerCheck:
     nothing = AnswerCheck(kind=kind.name, about=kind.about, outcome="not judged", compared=0)
     first, again = [await _ask_all(kind, plain, repeat) for repeat in (1, 2)]
     if refusal := next((each.error for each in (*first, *again) if each.error), None):
-        return replace(nothing, reason=f"the plain server refuses such requests ({refusal})")
+        return replace(nothing, reason=f"the plain server rejects such requests ({refusal})")
     before = await server.backend.counters()
     found = await _ask_all(kind, server, 1)
     growth = await server.backend.counters() - before
     if refusal := next((each.error for each in found if each.error), None):
-        return replace(nothing, outcome="different", compared=len(found), examples=(f"it refuses them ({refusal})",))
+        return replace(nothing, outcome="different", compared=len(found), examples=(f"it rejects them ({refusal})",))
     own = [each for pair in zip(first, again, strict=True) if (each := _differ(*pair)) is not None]
     nulls = [(await _examine(each, plain, plain, kind)).gap for each in own]
     if len(own) > _MOST_UNSTEADY * len(first) and None in nulls:
-        reason = f"the plain server changes {len(own)} of its own {len(first)} answers when it is asked again"
+        reason = f"the plain server changed {len(own)} of its own {len(first)} answers when asked again"
         return replace(nothing, reason=reason)
     prior, step = Thresholds().rounding["bfloat16"]
     scale = find_rounding_scale([gap for gap in nulls if gap is not None], prior, step)
     differences = [each for trio in zip(first, again, found, strict=True) if (each := _differ_from_both(*trio))]
     views = [(each, await _examine(each, plain, server, kind)) for each in differences]
     broken = [
-        f"{theirs.prompt_id}: {ours.text[:80]!r} is not of the form that was asked for, and {theirs.text[:80]!r} is"
+        f"{theirs.prompt_id}: {ours.text[:80]!r} does not have the requested form, but {theirs.text[:80]!r} does"
         for theirs, ours in zip(first, found, strict=True)
         if kind.holds is not None and kind.holds(theirs.text) and not kind.holds(ours.text)
     ]
@@ -245,13 +245,17 @@ def _judge(
         return replace(check, outcome="different", examples=examples, ties=len(ties))
     reason = ""
     if unknown:
-        reason = f"{len(unknown)} of {check.compared} answers differ, and the servers tell no log-probabilities by "
+        reason = f"{len(unknown)} of {check.compared} answers differ, and the servers return no log-probabilities by "
         reason += f"token; first {_quote(unknown[0])}"
     elif check.kind == _CACHE and not growth.prefix_hits:
-        told = "its prefix cache had no hit" if growth.prefix_hits == 0 else "it tells no hits of its prefix cache"
-        reason = f"all are equal, and {told}"
+        told = (
+            "its prefix cache had no hit"
+            if growth.prefix_hits == 0
+            else ("it does not report the hits of its prefix cache")
+        )
+        reason = f"all answers match, but {told}"
     elif not growth.spec.num_drafts:
-        reason = "all are equal, and the server counted no draft that it verified for them"
+        reason = "all answers match, but the server verified no drafts for them"
     return replace(check, outcome="not judged" if reason else "same", ties=len(ties), reason=reason)
 
 

@@ -89,9 +89,9 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
     if baseline.name not in known:
         raise InvalidSetup.because(
             "nothing-calibrated",
-            f"The run has too few undisturbed steps of {baseline.name} to calibrate by.",
+            f"The run has too few undisturbed steps of {baseline.name} to calibrate with.",
             where="run",
-            fix="Give more --minutes, on a machine that does nothing else.",
+            fix="Give more --minutes, and stop other work on the machine.",
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
@@ -122,9 +122,9 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
     if spec is None or spec.num_speculative_tokens is None:
         raise InvalidSetup.because(
             "candidate-unknown",
-            f"What {arm.name} drafts with is not known: its server does not say.",
+            f"The server of {arm.name} does not report its drafting method, so its steps cannot be priced.",
             where="--candidate",
-            fix=f"""Give its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
+            fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
         )
     found = None if spec.model is None else find_model_config(spec.model)
     return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)
@@ -148,9 +148,9 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
             return found.config
     raise InvalidSetup.because(
         "target-unknown",
-        f"The shape of {name} is not known: it is neither a directory here nor a well-known model.",
+        f"The layer sizes of {name} are unknown: it is neither a directory here nor a well-known model.",
         where="--target",
-        fix="Name the directory with its config.json, or the id of a well-known model: `--target DIR`.",
+        fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
 
 
@@ -169,7 +169,7 @@ def _find_gpu(run: Run) -> str | None:
 
 
 _FEWEST_GAPS, _FEWEST_STEPS = 20, 2
-"""Of one kind, below which they make no point; all streams see the same step."""
+"""Minimum number of steps of one kind that make a point; all streams see the same step."""
 _TO_95 = 1.96
 _LEAST_SPREAD = 0.005
 """Relative standard error below which no point is taken for surer: servers differ by as much from start to start."""

@@ -129,8 +129,8 @@ class Experiment:
         self._measured.add(turn.key)
         if self.directory.is_full:
             raise StorageError(
-                f"{self.directory.path}: the disk is full. Everything measured is kept: make room, then go on with: "
-                f"draftwise decide --resume {self.directory.path}"
+                f"The disk of {self.directory.path} is full. All measurements so far are kept. Make room, then "
+                f"continue with: draftwise decide --resume {self.directory.path}"
             )
 
     async def _drive(self, client: Client, turn: Turn) -> ClientHealth:

@@ -246,7 +246,7 @@ def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOpti
         stay = launch.leave or arms[0].name
         if stay not in [arm.name for arm in arms]:
             text = f"there is no arm {stay!r}."
-            fix = f"There are: {', '.join(arm.name for arm in arms)}."
+            fix = f"Choose one of: {', '.join(arm.name for arm in arms)}."
             raise InvalidSetup.because("unknown-arm", text, where="--leave", fix=fix)
         replacing = SwitchCommand(command=launch.switch, baseline=arms[0].name, stay=stay)
     joined = LineUp(replacing)
@@ -273,7 +273,7 @@ class _Waits:
             self._doing.pop(arm, None)
         if self._doing:
             (first, what), *others = self._doing.items()
-            more = f"; {join_names([name for name, _ in others], most=3)} too" if others else ""
+            more = f"; also {join_names([name for name, _ in others], most=3)}" if others else ""
             self._status(f"{first} is starting: {what}{more}")
 
 
@@ -316,6 +316,6 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
 def _unjudged(version: str) -> Finding:
     return Finding.warning(
         "setup-unjudged",
-        f"vLLM {version} is not known here, so that nothing was looked for in this setup before its start.",
-        fix=f"Add it with `draftwise facts add vllm=={version}`.",
+        f"draftwise does not know vLLM {version}, so it did not check this setup before the start.",
+        fix=f"Add the release: `draftwise facts add vllm=={version}`.",
     )

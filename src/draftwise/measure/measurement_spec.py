@@ -11,7 +11,7 @@ from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
 ENGINES = ("draftwise", "vllm")
-"""That draftwise starts."""
+"""Engines that draftwise can start."""
 DEFAULT_MINUTES = 10.0
 
 
@@ -20,7 +20,7 @@ class Candidate:
     """A speculative config to compare with the baseline; either field may be unknown."""
 
     name: str | None = None
-    """That the operator gave it."""
+    """The operator's name for the candidate."""
     spec: SpecConfig | None = None
 
     @classmethod
@@ -68,32 +68,32 @@ class MeasurementSpec:
     serve_args: tuple[str, ...] = ()
     """Further arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
     url: str | None = None
-    """Of the baseline."""
+    """The baseline's address."""
     candidate_urls: tuple[str, ...] = ()
     metrics_urls: tuple[str, ...] = ()
     """Pages of their counters where those are not at /metrics: one for each server in this order, or `ARM=URL`."""
     headers: tuple[Header, ...] = ()
-    """Of the requests to servers that run already."""
+    """Headers of requests to running servers."""
     candidates: tuple[Candidate, ...] = ()
     """`DEFAULT_CANDIDATES` where a target has none."""
     draft_lengths: tuple[int, ...] = ()
     """Tries every candidate with each of them."""
     workloads: tuple[str, ...] = BUNDLED
-    """As `--workload` takes them."""
+    """Workloads in the form of `--workload`."""
     max_tokens: int | None = None
     """Cap on every prompt's own."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     prompts: int | None = None
-    """Per workload; None for as many as fit in the time."""
+    """Prompts per workload; None for as many as fit into the time."""
     minutes: float | None = None
-    """For everything; None for `DEFAULT_MINUTES`, or for as long as it takes where `prompts` are given."""
+    """Time budget in minutes; None for `DEFAULT_MINUTES`, or for as long as needed if `prompts` is given."""
     repeats: int = 5
     warmup: int = 3
     seed: int = 0
     calibration: Calibration | Path | None = None
-    """That `draftwise calibrate` wrote of these servers: candidates that cannot come out best are left out."""
+    """Calibration of these servers, from `draftwise calibrate`. Candidates that cannot win are left out."""
     profile: Profile | Path | None = None
-    """That `draftwise replay` wrote of this traffic: the same."""
+    """Profile of this traffic, from `draftwise replay`. Candidates that cannot win are left out."""
     places_loads: bool = False
     """Whether loads may be chosen around the forecast crossover, instead of `conditions`."""
     turn_s: float = 20.0
@@ -101,7 +101,7 @@ class MeasurementSpec:
     one_at_a_time: bool = False
     """One server is up at a time: those that draftwise starts, or, with `launch.switch`, the one at `url`."""
     processes: int | None = None
-    """Of the load generator; None for as many as the load needs."""
+    """Processes of the load generator; None for as many as the load needs."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What cannot be seen from here: `hardware` (or `hardware.ARM`), `precision`, `model`, `command.ARM`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -119,11 +119,11 @@ class MeasurementSpec:
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
         if self.target is not None and self.target.startswith(("http://", "https://")):
-            return f"{self.target} is a server: pass it as --url, and the speculative one as --candidate-url."
+            return f"{self.target} is a server URL. Pass it as --url, and the speculative server as --candidate-url."
         if (self.target is None) == (self.url is None):
-            return "Give either TARGET or --url with --candidate-url."
+            return "Pass either TARGET or --url with --candidate-url."
         if self.engine not in ENGINES:
-            return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
+            return f"--engine must be one of {', '.join(ENGINES)}, got {self.engine!r}."
         if self.target is not None:
             return self._find_conflict_with_target()
         return self._find_conflict_of_arms() or self._find_conflict_of_lengths()
@@ -136,19 +136,19 @@ class MeasurementSpec:
         if not self.candidate_urls:
             return "--url needs at least one --candidate-url to compare with."
         if len(self.candidates) not in (0, len(self.candidate_urls)):
-            return "Give one --candidate per --candidate-url, in the same order, or none."
+            return "Pass one --candidate for each --candidate-url, in the same order, or none."
         return None
 
     def _find_conflict_of_lengths(self) -> str | None:
         if self.draft_lengths:
-            return "--k is for servers that draftwise starts. Those at --candidate-url have their own k."
+            return "--k is for servers that draftwise starts. Those at --candidate-url set their own k."
         return None
 
     def _find_conflict_with_switch(self) -> str | None:
         if self.candidate_urls:
-            return "With --switch, all arms answer at --url, one after another: leave out --candidate-url."
+            return "With --switch, all arms answer at --url, one after another. Leave out --candidate-url."
         if not self.candidates or any(each.name is None or each.spec is None for each in self.candidates):
-            return "With --switch, name the arms that its command knows: --candidate NAME=JSON for each."
+            return "With --switch, name the arms that your command accepts: --candidate NAME=JSON for each."
         return None
 
     def _find_conflict_with_target(self) -> str | None:

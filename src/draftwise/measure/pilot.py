@@ -7,10 +7,11 @@ arm, and every server then answers few prompts, one at a time and each server ot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice, product, zip_longest
-from statistics import median
+from statistics import fmean, median
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Progress, Prompt, RunPlan, Workload
@@ -29,8 +30,11 @@ _SPARED_OF = 20
 """Prompts of a workload from which on it can spare some."""
 _TOGETHER = 16
 """Prompts that the baseline answers at once."""
-_FEW_TOKENS, _CUT = 64, 1.5
-"""Tokens that tell roughly how fast a machine is; how many times as long an answer that they cut is taken to be."""
+_FIRST_TOKENS, _FEW_TOKENS, _CUT = 16, 64, 1.5
+"""Tokens that tell whether a machine is very slow, and roughly how fast it is; how many times as long an answer that
+they cut is taken to be."""
+_MACHINE_S = 15.0
+"""Seconds of the look at how fast a machine is; one answer more is waited for."""
 _PATIENCE_S = 5.0
 """Wait for these answers when the time of the look is over."""
 _STEP = (5**0.5 - 1) / 2
@@ -96,7 +100,7 @@ async def look_at_lengths(
     left = filter(None, chain.from_iterable(zip_longest(*open_ended)))
     found: dict[tuple[str, str], int] = {}
     check_stop(progress)
-    progress.status(f"looking at how long {arm}'s answers are")
+    progress.status(f"measuring the length of {arm}'s answers")
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
         # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
@@ -120,25 +124,57 @@ async def look_at_lengths(
     return found
 
 
-async def expect_candidate_s(client: Client, plan: RunPlan) -> float:
-    """Return about how many seconds the fewest prompts that decide anything take of a server like this one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePace:
+    """How fast a machine answers, going by the beginnings of a few answers of the baseline."""
 
-    Going by the first tokens of an answer of each workload; one that is cut is taken to be half as long again.
+    prompts_s: Mapping[str, float]
+    """Seconds of a prompt of each workload."""
+    first_s: float
+    """The longest wait for a first token."""
+    per_token_s: float
+
+    def expect_s(self, workloads: Iterable[str], loads: int) -> float:
+        """Return about how many seconds the fewest prompts that decide anything take of a server like this one."""
+        return FEWEST_PROMPTS * loads * sum(self.prompts_s[name] for name in workloads)
+
+
+async def look_at_machine(client: Client, plan: RunPlan) -> MachinePace:
+    """Return how fast a machine is, from the beginning of one answer of each workload, in a quarter of a minute.
+
+    A workload for which no time is left is taken to be like the others; an answer that is cut is taken to be
+    half as long again.
 
     Raises:
         BackendError: it broke.
     """
-    clock, seconds = asyncio.get_running_loop().time, 0.0
+    clock = asyncio.get_running_loop().time
+    began, most = clock(), _FEW_TOKENS
+    seconds: dict[str, float] = {}
+    firsts_s, paces_s = [0.0], [0.0]
     await client.backend.wake()
-    for workload in plan.workloads:
+    for number, workload in enumerate(plan.workloads):
+        left_s = _MACHINE_S - (clock() - began)
+        if number and left_s <= 0:
+            break
         last = workload.prompts[-1]
-        asked = replace(disguise(last), max_tokens=min(_FEW_TOKENS, last.max_tokens))
-        began = clock()
+        asked = replace(disguise(last), max_tokens=min(most, _FIRST_TOKENS if not number else most, last.max_tokens))
         answer = await client.ask(_make_turn(client.backend.name, workload.name, plan), asked, seed=plan.seed)
-        is_cut = answer.timing.num_tokens >= asked.max_tokens < last.max_tokens
-        seconds += (clock() - began) * (_CUT if is_cut else 1.0)
+        first_s, tokens = answer.timing.ttft_s or answer.timing.e2e_s, answer.timing.num_tokens
+        per_token_s = (answer.timing.e2e_s - first_s) / (tokens - 1) if tokens > 1 else max(paces_s)
+        expected = min(last.max_tokens, _CUT * _FEW_TOKENS) if tokens >= asked.max_tokens else tokens
+        seconds[workload.name] = first_s + per_token_s * max(0.0, expected - 1)
+        firsts_s.append(first_s)
+        paces_s.append(per_token_s)
+        share_s = max(0.0, left_s - (clock() - began)) / max(1, len(plan.workloads) - number - 1)
+        most = max(_FIRST_TOKENS, min(_FEW_TOKENS, int(share_s / per_token_s))) if per_token_s else _FEW_TOKENS
     await client.backend.rest()
-    return FEWEST_PROMPTS * len(plan.conditions) * seconds
+    usual_s = fmean(seconds.values())
+    return MachinePace(
+        prompts_s={each.name: seconds.get(each.name, usual_s) for each in plan.workloads},
+        first_s=max(firsts_s),
+        per_token_s=max(paces_s),
+    )
 
 
 async def look_at_paces(
@@ -173,9 +209,10 @@ async def look_at_paces(
         prompts = spared.get(workload.name, ()) if arm in plan.remembering else own
         if client is not None and number < len(prompts) and clock() < ends_at:
             check_stop(progress)
-            progress.status(f"looking at {arm}'s answers to {workload.name}")
+            progress.status(f"measuring {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
-            await roster.attempt(backend, _ask(client, workload, disguise(prompts[number]), plan, pilot))
+            asked = disguise(prompts[number])
+            await roster.attempt(backend, partial(_ask, client, workload, asked, plan, pilot))
     return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
 
 

@@ -35,7 +35,7 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
         raise InvalidSetup.because("options-conflict", conflict, where="decide")
     if spec.target is not None and not spec.candidates:
         texts = (each.spec.to_json() for each in DEFAULT_CANDIDATES if each.spec is not None)
-        text = " ".join(("No --candidate given; taking those that need nothing but the target:", *texts))
+        text = " ".join(("No --candidate given. Measuring those that need only the target:", *texts))
         progress.notice(Finding.info("measurement-planned", text))
     workloads = _load_all(spec)
     arms = make_arms(spec)
@@ -77,7 +77,9 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
-        raise InvalidSetup.because("duplicate-workload", f"Names repeat: {', '.join(names)}.", where="--workload")
+        raise InvalidSetup.because(
+            "duplicate-workload", f"Two candidates have the same name: {', '.join(names)}.", where="--workload"
+        )
     return workloads
 
 
@@ -154,7 +156,7 @@ def _name_all(candidates: Sequence[Candidate]) -> list[str]:
         if each.name in names:
             raise InvalidSetup.because(
                 "duplicate-name",
-                f"{each.name!r} is taken.",
+                f"{each.name!r} is the name of another arm.",
                 where="--candidate",
                 fix="Give every candidate its own name.",
             )

@@ -77,7 +77,7 @@ async def _ask(backend: UrlBackend, client: Client, workload: Workload) -> list[
     answers = [await client.ask(turn, prompt, seed=0) for prompt in workload.prompts]
     for answer in answers:
         if answer.error is not None:
-            raise BackendError(f"{backend.name}: {backend.url} refuses a prompt ({answer.error}). Look at its log.")
+            raise BackendError(f"{backend.name}: {backend.url} rejects a prompt ({answer.error}). Check its log.")
     return answers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 from draftwise.backends import Backend
@@ -50,7 +51,7 @@ WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
 _PAUSES_S = (0.5, 2.0)
 """Pauses before a warm-up request that failed is sent again."""
 _LOOK_S = 0.5
-"""For which servers that are asked nothing are watched."""
+"""Seconds to watch idle servers."""
 _IDLE = 0.10
 """Share of the cores that servers may use while they are asked nothing."""
 
@@ -103,7 +104,7 @@ def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPl
     """
     if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
         return plan
-    reason = f"the prefix cache of {warm[0]} may know a prompt that comes back, whatever salt it comes with"
+    reason = f"the prefix cache of {warm[0]} ignores cache_salt, so it may recognize a repeated prompt"
     return replace(plan, remembering={**dict.fromkeys((arm.name for arm in plan.arms[1:]), reason), **plan.remembering})
 
 
@@ -134,7 +135,7 @@ async def warm_up(
             if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
                 check_stop(progress)
                 progress.status(f"warming up {name} at {condition.label}")
-                taken = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
+                taken = await roster.attempt(client.backend, partial(_take_round, client, condition, plan, number))
                 rounds[name, condition] += [] if taken is None else [taken]
         pending = [
             (name, condition)
@@ -158,7 +159,7 @@ async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, 
     """Return the counters of those of some servers that answer."""
     found = {}
     for each in group:
-        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters())) is not None:
+        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters)) is not None:
             found[each.name] = counters
     return found
 
@@ -209,7 +210,7 @@ async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progres
     clock = asyncio.get_running_loop().time
     while True:
         check_stop(progress)
-        progress.status("waiting for the servers to come to rest")
+        progress.status("waiting for the servers to become idle")
         before, began = await read_device(), clock()
         if "own_s" not in before.get("cpu", {}):
             return None
@@ -219,7 +220,7 @@ async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progres
         if used <= _IDLE * (cpu.get("cores") or 1):
             return None
         if clock() >= ends_at:
-            return f"the servers use {used:.2f} of this machine's cores while they are asked nothing"
+            return f"the idle servers still use {used:.2f} of this machine's cores"
 
 
 async def _ask_together(client: Client, condition: Condition, plan: RunPlan, numbers: range) -> list[Answer]:
@@ -268,7 +269,7 @@ def check_addresses(arms: Sequence[Arm]) -> None:
 def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
     """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
     for name, reason in plan.remembering.items():
-        text = f"{name} is asked no prompt twice, as it could remember answers: {reason}."
+        text = f"{name} gets each prompt once, because it could remember answers: {reason}."
         yield Finding.info("measurement-planned", text)
     yield from _check_shares(plan)
 
@@ -278,13 +279,13 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
     for workload in plan.workloads if plan.remembering else ():
         carried = {label for label, _ in share_out(plan, workload)}
         if short := [each for each in plan.conditions if each.label not in carried]:
-            needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
+            needed = ", ".join(f"{each.label} needs {count_needed(workload, each, plan.turn_s)}" for each in short)
             at = [each.label for each in plan.conditions if each.label in carried]
             measured = f"measured at {join_names(at)}" if at else "not measured"
             yield Finding.warning(
                 "too-few-to-ask-once",
-                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
-                f"of them once: {measured}; {needed} prompts of its own.",
+                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, which must see "
+                f"each prompt only once: {measured}. {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",
             )
@@ -312,7 +313,10 @@ def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator
     if not drafted:
         return
     if silent := [arm.name for arm in candidates if _is_silent(counters[arm.name])]:
-        text = f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: they are swapped."
+        text = (
+            f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: the two servers are "
+            "swapped."
+        )
         yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
     else:
         text = f"the baseline's server drafted {drafted} tokens in the warm-up."
@@ -326,21 +330,21 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
     for arm in candidates:
         grown = counters[arm.name]
         if grown.generation_tokens == 0:
-            text = "its counters stood still while it answered the warm-up: they are another server's."
+            text = "its counters did not move while it answered the warm-up, so they belong to another server."
             yield Finding.error(
-                "counters-of-another-server", text, where=arm.name, fix="Name the page of its own: --metrics-url."
+                "counters-of-another-server", text, where=arm.name, fix="Pass its own metrics page: --metrics-url."
             )
         elif grown.generation_tokens is None or arm.name not in counting:
-            text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
+            text = "its /metrics has no draft counters, so only its stream can show that it speculates."
             yield Finding.warning(
-                "counters-missing", text, where=arm.name, fix="Name the page that has them: --metrics-url."
+                "counters-missing", text, where=arm.name, fix="Pass the page that has them: --metrics-url."
             )
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
             text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up"
             always = _always_drafts(arm)
-            text += "." if always else ", where it may have found none to make."
+            text += "." if always else "; lookup may have found no match."
             severity = Severity.ERROR if always else Severity.WARNING
-            fix = "Look at its start-up log for the speculative config that it took."
+            fix = "Check its start-up log for the speculative config that it resolved."
             yield Finding(code="not-speculating", severity=severity, message=text, where=arm.name, fix=fix)
 
 

@@ -201,7 +201,7 @@ def _load_at(run: Run, axis: str, value: float) -> Load:
 
 
 _MOST_ATTEMPTS = 3
-"""At a pair, the first one included: what disturbs each of them is there to stay."""
+"""Attempts at a pair, including the first. A disturbance of all of them is permanent."""
 
 BlockKey = tuple[str, str, int, int]
 """Workload, label of the condition, repetition and block."""
@@ -213,7 +213,7 @@ class LostBlock:
 
     key: BlockKey
     arms: frozenset[str]
-    """That are to answer it again, the baseline among them."""
+    """Arms that answer again, including the baseline."""
     attempt: int
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from statistics import median
 from typing import TypeVar
@@ -13,6 +14,7 @@ from draftwise.backends import Backend
 from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
+from draftwise.measure.returns import Returns
 
 _STOP_POLL_S = 1.0
 """Interval at which a session that waits for servers looks whether it should stop."""
@@ -30,6 +32,7 @@ class Roster:
         may_leave_out: whether the session goes on without a candidate whose server fails.
         is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
         starts_at_once: servers that start together, as they share cores; None for all.
+        returns: waits for servers that break; None where one that does has failed.
     """
 
     backends: Sequence[Backend]
@@ -37,8 +40,9 @@ class Roster:
     may_leave_out: bool = True
     is_one_at_a_time: bool = False
     starts_at_once: int | None = None
+    returns: Returns | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
-    """Of the servers that answer, by arm."""
+    """Clients of the servers that answer, by arm."""
     _starts: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)
@@ -56,23 +60,35 @@ class Roster:
     @property
     def omissions(self) -> list[Omission]:
         """What is not measured because a server failed."""
-        reason = "its server failed before anything was measured"
+        reason = "its server failed before the measurement began"
         return [
             Omission(what=f"candidate {name}", reason=reason, candidate=name, error=str(error))
             for name, error in self._failures.items()
         ]
 
-    async def attempt(self, backend: Backend, work: Awaitable[T]) -> T | None:
+    async def attempt(self, backend: Backend, work: Callable[[], Awaitable[T]]) -> T | None:
         """Return what a server's work gives, None where it fails and the session goes on without the server.
+
+        One that breaks and comes back does its work again.
 
         Raises:
             BackendError, InvalidSetup: the baseline failed, or the last candidate, or none may be left out.
         """
-        try:
-            return await work
-        except (BackendError, InvalidSetup) as error:
-            await self._leave_out(backend, error)
-            return None
+        while True:
+            try:
+                return await work()
+            except (BackendError, InvalidSetup) as broken:
+                error: Failure = broken
+            client = self.clients.get(backend.name)
+            if self.returns is None or client is None or isinstance(error, InvalidSetup):
+                await self._leave_out(backend, error)
+                return None
+            try:
+                await self.returns.wait(client, error, "the first look")
+            except BackendError as gone:
+                await self._leave_out(backend, gone)
+            if backend.name not in self.clients:
+                return None
 
     async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
         """Start servers, as many together as there are cores for; return when each is up, or left out.
@@ -89,7 +105,8 @@ class Roster:
         began = clock()
         turn = asyncio.Semaphore(self.starts_at_once or len(group))
         starting = {
-            asyncio.create_task(self.attempt(each, self._start_in_turn(each, turn, ends_at))): each for each in group
+            asyncio.create_task(self.attempt(each, partial(self._start_in_turn, each, turn, ends_at))): each
+            for each in group
         }
         try:
             while starting:
@@ -118,8 +135,8 @@ class Roster:
             if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
                 left_s = max(0.0, ends_at - began)
                 raise BackendError(
-                    f"{backend.name}: it was not started: servers take {usual_s:.0f} s to start here, and {left_s:.0f} "
-                    "s were left for that.\nGive more --minutes, or fewer candidates."
+                    f"{backend.name}: not started, because servers take {usual_s:.0f} s to start here and only "
+                    f"{left_s:.0f} s were left.\nGive more --minutes, or fewer candidates."
                 )
             await backend.start()
             self._starts[backend.name] = clock() - began
@@ -132,7 +149,7 @@ class Roster:
         """
         for each in group:
             if each.name not in self._failures:
-                client = await self.attempt(each, Client.greet(each, hello, salt=salt))
+                client = await self.attempt(each, partial(Client.greet, each, hello, salt=salt))
                 if client is not None:
                     self.clients[each.name] = client
 
@@ -152,13 +169,16 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = f"Left out: candidate {backend.name}: its server is not up, and the others are measured. {error}"
+        text = (
+            f"Left out: candidate {backend.name}: its server did not start. The measurement continues with the "
+            f"others. {error}"
+        )
         self.progress.notice(Finding.info("left-out", text))
 
 
 def _too_late(backend: Backend, seconds: float) -> BackendError:
     text = f"{backend.name}: the server was not up after {seconds:.0f} s. {backend.complaint()}"
-    return BackendError(f"{text}\nGive more --minutes if it needs longer.")
+    return BackendError(f"{text}\nGive more --minutes if it needs longer to start.")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -148,9 +148,9 @@ def _describe_target(setup: Setup) -> TargetModel:
     if not (path / "config.json").is_file():
         raise InvalidSetup.because(
             "not-a-checkpoint",
-            f"{path} is not the directory of a Hugging Face checkpoint: it has no config.json.",
+            f"{path} is not a Hugging Face checkpoint: it has no config.json.",
             where=str(path),
-            fix="Give the folder that holds config.json, *.safetensors and tokenizer.json, or a GGUF file.",
+            fix="Pass the folder that holds config.json, *.safetensors and tokenizer.json, or a GGUF file.",
         )
     try:
         return _read_checkpoint(path)

@@ -74,7 +74,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
     if calibration is not None and (differences := list(find_differences(calibration, plan, context))):
         name = _name(spec.calibration, "the calibration")
-        text = f"{name} is of another deployment, and nothing is screened by it: {'; '.join(differences)}."
+        text = f"{name} is from another deployment, so no candidate is screened with it: {'; '.join(differences)}."
         progress.notice(Finding.warning("not-screened", text))
         return ScreenedPlan(plan=plan)
     if calibration is None:
@@ -114,7 +114,7 @@ def _leave_out(
     unknown = [name for name in names if sum(each.candidate == name for each in expected) < cells]
     if unknown:
         does = "does" if len(unknown) == 1 else "do"
-        text = f"Not screened, as {evidence} {does} not cover all of it: {', '.join(unknown)}."
+        text = f"Not screened, because {evidence} {does} not cover every load: {', '.join(unknown)}."
         progress.notice(Finding.info("not-screened", text))
     kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
     return ScreenedPlan(plan=kept, expected=tuple(expected), omissions=omissions)
@@ -189,8 +189,8 @@ class _Forecasts:
             return self._plan
         chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
         text = (
-            f"Measured with {', '.join(map(str, chosen))} requests in flight: around the load from which the best "
-            "candidate is forecast to stop paying. --concurrency asks for others."
+            f"Measuring with {', '.join(map(str, chosen))} requests in flight: around the load where the best "
+            "candidate is forecast to stop paying. To choose others, pass --concurrency."
         )
         progress.notice(Finding.info("measurement-planned", text))
         temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
@@ -253,19 +253,21 @@ def find_differences(calibration: Calibration, plan: RunPlan, context: RunContex
     """Yield what of a calibration is not the run's, or is not known to be."""
     here = describe_machine(context.hardware)
     if not here or here != calibration.hardware:
-        yield f"it is of {calibration.hardware or 'unknown hardware'}, and this is {here or 'not known'}"
+        yield (
+            f"it was measured on {calibration.hardware or 'unknown hardware'}, but this machine is {here or 'unknown'}"
+        )
     setup = plan.arms[0].setup
     found = find_model_config(setup.target)
     if found is None:
-        yield "the model of this run is not known"
+        yield "the model of this run is unknown"
     elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
-        yield f"the model's {join_names(different)} differ"
+        yield f"the models differ in {join_names(different)}"
     record = context.server(plan.arms[0].name)
     engine = setup.engine or str(record.version.get("engine", ""))
     version = setup.engine_version or record.release or ""
     if (calibration.engine, calibration.engine_version) != (engine, version):
-        here = f"this is {engine} {version}" if engine else "what serves here is not known yet"
-        yield f"it is of {calibration.engine} {calibration.engine_version}, and {here}"
+        here = "the engine here is unknown so far" if engine else "the engine here is {engine} {version}"
+        yield f"it was measured with {calibration.engine} {calibration.engine_version}, but {here}"
     if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
         yield f"the flags {join_names(flags)} differ"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, zip_longest
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from draftwise.core import (
     Prompt,
     RunContext,
     RunPlan,
+    ServerRecord,
     Severity,
     Stopped,
 )
@@ -50,9 +52,10 @@ from draftwise.measure.output_probes import (
 )
 from draftwise.measure.pilot import (
     Lengths,
+    MachinePace,
     Pilot,
-    expect_candidate_s,
     look_at_lengths,
+    look_at_machine,
     look_at_paces,
     make_estimate,
     spare_prompts,
@@ -67,6 +70,7 @@ from draftwise.measure.readiness import (
     settle,
     warm_up,
 )
+from draftwise.measure.returns import Returns
 from draftwise.measure.roster import Roster
 from draftwise.measure.run_context import describe_server
 from draftwise.measure.sweep import Sweep
@@ -80,12 +84,16 @@ _MANY_SERVERS = 4
 """Servers from which on it is looked at how many the time has room for, before they all start."""
 _LOOKED_AT_MORE = 1.3
 """Times what its prompts take, for a candidate's warm-up and the look at its pace."""
+_FASTEST = 0.4
+"""Share of the baseline's time that a candidate takes at least, as far as a machine is called too slow."""
 _ASKED_AGAIN = 24
 """Outputs of a candidate that both servers are asked for again before they are called different."""
 _RETURN_S = 30.0
 """Wait for the server of somebody else that breaks while nothing is measured."""
 _TIMED = 5
 """Readings of counters and of the machine of which the median tells how long they take."""
+_PLANNED_MORE = 1.25
+"""Times what is forecast of a slow machine, that is advised: warm-ups and looks come on top."""
 _PLANNED = 0.98
 """Share of the time that is left for turns which these are planned to take: something comes between them, too."""
 
@@ -160,6 +168,7 @@ class Session:
     _tracked: _TrackedProgress = field(init=False)
     _greedy: dict[str, list[Answer | None]] = field(default_factory=dict, init=False)
     _probes: list[OutputProbe] = field(default_factory=list, init=False)
+    _pace: MachinePace | None = field(default=None, init=False)
     _returned: set[str] = field(default_factory=set, init=False)
     """Candidates that the run was measured without before it was continued."""
 
@@ -182,8 +191,8 @@ class Session:
             if not cut.expired():
                 raise
             raise BackendError(
-                f"The time was over while something was still under way: {self._tracked.doing}. What is measured "
-                "counts; give more --minutes, or see what the server's log says."
+                f"The time ran out during this step: {self._tracked.doing}. Completed measurements count. Give "
+                "more --minutes, or check the server's log."
             ) from None
         finally:
             self.directory.close()
@@ -193,12 +202,17 @@ class Session:
         if self.line_up is None:
             check_addresses(self.plan.arms)
         roster = self._make_roster()
+        # What draftwise starts itself does not come back by itself.
+        if all(arm.url for arm in self.plan.arms):
+            roster.returns = self._make_returns(roster, budget)
         given = self.plan
         warm, estimate = await self._prepare(roster, budget)
         cut.reschedule(budget.cut_at)
         roster.may_leave_out = False
         await self._begin(roster, estimate, budget)
         self.directory.reserve()
+        if roster.returns is not None:
+            roster.returns.keep = self.directory.add_omission
         if self.line_up is not None:
             self.line_up.warm = self._make_warmer(roster, budget)
         sweep = self._make_sweep(roster, warm, estimate, budget)
@@ -209,7 +223,11 @@ class Session:
             sweep.experiment.close()
         for finding in find_early_end(self.directory.read()):
             self.progress.notice(finding)
-        await self._examine_differences(roster.clients, budget)
+        cut.reschedule(None)
+        # Everything is measured: what is not examined is said to be so.
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout_at(budget.examination_end):
+                await self._examine_differences(roster.clients, budget)
 
     def _make_roster(self) -> Roster:
         return Roster(
@@ -237,8 +255,7 @@ class Session:
             budget=budget,
             without=set(roster.left_out),
             returned=self._returned,
-            # What draftwise starts itself does not come back by itself.
-            warm=self._make_warmer(roster, budget) if all(arm.url for arm in self.plan.arms) else None,
+            returns=roster.returns,
         )
 
     def _report_plan(self, given: RunPlan, plan: RunPlan, warm: WarmUp, seconds: float) -> None:
@@ -256,7 +273,7 @@ class Session:
     async def _prepare(self, roster: Roster, budget: TimeBudget) -> tuple[WarmUp, TimeEstimate]:
         """Start and warm up all servers, or one after the other, see to it that they are what they should be, and look
         at a few of their outputs."""
-        clock, progress, greeting = asyncio.get_running_loop().time, self._tracked, make_greeting(self.plan)
+        clock, progress = asyncio.get_running_loop().time, self._tracked
         ordered = _sort_by_promise(self.plan, self.backends)
         groups = [ordered] if self.line_up is None else [[backend] for backend in self.backends]
         salt = secrets.token_hex(4)
@@ -268,15 +285,13 @@ class Session:
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             progress.status("starting the servers")
-            group, up = await self._start_what_fits(roster, group, budget, salt)
+            group = await self._start_what_fits(roster, group, budget, salt)
             budget.start_s = clock() - began
-            await roster.greet([each for each in group if each.name not in up], greeting, salt=salt)
             for arm in self.plan.arms:
                 if arm.url is not None and arm.name in roster.clients:
                     roster.clients[arm.name].patience_s = _RETURN_S  # somebody may be restarting it
             if self.examine is not None:
-                servers = {each.name: await describe_server(each, self.context.notes) for each in roster.present}
-                self.examine(self.plan, replace(self.context, servers=servers))
+                self.examine(self.plan, replace(self.context, servers=await self._describe(roster, roster.present)))
             if not self.resume:
                 self.plan = presume_warm_prefixes(self.plan, roster.clients)
             warm_up_end = budget.warm_up_end(clock(), share)
@@ -287,14 +302,13 @@ class Session:
             )
             if spared is None:
                 spared = self._spare(budget)
-                lengths = await look_at_lengths(
-                    roster, self.plan, ends_at=budget.lengths_end(clock()), progress=progress
-                )
+                lengths = await self._look_at_lengths(roster, budget)
             await self._probe_outputs(roster, group)
             paces_end = budget.paces_end(clock(), share)
             pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, progress=progress)
         await self._check_warm_up(roster, warm, unrest)
-        overhead_s = await self._time_readings(roster)
+        timed = roster.present[-1]
+        overhead_s = await roster.attempt(timed, partial(self._time_readings, timed)) or 0.0
         estimate = make_estimate(self._list_present(roster), warm, lengths, pilots, overhead_s)
         if self.line_up is not None:
             estimate.switch_s = median(starts)
@@ -303,40 +317,81 @@ class Session:
 
     async def _start_what_fits(
         self, roster: Roster, group: list[Backend], budget: TimeBudget, salt: str
-    ) -> tuple[list[Backend], Container[str]]:
-        """Start servers; where they share cores with little time, the first two, and of the others as many as fit.
+    ) -> list[Backend]:
+        """Start and greet servers; where they share cores with little time, the baseline's first, which tells how fast
+        the machine is, and then as many of the others as the time has room for. Return those that stay in the run.
 
-        Returns:
-            The servers that stay in the run, and the names of those that were greeted.
+        Raises:
+            InvalidSetup: the machine is too slow for the time.
         """
-        clock = asyncio.get_running_loop().time
-        ends_at = budget.start_end(clock())
-        if self.starts_at_once is None or not budget.is_bounded or self.resume or len(group) < _MANY_SERVERS:
-            await roster.start(group, ends_at=ends_at)
-            return group, ()
-        first, others, began = group[:2], group[2:], clock()
+        clock, greeting = asyncio.get_running_loop().time, make_greeting(self.plan)
+        ends_at, began = budget.start_end(clock()), clock()
+        is_first = self._pace is None and budget.is_bounded and not self.resume and self.starts_at_once is not None
+        shares_cores = self.line_up is None and not self.context.hardware.gpus
+        first, others = (group[:1], group[1:]) if is_first and shares_cores else (group, [])
         await roster.start(first, ends_at=ends_at)
-        start_s = (clock() - began) / min(2, self.starts_at_once)
-        await roster.greet(first, make_greeting(self.plan), salt=salt)
-        up = {each.name for each in first}
-        each_s = await expect_candidate_s(roster.clients[group[0].name], self.plan)
-        left_s = _PLANNED * (budget.turns_end - clock())
-        count = max(len(roster.left_out), math.floor((left_s - 2 * each_s) / (_LOOKED_AT_MORE * each_s + start_s)))
-        if count < len(others):
-            names = [each.name for each in others[count:]]
-            reason = (
-                f"a server takes {start_s:.0f} s to start here, and {FEWEST_PROMPTS} prompts of each workload about "
-                f"{each_s:.0f} s; {left_s / 60:.1f} min are left"
-            )
-            gone = [Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True) for name in names]
-            for line in describe_omissions(gone):
-                self.progress.notice(Finding.info("left-out", f"Left out: {line}.", fix="Give more --minutes."))
-            self.omissions = (*self.omissions, *gone)
-            self.plan = self.plan.keep_arms([arm.name for arm in self.plan.arms if arm.name not in names])
-            self.backends = roster.backends = [each for each in self.backends if each.name not in names]
-            others = others[:count]
+        start_s = clock() - began
+        await roster.greet(first, greeting, salt=salt)
+        if is_first:
+            self._tracked.status("looking at how fast this machine answers")
+            self._pace = await look_at_machine(roster.clients[group[0].name], self.plan)
+            others = self._keep_what_fits(roster, budget, others, start_s)
+            self._tracked.status("starting the servers")
         await roster.start(others, ends_at=ends_at)
-        return first + others, up
+        await roster.greet(others, greeting, salt=salt)
+        return first + others
+
+    def _keep_what_fits(
+        self, roster: Roster, budget: TimeBudget, others: list[Backend], start_s: float
+    ) -> list[Backend]:
+        """Return those servers that the time has room for, the most promising; the others leave the plan.
+
+        Raises:
+            InvalidSetup: there is no room for any.
+        """
+        assert self._pace is not None
+        pace, left_s = self._pace, _PLANNED * (budget.turns_end - asyncio.get_running_loop().time())
+        loads, names = len(self.plan.conditions), [each.name for each in self.plan.workloads]
+        each_s = pace.expect_s(names, loads)
+        # Where servers are up in turn, two repetitions, the fewest with an interval, need three more starts.
+        start_s *= 3 if self.line_up is not None else bool(others)
+        least_s = (1 + _FASTEST) * min(pace.expect_s([name], 1) for name in names) + start_s
+        if least_s > left_s:
+            raise _too_slow(pace, self.plan, start_s, left_s=left_s, spent_s=budget.seconds - left_s)
+        if len(others) < _MANY_SERVERS - 1:
+            return others
+        start_s /= min(2, self.starts_at_once or 1)
+        count = max(1, len(roster.left_out), math.floor((left_s - each_s) / (_LOOKED_AT_MORE * each_s + start_s)))
+        gone = [each.name for each in others[count:]]
+        if gone:
+            reason = (
+                f"a server takes {start_s:.0f} s to start here, {FEWEST_PROMPTS} prompts of each workload take about "
+                f"{each_s:.0f} s, and only {left_s / 60:.1f} min are left"
+            )
+            left_out = [
+                Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True) for name in gone
+            ]
+            for line in describe_omissions(left_out):
+                self.progress.notice(Finding.info("left-out", f"Left out: {line}.", fix="Give more --minutes."))
+            self.omissions = (*self.omissions, *left_out)
+            self.plan = self.plan.keep_arms([arm.name for arm in self.plan.arms if arm.name not in gone])
+            self.backends = roster.backends = [each for each in self.backends if each.name not in gone]
+        return others[:count]
+
+    async def _describe(self, roster: Roster, backends: Sequence[Backend]) -> dict[str, ServerRecord]:
+        """Return what servers say of themselves, without those that failed."""
+        said = {
+            each.name: await roster.attempt(each, partial(describe_server, each, self.context.notes))
+            for each in backends
+        }
+        return {name: record for name, record in said.items() if record is not None}
+
+    async def _look_at_lengths(self, roster: Roster, budget: TimeBudget) -> Lengths:
+        async def look() -> Lengths:
+            ends_at = budget.lengths_end(asyncio.get_running_loop().time())
+            return await look_at_lengths(roster, self.plan, ends_at=ends_at, progress=self._tracked)
+
+        return await roster.attempt(roster.present[0], look) or {}
 
     async def _probe_outputs(self, roster: Roster, group: Sequence[Backend]) -> None:
         """Ask servers for greedy answers, where no load compares outputs one by one."""
@@ -366,9 +421,23 @@ class Session:
         starts = self.plan.repeats * (len(self.plan.arms) - 1)
         text = (
             f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about {switch_s:.0f} s each, "
-            f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
+            f"take {starts * switch_s / 60:.1f} min. If time runs short, draftwise measures fewer repetitions."
         )
         self.progress.notice(Finding.info("measurement-planned", text))
+
+    def _make_returns(self, roster: Roster, budget: TimeBudget) -> Returns:
+        """Return what waits for servers of others that break."""
+
+        def keep(omission: Omission) -> None:
+            self.omissions = (*self.omissions, omission)
+
+        clock = asyncio.get_running_loop().time
+        return Returns(
+            warm=self._make_warmer(roster, budget),
+            left_s=lambda: budget.turns_end - clock(),
+            keep=keep,
+            progress=self._tracked,
+        )
 
     def _make_warmer(self, roster: Roster, budget: TimeBudget) -> Callable[[str], Awaitable[None]]:
         """Return what makes a server that comes up again warm before it is measured."""
@@ -376,7 +445,13 @@ class Session:
         async def warm(arm: str) -> None:
             ends_at = budget.warm_up_end(asyncio.get_running_loop().time(), 1 / len(self.backends))
             group = [roster.clients[arm].backend]
-            await warm_up(roster, group, self.plan, ends_at=ends_at, progress=self._tracked)
+            # Whoever waits for the server tries again where it breaks in its warm-up.
+            before = roster.returns, roster.may_leave_out
+            roster.returns, roster.may_leave_out = None, False
+            try:
+                await warm_up(roster, group, self.plan, ends_at=ends_at, progress=self._tracked)
+            finally:
+                roster.returns, roster.may_leave_out = before
 
         return warm
 
@@ -386,15 +461,14 @@ class Session:
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            text = f"its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
+            text = f"its speed at {label} was not steady after the warm-up, so its first turns count as disturbed."
             self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
         if unrest is not None:
-            self.progress.notice(Finding.info("machine-busy", f"The machine did not come to rest: {unrest}."))
+            self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
-    async def _time_readings(self, roster: Roster) -> float:
+    async def _time_readings(self, backend: Backend) -> float:
         """Return the seconds that each turn takes beside its requests."""
-        clock, backend = asyncio.get_running_loop().time, roster.present[-1]
-        taken = []
+        clock, taken = asyncio.get_running_loop().time, []
         for _ in range(_TIMED):
             began = clock()
             await backend.wake()
@@ -417,7 +491,7 @@ class Session:
             whole = replace(fitted, arms=self.plan.arms, remembering=self.plan.remembering)
             self.plan = whole.keep_arms(kept)
         planned = [each for each in roster.present if each.name in {arm.name for arm in self.plan.arms}]
-        servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
+        servers = await self._describe(roster, planned)
         for finding in find_differences([each.name for each in planned], servers):
             if finding.severity is Severity.ERROR:
                 self.progress.notice(finding)
@@ -434,7 +508,9 @@ class Session:
                 self.directory.add_probe(probe)
         for line in describe_omissions(omissions):
             text = f"Left out: {line}."
-            self.progress.notice(Finding.info("left-out", text, fix="Give more --minutes, or ask for less."))
+            self.progress.notice(
+                Finding.info("left-out", text, fix="Give more --minutes, or fewer workloads, loads or candidates.")
+            )
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)
 
@@ -451,7 +527,10 @@ class Session:
 
     async def _examine_differences(self, clients: Mapping[str, Client], budget: TimeBudget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
-        self._tracked.status("looking at outputs that differ")
+        left_s = math.inf if (end := budget.examination_end) is None else end - asyncio.get_running_loop().time()
+        if self.line_up is not None and left_s < budget.start_s:
+            return  # no other server would be up in time
+        self._tracked.status("examining outputs that differ")
         run = self.directory.read()
         counted = set_aside_disturbed(run, get_thresholds(run))
         differences = list_differences(counted, clients)
@@ -499,6 +578,30 @@ class Session:
                         self.directory.add_divergence(replace(each, again=again))
 
 
+def _too_slow(pace: MachinePace, plan: RunPlan, start_s: float, *, left_s: float, spent_s: float) -> InvalidSetup:
+    """Return what is said of a machine that cannot decide anything in the time."""
+    names, loads = [each.name for each in plan.workloads], len(plan.conditions)
+    quickest = min(names, key=lambda name: pace.expect_s([name], 1))
+    one_s, all_s = pace.expect_s([quickest], 1), pace.expect_s(names, loads)
+
+    def minutes(seconds: float) -> int:
+        return math.ceil(_PLANNED_MORE * (spent_s + seconds) / 60)
+
+    arms = len(plan.arms)
+    more = [f"--minutes {minutes(start_s + 2 * one_s)} for one candidate on {quickest} alone"]
+    if arms > 2 or len(names) * loads > 1:
+        more.append(f"--minutes {minutes((arms - 1) * start_s + arms * all_s)} for all that you ask for")
+    fewer = ["fewer loads"] * (loads > 1) + ["fewer workloads"] * (len(names) > 1) + ["a smaller --max-tokens"]
+    start = f", and what has to start yet needs {start_s:.0f} s" if start_s else ""
+    return InvalidSetup.because(
+        "machine-too-slow",
+        f"This machine cannot decide that in the time. Its first token takes {pace.first_s:.1f} s, then it writes "
+        f"{1 / pace.per_token_s:.1f} tokens/s: {FEWEST_PROMPTS} prompts of {quickest} take each server about "
+        f"{one_s / 60:.1f} min{start}. {left_s / 60:.1f} min are left.",
+        fix=f"Give {', or '.join(more)}; or {', or '.join(fewer)}; or stop what else runs here.",
+    )
+
+
 def _sort_by_promise(plan: RunPlan, backends: Sequence[Backend]) -> list[Backend]:
     """Return the servers: the baseline's, then those that need no weights and start soonest, then the others in the
     order that the guides give to their methods."""
@@ -520,9 +623,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if before[part] != value:
             raise InvalidSetup.because(
                 "other-context",
-                f"{part}: now {value}, when the run began {before[part]}.",
+                f"{part} is now {value}, but was {before[part]} when the run began.",
                 where="--resume",
-                fix="Timings of both do not compare: start a new run with --out.",
+                fix="Timings of the two cannot be compared. Start a new run with --out.",
             )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
 
@@ -26,6 +25,7 @@ from draftwise.measure.replan import (
     next_conditions,
     plan_retakes,
 )
+from draftwise.measure.returns import Returns
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate
 from draftwise.runs import RunDirectory
@@ -47,10 +47,6 @@ _ANCHORS_OF = 20
 """Prompts without which they would cost too much of the time."""
 _QUEUED = 64
 """Blocks of a place that are planned in one go: a log may have ten thousand."""
-_AWAY_S, _AWAY, _AWAY_POLL_S = 180.0, 0.25, 1.0
-"""Most seconds that a server that broke is waited for, the same as a share of what is left, and those between looks."""
-_MOST_RETURNS = 3
-"""Times that a server may break and come back."""
 _SLOWER = 1.25
 """Times the time that is left, from which blocks that are still needed do not fit: forecasts are as far off as that."""
 _WARMED = 4
@@ -88,7 +84,7 @@ class Sweep:
         budget: in which everything has to end.
         without: candidates that are left out.
         returned: candidates that the run was measured without before it was continued.
-        warm: warms up an arm's server that was away; None where a server that breaks ends the run.
+        returns: waits for servers that break; None where one that does ends the run.
     """
 
     experiment: Experiment
@@ -96,7 +92,7 @@ class Sweep:
     budget: TimeBudget
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
-    warm: Callable[[str], Awaitable[None]] | None = None
+    returns: Returns | None = None
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
@@ -112,8 +108,6 @@ class Sweep:
     _reopened: bool = field(default=False, init=False)
     """Whether candidates that had left are measured again, as there is time."""
     _is_over: bool = field(default=False, init=False)
-    _returns: Counter[str] = field(default_factory=Counter, init=False)
-    """How often a server broke and came back, by arm."""
 
     async def run(self) -> None:
         """Measure until everything is asked or the time is over.
@@ -199,7 +193,7 @@ class Sweep:
         is_known = all(lane.blocks for lane in kept)
         while is_known and len(kept) > 1 and sum(map(need_s, kept)) > _SLOWER * self._left_s():
             lane = kept.pop()
-            self._end_lane(lane, need_s(lane), "those that decide anything take")
+            self._end_lane(lane, need_s(lane), "the fewest blocks that can decide take")
         return kept
 
     def _fill(self, lane: _Lane) -> bool:
@@ -218,7 +212,7 @@ class Sweep:
         """Close a lane whose next blocks would not end in time, and say so where that is not the usual end."""
         lane.is_closed = True
         if lane.blocks < FEWEST_PROMPTS:
-            reason = f"{what} {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+            reason = f"{what} {expected_s:.0f} s, but only {max(0.0, self._left_s()):.0f} s are left"
             what = f"more than {lane.blocks} paired blocks of {lane.place[0]} at {lane.place[1]}"
             self._leave_out(Omission(what=what, reason=reason))
 
@@ -414,7 +408,7 @@ class Sweep:
             turns = join_stretches(missing, arms, repeat)
             if (expected_s := self.estimate.sum(turns)) > self._left_s():
                 kept = self._shorten(turns)
-                reason = f"it would take {expected_s:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+                reason = f"it would take {expected_s:.0f} s, but only {max(0.0, self._left_s()):.0f} s are left"
                 share = 1 - len(kept) / len(turns)
                 self._leave_out(Omission(what=f"{share:.0%} of repetition {repeat}", reason=reason))
                 turns = kept
@@ -476,37 +470,14 @@ class Sweep:
             try:
                 is_taken = await self.experiment.take(replace(turn, number=number), expected_s=expected_s)
             except BackendError as error:
-                await self._wait_for_return(turn.arm, error)
+                if self.returns is None:
+                    raise
+                await self.returns.wait(self.experiment.clients[turn.arm], error, "a turn")
                 return False
             if is_taken:
                 self.estimate.learn(turn, clock() - began)
                 self._done += 1
         return True
-
-    async def _wait_for_return(self, arm: str, error: BackendError) -> None:
-        """Return when a server that broke answers again, as the same model, and is warm.
-
-        Raises:
-            BackendError: the given one, where it does not come back.
-        """
-        clock, client = asyncio.get_running_loop().time, self.experiment.clients[arm]
-        began = clock()
-        ends_at = began + min(_AWAY_S, _AWAY * max(0.0, self._left_s()))
-        self._returns[arm] += 1
-        self._progress.status(f"waiting for the server of {arm} to come back")
-        while self.warm is not None and self._returns[arm] <= _MOST_RETURNS and clock() < ends_at:
-            check_stop(self._progress)
-            with suppress(BackendError):
-                if (await client.backend.describe()).model == client.model:
-                    await self.warm(arm)
-                    why = str(error).partition("\n")[0]
-                    text = f"its server broke, and answered again after {clock() - began:.0f} s: {why}"
-                    self._progress.notice(Finding.warning("server-came-back", text, where=arm))
-                    what = f"a turn of {arm}, at first"
-                    self._directory.add_omission(Omission(what=what, reason=f"{text}; it was taken again"))
-                    return
-            await asyncio.sleep(_AWAY_POLL_S)
-        raise error
 
     async def _retake(self) -> bool:
         """Take disturbed turns again, up to a limit; return whether there were any.
@@ -527,7 +498,7 @@ class Sweep:
         if not blocks:
             return False
         count = sum(map(len, blocks))
-        self._progress.status(f"retaking {count} disturbed turns")
+        self._progress.status(f"repeating {count} disturbed turns")
         if is_once:
             number = self._plan.repeats + 1
             blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
@@ -544,7 +515,7 @@ class Sweep:
         self._word_due = clock() + self.budget.patience_s * (1 if lead is None else _WORDS_APART)
         if lead is not None:
             left_s = self._note_estimate()
-            text = f"{lead} It is judged at the end, in {left_s / 60:.1f} min." if left_s else lead
+            text = f"{lead} The verdict follows at the end, in {left_s / 60:.1f} min." if left_s else lead
             self._progress.notice(Finding.info("result-so-far", text))
 
     def _leave_out(self, omission: Omission) -> None:
@@ -604,7 +575,9 @@ _WORDS_APART = 5
 
 def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
     loads = ", ".join(condition.label for condition in found)
-    return Omission(what=f"the loads {loads}, searched for a crossover", reason=f"{max(0.0, left_s):.0f} s are left")
+    return Omission(
+        what=f"the loads {loads}, to search for a crossover", reason=f"only {max(0.0, left_s):.0f} s are left"
+    )
 
 
 def _describe_leaver(leaver: Leaver, place: Place) -> str:
@@ -612,9 +585,9 @@ def _describe_leaver(leaver: Leaver, place: Place) -> str:
     where = f"{leaver.candidate} on {place[0]} at {place[1]}"
     so_far = f"{where}: left out after {leaver.count} prompts at {leaver.ratio:.2f}x"
     if leaver.reason is LeaveReason.NO_GAIN:
-        return f"{so_far}: no gain worth a change is left in its interval."
+        return f"{so_far}: its interval leaves no room for a gain of practical size."
     if leaver.reason is LeaveReason.BEHIND:
-        return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast, prompt by prompt."
+        return f"{so_far}: {leaver.best} is {leaver.lead:.2f}x as fast on the same prompts."
     if leaver.reason is LeaveReason.PAYS:
-        return f"{so_far}: it surely pays, and {leaver.best} is ahead so far."
-    return f"{so_far}: the time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). That is no claim."
+        return f"{so_far}: it pays with certainty, but {leaver.best} is ahead so far."
+    return f"{so_far}: time is short, and {leaver.best} was ahead ({leaver.lead:.2f}x). This is not a verdict."

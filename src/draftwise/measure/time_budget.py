@@ -29,7 +29,7 @@ _RESERVE = 0.04
 _LEAST_RESERVE_S = 9.0
 _MOST_RESERVED = 0.1
 _LAST_S = 0.5
-"""Between the last look at outputs and the end."""
+"""Seconds between the last look at outputs and the end."""
 _ENDING = 0.25
 """Of the time in which servers started, for how long they take to end; at most `_LONGEST_ENDING_S`: what slows down the
 one slows down the other."""

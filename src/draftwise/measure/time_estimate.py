@@ -20,13 +20,13 @@ _KEPT_OF_ALL = 0.95
 _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
 _ENOUGH_PROMPTS = 12
-"""Of a workload, below which repetitions go first: other prompts tell more than the same ones again."""
+"""Prompts of a workload below which repetitions are cut first: new prompts tell more than repeated ones."""
 _BLOCK_PER_STREAM, _MANY = 4, 64
 """Requests of a block for each stream, and streams that a load may have which does not say."""
 _FEWEST_BLOCKS = 3
 """Blocks of a load, below which nothing is known of what its requests have in common."""
 _LEAST_PROMPTS = 3
-"""Of a workload, below which candidates go first."""
+"""Prompts of a workload below which candidates are cut first."""
 
 Pace = Mapping[tuple[str, str], float]
 """Seconds per output token of a whole server, by arm and label of the condition."""
@@ -37,9 +37,9 @@ class TextPace:
     """How fast a server writes a text."""
 
     first_s: float = 0.0
-    """Of every request, until its first token."""
+    """Seconds of every request until its first token."""
     per_token_s: float
-    """Of the whole server."""
+    """Seconds per output token of the whole server."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,15 +190,15 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         return _fit_stretches(plan, estimate, seconds)
     fitted, needed_s = plan, _expect_least(plan, estimate)
     reason = (
-        f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, and {seconds / 60:.1f} min are "
-        "left"
+        f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, but only {seconds / 60:.1f} "
+        "min are left"
     )
     while _expect_least(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
     found = [Omission(what=what, reason=reason, is_final=True) for what in name_missing(fitted, plan)]
     while _expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
         name = _find_slowest(fitted, estimate)
-        why = f"{reason}; it was the slowest of those left in a look at their paces, which is no claim"
+        why = f"{reason}; it was the slowest of the remaining ones in a quick look, which is not a verdict"
         found.append(Omission(what=f"candidate {name}", reason=why, candidate=name, is_final=True))
         fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
     while _expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:
@@ -207,9 +207,10 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         fitted = replace(fitted, workloads=tuple(kept))
     if (least_s := _expect_least(fitted, estimate)) > seconds:
         reason = (
-            f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, and {seconds / 60:.1f} min are left"
+            f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, but only {seconds / 60:.1f} min "
+            "are left"
         )
-        found.append(Omission(what="prompts that would decide anything", reason=reason, is_final=True))
+        found.append(Omission(what="enough prompts for a verdict", reason=reason, is_final=True))
     return fitted, found
 
 
@@ -271,7 +272,7 @@ def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
 def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
     count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, estimate)
     what = f"{count} prompts of each workload in {plan.repeats} repetitions"
-    return f"{what} would take {needed / 60:.1f} min, and {seconds / 60:.1f} min are left"
+    return f"{what} would take {needed / 60:.1f} min, but only {seconds / 60:.1f} min are left"
 
 
 def name_repetitions(first: int, last: int) -> str:

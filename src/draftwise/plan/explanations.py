@@ -26,14 +26,14 @@ _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
 """A value in the text of a rule, and braces that stand for themselves."""
-_UNEXPLAINED = "draftwise has no rule about it: look at its place in vLLM, and run `draftwise check` on your setup."
+_UNEXPLAINED = "draftwise has no rule for it. Look up the place in vLLM, and run `draftwise check` on your setup."
 _LEVELS: Mapping[str, str] = {
     "info": "logs it for information",
     "warning": "logs it as a warning",
     "error": "logs it as an error",
     "exception": "logs it as an error with a traceback",
     "critical": "logs it as an error",
-    "AssertionError": "asserts that it does not happen",
+    "AssertionError": "asserts that this never happens",
 }
 
 
@@ -104,19 +104,19 @@ def _find_releases(name: str) -> Iterator[Explanation]:
     if at is None:
         return
     release, before = known[at], known[at - 1] if at else None
-    parts = [f"A release of vLLM; the newest file of its wheel is of {release.built}."]
+    parts = [f"A vLLM release. The newest file of its wheel is from {release.built}."]
     for topic, what in _TOLD_OF_RELEASES.items() if before else ():
         both = [set(each.table(topic)) for each in (before, release) if each in releases(topic)]
         if len(both) == 2:
             parts += _tell_names(f"New {what}", both[1] - both[0])
             parts += _tell_names(f"Gone {what}", both[0] - both[1])
     rows = all_defects().values()
-    parts += _tell_names("Known defects in it", (row.code for row in rows if row.holds(release.version)))
+    parts += _tell_names("Known defects", (row.code for row in rows if row.holds(release.version)))
     if before is not None:
         mended = (row.code for row in rows if row.holds(before.version) and row.fixed_in == str(release))
-        parts += _tell_names("Known defects that it mended", mended)
-    parts += _tell_names("Rules that begin with it", _list_rules(release, first=True) if before else ())
-    parts += _tell_names("Rules that end before it", _list_rules(before, first=False) if before else ())
+        parts += _tell_names("Known defects that are gone", mended)
+    parts += _tell_names("Rules that start here", _list_rules(release, first=True) if before else ())
+    parts += _tell_names("Rules that ended with the release before", _list_rules(before, first=False) if before else ())
     yield Explanation(kind="release", name=str(release), text=" ".join(parts))
 
 
@@ -166,7 +166,7 @@ def _find_settings(name: str) -> Iterator[Explanation]:
     bare = name.lstrip("-").replace("-", "_")
     if spans := history("spec_fields", bare):
         key = read_spec_keys().get(bare)
-        text = key.meaning if key else "A key that draftwise has no description of yet."
+        text = key.meaning if key else "draftwise has no description of this key yet."
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_find_rules(bare))
     yield from _find_values(name)
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
@@ -179,12 +179,12 @@ def _find_settings(name: str) -> Iterator[Explanation]:
 def _find_metrics(name: str) -> Iterator[Explanation]:
     if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
         labels = ", ".join(metric.labels)
-        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}; scraped as {metric.sample}."
+        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}, scraped as {metric.sample}."
         yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
     gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
     if gone in OLD_METRICS:
-        instead = f"In its place: {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "Nothing takes its place."
-        text = f"A metric of vLLM's V0 engine, which the V1 engine never had. {instead}"
+        instead = f"Instead, use {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "It has no replacement."
+        text = f"A metric of vLLM's V0 engine; the V1 engine never had it. {instead}"
         yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
@@ -233,9 +233,11 @@ def _unknown_message(text: str) -> InvalidSetup:
     shown = text.strip().splitlines()[-1][:120]
     return InvalidSetup.because(
         "unknown-message",
-        f"No message of vLLM {known[0]} to {known[-1]} in the code around speculation is like {shown!r}.",
-        fix="Paste the line with the exception itself, the last one of a traceback. What PyTorch, CUDA or a plugin "
-        "raises is not known here; `draftwise check` names known defects that your setup meets.",
+        f"No vLLM message about speculation from {known[0]} to {known[-1]} resembles {shown!r}.",
+        fix=(
+            "Paste the line with the exception itself, usually the last line of a traceback. draftwise does not know "
+            "errors of PyTorch, CUDA or plugins. For known defects of your setup, run `draftwise check`."
+        ),
     )
 
 
@@ -272,20 +274,20 @@ def _tell_defect(defect: Defect) -> str:
 
 def _tell_old_flag(old: OldFlag) -> str:
     known = old.key in releases("spec_fields")[-1].table("spec_fields")
-    instead = f"Write it into --speculative-config as {old.key}." if known else "No key takes its place."
+    instead = f"Write it into --speculative-config as {old.key}." if known else "No key replaces it."
     note = f" {old.note[0].upper()}{old.note[1:]}." if old.note else ""
-    return f"A flag of vLLM before 0.9.2, which no release since has. {instead}{note}"
+    return f"A flag of vLLM before 0.9.2. No later release has it. {instead}{note}"
 
 
 def _explain_method(name: str, method: Method | None, spans: tuple[Span, ...]) -> Explanation:
     if method is None:
-        text = "A method that draftwise knows nothing of yet but its name."
+        text = "draftwise knows only the name of this method."
     elif name != method.name:
-        text = f"The name of {method.name} for one model family."
+        text = f"Another name of {method.name}, for one model family."
     else:
         text = method.meaning
         if not spans:
-            text += f" No release of vLLM has it: it is of draftwise's embedded engine{_tell_origin(method)}."
+            text += f" No vLLM release has it. It belongs to draftwise's embedded engine{_tell_origin(method)}."
     return Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
 
 

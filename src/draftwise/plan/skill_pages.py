@@ -165,14 +165,14 @@ def _list_training() -> str:
     trainable = [each for each in all_methods().values() if each.trainer]
     return _page(
         "Training data",
-        "Train on the answers of the target itself, to prompts like those that will be served: `draftwise train METHOD",
-        "--target DIR --data FILE --out DIR` has the target answer them (`--answers target`), and holds some out.",
+        "Train on the target's own answers to prompts like those that you will serve. `draftwise train METHOD",
+        "--target DIR --data FILE --out DIR` lets the target answer them (`--answers target`) and holds some out.",
         "",
-        "- Other people's answers teach another model's text. Use `--answers given` only for logs of this target.",
+        "- Answers of other people teach another model's text. Use `--answers given` only for logs of this target.",
         "- Compare runs by the held-out acceptance that the command prints.",
-        "- A drafter of one kind of traffic loses on others: measure each with `draftwise decide --workload`.",
-        "- A quantized target is another target: train for the weights that are served.",
-        "- `draftwise train METHOD --help` has every option; the same command again resumes a stopped run.",
+        "- A drafter for one kind of traffic loses on others. Measure each with `draftwise decide --workload`.",
+        "- A quantized target is another target. Train for the weights that you serve.",
+        "- For all options, run `draftwise train METHOD --help`. The same command again resumes a stopped run.",
         "",
         *_table(("method", "what is trained"), ((each.name, each.meaning) for each in trainable)),
     )

@@ -23,7 +23,7 @@ from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 _TAIL = 0.01
 """Share of the requests on which an interval should not rest."""
 _SHARE = 0.25
-"""Of the variance, from which it does; of normal deviates the largest hundredth holds a twelfth."""
+"""Threshold share of the variance. Of normal deviates, the largest hundredth holds a twelfth."""
 _PERCENTILES = (10, 50, 90)
 
 

@@ -40,7 +40,7 @@ class Drafts:
     accepted_N: NDArray[np.uint16] | None = None
     """Tokens of those that stand, where the drafter drafts one text; None where drafts are sampled."""
     chances_NK: NDArray[np.float32] | None = None
-    """Of sampled drafts: the chance that draft token j stands if those before it do; 0 behind the draft."""
+    """Probability [N, K] that sampled draft token j is accepted if those before it are; 0 beyond the draft."""
     confidence_NK: NDArray[np.float16] | None = None
     """The largest probability that the drafter gave a token in place j; 0 behind the draft. None of lookups, and where
     a drafter does not say. What stopping a draft below a threshold would gain follows from it."""
@@ -63,12 +63,12 @@ class Anchors:
     """The drafts of one candidate on the requests of one temperature: any k, limit or group is walked over them."""
 
     candidate: SpecConfig
-    """With the largest k."""
+    """The candidate, with the largest k."""
     temperature: float
     requests: tuple[str, ...]
     """Ids, in the log's order."""
     groups: tuple[str | None, ...]
-    """Of each request."""
+    """Group of each request."""
     offsets: Ints
     """[R + 1]: the answer of request r is rows `offsets[r]:offsets[r + 1]`."""
     limits: Ints

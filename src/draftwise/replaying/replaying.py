@@ -22,7 +22,7 @@ class ReplayCandidate:
     """What is replayed."""
 
     spec: SpecConfig
-    """With the largest k."""
+    """The config, with the largest k."""
     ks: tuple[int, ...]
     """Those that are answered for."""
     make: Callable[[], Replayer]

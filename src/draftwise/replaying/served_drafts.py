@@ -19,7 +19,7 @@ class Score:
     """What a model says of a token behind those before it."""
 
     logprob: float
-    """At temperature 1, of the whole vocabulary."""
+    """Log-probability at temperature 1, over the whole vocabulary."""
     is_best: bool
     """Whether no token is more likely."""
 

@@ -309,7 +309,7 @@ class ReplayedRequest:
 
     id: str
     by_k: Mapping[int, DraftRows]
-    """As in `Anchors.drafts`."""
+    """See `Anchors.drafts`."""
 
 
 class Replayer(Protocol):

@@ -10,7 +10,7 @@ from draftwise.core import InvalidSetup, Verdict
 PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
 """Lines and bars stand out from light and dark paper by 3:1 at least (WCAG 2.2, 1.4.11)."""
 PLAIN = "#7b8390"
-"""For what is compared with."""
+"""Color of the baseline."""
 INK = "#010203"
 """Stands for the page's text color until the SVG is written."""
 VERDICT_COLOURS = {

@@ -30,7 +30,7 @@ CELL_HEADER = (
 )
 VERDICT_HEADER = ("workload · load · candidate", "speed-up before", "after", "after / before", "verdict", "")
 _MOST_ROWS = 120
-"""Of a table in Markdown; more would not fit into a comment on a pull request."""
+"""Rows of a Markdown table; more would not fit into a pull request comment."""
 
 
 def describe_comparison(compared: Compared) -> str:
@@ -38,17 +38,20 @@ def describe_comparison(compared: Compared) -> str:
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
         return (
-            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}; the ratios say nothing about "
-            f"what was changed on purpose. If this was, too: {' '.join(f'--changed {kind}' for kind in kinds)}."
+            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}, so the ratios do not show the effect of "
+            "your change. If you changed this on purpose too, add "
+            f"{' '.join(f'--changed {kind}' for kind in kinds)}."
         )
     if not compared.verdicts:
-        return "No verdicts to compare (a baseline and a speculating arm in both): the ratios stand for themselves."
+        return (
+            "No verdicts to compare: both sides need a baseline and a speculating arm. The ratios stand by themselves."
+        )
     counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in VerdictOutcome}
     told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
     if compared.is_still_true is False:
         return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
     if compared.is_still_true is None:
-        return f"It cannot be told whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
+        return f"Cannot tell whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
     return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts{_moved(compared.verdicts)}."
 
 
@@ -132,7 +135,7 @@ def to_markdown(compared: Compared) -> str:
     if compared.differences:
         parts.append(_cut(("what differs", "before", "after", ""), list(list_difference_rows(compared.differences))))
     else:
-        parts.append("Nothing differs in what is known about the two.")
+        parts.append("The two do not differ in anything known.")
     if compared.verdicts:
         parts.append(_cut(VERDICT_HEADER, list(list_verdict_rows(compared.verdicts))))
     parts.append(fold("Readings", _cut(CELL_HEADER, list(list_cell_rows(compared.cells)))))
@@ -147,13 +150,13 @@ def list_notes(compared: Compared) -> list[str]:
     ]
     how = {change.how for cell in compared.cells for change in cell.changes}
     found += [
-        f"{name}: judged by the {both} prompts that both asked, of {one} and {other}"
+        f"{name}: judged by the {both} prompts that both sides used, of {one} and {other}"
         for name, both, one, other in find_shared(compared.before.results, compared.after.results)
         if both < max(one, other)
     ]
-    found.append("the two ran at different times: what the machine did meanwhile is in the ratios between them")
+    found.append("the two ran at different times, so the ratios include changes of the machine")
     if "unpaired" in how:
-        found.append("other prompts on both sides, or not known to be the same: requests are taken as independent")
+        found.append("other prompts on both sides, or not known to be the same: requests count as independent")
     return [*found, *compared.left_out[:20]]
 
 

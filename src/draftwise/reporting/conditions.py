@@ -84,7 +84,7 @@ def _describe_ways(rules: Iterable[Rollback]) -> Iterator[str]:
     signs = group_by(lambda rule: (rule.metric, rule.basis), rules).values()
     for other, those in group_by(lambda sign: sign[0].switch_to, signs).items():
         way = "roll back" if other is None else f"switch to {other}"
-        yield f"{way} when for an hour {', or '.join(map(_describe_sign, those))}"
+        yield f"{way} if, for an hour, {', or '.join(map(_describe_sign, those))}"
 
 
 def describe_rule(rule: Rollback) -> str:
@@ -92,7 +92,7 @@ def describe_rule(rule: Rollback) -> str:
     warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
     where = f"{name_workload(rule.workload)}{warm}"
     step = f"Roll back {rule.arm}" if rule.switch_to is None else f"Switch from {rule.arm} to {rule.switch_to}"
-    return f"{step} on {where} when for an hour {_describe_sign([rule])}."
+    return f"{step} on {where} if, for an hour, {_describe_sign([rule])}."
 
 
 def _describe_sign(rules: Sequence[Rollback]) -> str:
@@ -107,7 +107,7 @@ def _describe_sign(rules: Sequence[Rollback]) -> str:
     limits = " and ".join(f"{_describe_limit(rule)}{where}" for rule, where in zip(rules, stretches, strict=True))
     limits += f" {unit}" if stretches[-1] else ""
     if first.metric == TTFT_P99_S.name:
-        return f"P99 of the time to the first token stays over {limits} (the baseline's: {_measured(rules, 1e3)} ms)"
+        return f"P99 of the time to the first token stays over {limits} (baseline: {_measured(rules, 1e3)} ms)"
     if first.metric == TOKENS_PER_STEP.name:
         return f"tokens per step stay under {limits}, where the gain is gone (measured here: {_measured(rules)})"
     return f"output tokens per second stay under the baseline's {limits}"
@@ -219,7 +219,7 @@ def _describe_lack(cell: UnmeasuredCell) -> str:
 
 def _describe_leftovers(decision: Decision) -> Iterator[str]:
     if decision.num_unfinished:
-        yield f"{decision.num_unfinished} answers of interrupted turns are on disk but not used"
+        yield f"{decision.num_unfinished} answers of interrupted turns are on disk but do not count"
 
 
 _FLAG = "--speculative-config"
@@ -261,7 +261,7 @@ def _write_config(candidate: str, run: Run) -> str:
     spec = next((arm.spec for arm in run.plan.arms if arm.name == candidate), None)
     if spec is not None:
         return f"{_FLAG} '{spec.to_json()}'"
-    return run.context.server(candidate).command or f"# not known: measure with --candidate '{candidate}={{...}}'"
+    return run.context.server(candidate).command or f"# unknown: measure with --candidate '{candidate}={{...}}'"
 
 
 def _list_places(recommendation: Recommendation, baseline: str) -> Iterator[tuple[str, str, str]]:
@@ -288,7 +288,7 @@ def _list_schedules(decision: Decision) -> Iterator[RecommendedConfig]:
     """Yield the schedules by batch size, equal ones once."""
     for text, alike in group_by(lambda each: each.spec.to_json(), decision.schedules).items():
         yield RecommendedConfig(
-            setting="Schedule by batch size, in place of switching by hand",
+            setting="Schedule by batch size, instead of switching by hand",
             places=_join_places(_group(alike)),
             text=f"{_FLAG} '{text}'",
             remarks=alike[0].remarks,

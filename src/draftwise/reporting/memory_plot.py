@@ -31,8 +31,8 @@ _LABELLED = 0.055
 def draw(sizing: Sizing) -> str:
     """Return an SVG file that follows the reader's light or dark theme."""
     about = (
-        f"Bars: GiB of one {sizing.request.gpu.name} by what takes it, with and without the drafter. "
-        "Lines: how many sequences fit at once, by context length."
+        f"Bars: GiB of one {sizing.request.gpu.name} by use, with and without the drafter. Lines: how many sequences "
+        "fit at once, by context length."
     )
     return to_svg(lambda: draw_figure(sizing), "size", title="Memory and concurrency", about=about, alone=True)
 

@@ -168,7 +168,7 @@ class TableCell:
 
     text: str
     small: str = ""
-    """Below it, in small print."""
+    """Small print below it."""
     kind: str = ""
     """`text` (left-aligned and broken into lines), `warning`, or a verdict."""
 

@@ -35,7 +35,7 @@ class HeldEstimate(Estimate):
     """Measured after it: fewer than were ahead where verdicts settled early or the time was short, more where
     disturbed ones were taken again."""
     took_s: float
-    """Until the last of them had ended."""
+    """Seconds until the last of them ended."""
 
     @property
     def error(self) -> float:
@@ -80,8 +80,10 @@ def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
 def describe_estimates(held: Iterable[HeldEstimate], undisturbed: UndisturbedTime | None = None) -> str:
     """Return in words how long each session was expected to take and took; empty where none ended by itself."""
     sessions = [
-        f"{each.turns} turns took {each.took_s / 60:.1f} min; {each.left_s / 60:.1f} min were expected for "
-        f"{each.ahead}, {_tell_error(each.error)} for each"
+        (
+            f"{each.turns} turns took {each.took_s / 60:.1f} min, but {each.left_s / 60:.1f} min were expected for "
+            f"{each.ahead}, {_tell_error(each.error)} for each"
+        )
         for each in held
         if not each.done
     ]
@@ -141,6 +143,6 @@ def describe_forecasts(held: Sequence[MeasuredForecast]) -> str:
     errors = [abs(each.error) for each in held]
     inside = sum(each.is_inside for each in held)
     return (
-        f"Forecasts were off by {median(errors):.1%} in the median, {max(errors):.1%} at most; "
-        f"{inside} of {len(held)} measured speed-ups lie in the 90 % interval."
+        f"Forecasts were off by {median(errors):.1%} in the median and {max(errors):.1%} at most. {inside} of "
+        f"{len(held)} measured speed-ups lie in the 90 % interval."
     )

@@ -15,11 +15,12 @@ from draftwise.reporting.conditions import describe_rule
 ALERTS = "rollback.rules.yml"
 """The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
 
-_PREAMBLE = """\
-# Alerts for Prometheus, by draftwise: each says when an adoption is to be undone, or replaced by another one.
-# They are for the servers that speculate and the traffic that they name. Metrics know neither temperature nor workload:
-# where servers or traffic differ, narrow the metrics by labels of your own, e.g. {deployment="chat"}.
-"""
+_PREAMBLE = (
+    "# Alerts for Prometheus, written by draftwise. Each alert says when to undo an adoption, or to replace it by "
+    "another one.\n# Each applies to the named traffic on the servers that speculate. Metrics know neither "
+    "temperature nor workload. Where\n# servers or traffic differ, select the metrics by labels of your own, e.g. "
+    '{deployment="chat"}.\n'
+)
 _MINUTE, _HOUR = 60, 3600
 
 

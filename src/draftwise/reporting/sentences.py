@@ -48,7 +48,9 @@ def list_clauses(decision: Decision) -> list[str]:
     """Return the clauses of the sentence, without the full stop."""
     if not decision.comparisons:
         disturbed = any(finding.code == "disturbed-blocks" for finding in decision.findings)
-        nothing = "Every paired block was disturbed" if disturbed else "Nothing was measured on both sides yet"
+        nothing = (
+            "Every paired block was disturbed" if disturbed else ("No workload has been measured on both sides yet")
+        )
         return [f"{nothing}, so there is nothing to decide"]
     where = _describe_place(decision.scope)
     if any(each.verdict is Verdict.ADOPT for each in decision.comparisons):
@@ -287,7 +289,7 @@ def _describe_no_gain(decision: Decision) -> str:
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _NOTHING = 100.0
-"""From which it is no number that anybody could use."""
+"""Smallest value that is useless as a number."""
 _Values = Mapping[str, Any]
 
 
@@ -312,10 +314,9 @@ def _describe(reason: Reason) -> str:
 
 def _say_slow_server(found: _Values) -> str:
     return (
-        f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the "
-        f"other one, and the first token {found['first']:.1f}x. Drafting plays no part in either, so "
-        f"is the server itself slow? Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes "
-        f"instead of {found['seen_s'] / 60:.1f}"
+        f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the other one, "
+        f"and the first token {found['first']:.1f}x. Drafting affects neither, so the server itself may be slow. "
+        f"Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes instead of {found['seen_s'] / 60:.1f}"
     )
 
 
@@ -323,8 +324,8 @@ def _say_pace(found: _Values) -> str:
     when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
     when = "in spells" if found.get("spells") else when
     return (
-        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, and the other "
-        "server's did not: drafting cannot explain that; measure again"
+        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, but the other server's did "
+        "not. Drafting cannot explain that: measure again"
     )
 
 
@@ -349,14 +350,14 @@ def _say_loss(found: _Values) -> str:
 def _say_open(found: _Values) -> str:
     text, detectable = f"the interval does not clear {1 + found['margin']:.2f}", found["detectable"]
     if better := found.get("left"):
-        text = f"left out when the time was short, as {better} was ahead: {text}"
+        text = f"left out because time was short and {better} was ahead: {text}"
     if detectable is None:
         return f"{text}; more prompts{' or repetitions' if found['can_repeat'] else ''} would narrow it"
     if detectable > _BLIND:
-        shown = f"only {detectable:.1f}x or more" if detectable < _NOTHING else "no gain whatever"
+        shown = f"only {detectable:.1f}x or more" if detectable < _NOTHING else "no gain at all"
         return f"{text}: with these turns, the run would have shown {shown}; measure more repetitions"
     more = " or ".join(_list_remedies(found))
-    remedy = f"{more} would settle it" if more else "it lies too close to a limit for more to help"
+    remedy = f"{more} would settle it" if more else "it lies too close to a limit for more prompts to help"
     return f"{text}; a gain of {detectable:.2f}x would have been found 8 times in 10; {remedy}"
 
 
@@ -380,24 +381,27 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
         "changed; measure again"
     ).format_map,
     ReasonCode.UNSEEN: (
-        "these prompts may miss a kind with up to {share:.0%} of the traffic, so the interval has to clear {bar:.2f}"
+        "these prompts may miss a kind of traffic with a share of up to {share:.0%}, so the interval has to clear "
+        "{bar:.2f}"
     ).format_map,
     ReasonCode.NO_GAIN: lambda found: (
-        f"{'slower' if found.get('slower') else 'not faster'}: no gain of {found['margin']:.0%} or more is left"
+        f"{('slower' if found.get('slower') else 'not faster')}: the interval rules out a gain of "
+        f"{found['margin']:.0%} or more"
     ),
     ReasonCode.BEHIND: "{better} is {ratio:.2f}x as fast on the same {count} prompts".format_map,
     ReasonCode.MEASURES_DISAGREE: lambda found: (
         f"{' and '.join(found['better'])} better, {' and '.join(found['worse'])} worse"
     ),
     ReasonCode.MAY_BE_CHANCE: (
-        "on its own it would count, but across all comparisons of the run p is {p:.2g}; more prompts would settle it"
+        "it would count on its own, but across all comparisons of the run p is {p:.2g}; more prompts would settle it"
     ).format_map,
     ReasonCode.NOT_TRUSTED: lambda found: (
-        f"{_say_change(found, gains=found['gains'])}, but not to be trusted: {found['code']} (see the findings)"
+        f"{_say_change(found, gains=found['gains'])}, but the measurement is in doubt: {found['code']} (see the "
+        "findings)"
     ),
     ReasonCode.GAIN: _say_gain,
     ReasonCode.LOSS: _say_loss,
-    ReasonCode.GAIN_WITH_DAMAGE: lambda found: f"{_say_change(found, gains=True)} on the whole, but",
+    ReasonCode.GAIN_WITH_DAMAGE: lambda found: f"{_say_change(found, gains=True)} overall, but",
     ReasonCode.MIXED_WORKLOAD: (
         "a mixed workload: P50 of the time per token is {half:.2f}x the baseline's, but {share:.0%} "
         "of the requests are slower than 1.1 times its P90"
@@ -408,6 +412,6 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.ANSWERS_NOT_FASTER: lambda _: (
         "the server outputs more, but the time per token of a request does not fall with it"
     ),
-    ReasonCode.EQUAL: "equal within {margin:.0%}: no difference worth a change".format_map,
+    ReasonCode.EQUAL: "equal within {margin:.0%}: no difference of practical size".format_map,
     ReasonCode.OPEN: _say_open,
 }

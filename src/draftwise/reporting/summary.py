@@ -77,7 +77,7 @@ class Goodput:
     """Shares of the requests within the service level objective."""
 
     plain: float
-    """Of the baseline."""
+    """The baseline's value."""
     candidate: float
     change: Interval | None
     """Candidate minus baseline, as a share of the requests."""
@@ -241,7 +241,7 @@ class Summary:
     acceptance: tuple[PooledAcceptance, ...]
     """Tokens per step of single requests."""
     conversions: tuple[Conversion, ...]
-    """From acceptance length to realised speed-up."""
+    """Steps from acceptance length to realized speed-up."""
     text_quality: tuple[TextQuality, ...]
     """Repetition in the baseline's outputs."""
     findings: tuple[Finding, ...]

@@ -115,7 +115,7 @@ def list_crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str,
     for each in crossovers:
         place = f"{_with_temperature(each.workload, each.temperature)} · {each.candidate}"
         ends = ("∞" if math.isinf(end) else format_load(end, each.axis) for end in (each.low, each.high))
-        value = "beyond what was measured" if each.value is None else format_load(each.value, each.axis)
+        value = "beyond the measured loads" if each.value is None else format_load(each.value, each.axis)
         below = "-" if each.adopt_below is None else format_load(each.adopt_below, each.axis)
         rows.append((place, value, " - ".join(ends), below, LOAD_UNITS[each.axis]))
     return rows

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from draftwise.core import Interval
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
-"""By axis of load."""
+"""Units by load axis."""
 LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss
 """Ratio of the time to the first token from which it is told with every gain."""
 

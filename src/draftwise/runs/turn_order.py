@@ -31,7 +31,7 @@ class Turn:
     condition: Condition = field(default_factory=Condition)
     block: int = 0
     copies: tuple[int, ...] = ()
-    """Beside each prompt, empty for none: how often it came before in this turn."""
+    """Earlier occurrences of each prompt in this turn; empty if there are none."""
     attempt: int = 0
     """How often turns of its block were taken before, because something disturbed them."""
     background: tuple[Prompt, ...] | None = None
@@ -162,7 +162,7 @@ def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
 _BLOCK_PER_STREAM = 4
 """Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
 _FEWEST_BLOCKS = 2
-"""Of a condition: one shows nothing of what its requests have in common."""
+"""Blocks of a condition: a single one hides what its requests have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Block:
     number: int
     prompts: tuple[Prompt, ...]
     copies: tuple[int, ...]
-    """Beside each prompt: how often it came before in this block."""
+    """Earlier occurrences of each prompt in this block."""
 
 
 Shares = Mapping[tuple[str, int], tuple[Block, ...]]

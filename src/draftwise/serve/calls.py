@@ -67,7 +67,7 @@ class Defaults:
 class _Prompt(NamedTuple):
     ids: list[int]
     text: str | None
-    """As it was given; None for token ids."""
+    """The given text; None for token ids."""
 
 
 def _encode_prompts(
@@ -86,7 +86,7 @@ def _encode_prompts(
     for each in truncated:
         model.check_length(len(each.ids))
         if each.text is None and each.ids and not -(2**31) < min(each.ids) <= max(each.ids) < 2**31:
-            raise RequestError(400, "The prompt has ids that no model's tokens have.", param="prompt")
+            raise RequestError(400, "The prompt has token ids that no model has.", param="prompt")
     return truncated
 
 
@@ -219,7 +219,7 @@ def _cut_behind(text: str, message: str) -> str:
     bare = message.strip()
     start = text.rfind(bare)
     if start < 0 or not bare:
-        words = "The final message is not found in the conversation as the chat template renders it."
+        words = "The final message does not occur in the conversation as the chat template renders it."
         raise RequestError(400, words, param="continue_final_message")
     full = message.lstrip()
     return text[: start + len(full if text.startswith(full, start) else bare)]
@@ -390,7 +390,7 @@ def _check_work(fields: Mapping[str, Any], num_prompts: int, model: ServedModel)
         )
     for name, most in {"logit_bias": _MOST_BIASES, "stop_token_ids": _MOST_ITEMS}.items():
         if (size := len(fields.get(name, ())) * wanted) > most:
-            message = f"{name} has {size} items over all completions, and the server takes at most {most}."
+            message = f"{name} has {size} items over all completions, but the server takes at most {most}."
             raise RequestError(400, f"{message} Shorten it, or split the request.", param=name)
 
 
@@ -481,7 +481,9 @@ def _encode_bad_words(
         return None
     encoded = encode_bad_words(words, lambda text: model.tokenizer.encode(text, False))
     if (size := num_sequences * len(encoded) * max(map(len, encoded))) > _MOST_ITEMS:
-        message = f"bad_words take {size} comparisons a step over all completions, and the server takes {_MOST_ITEMS}."
+        message = (
+            f"bad_words take {size} comparisons per step over all completions, but the server takes {_MOST_ITEMS}."
+        )
         raise RequestError(400, f"{message} Give fewer or shorter words.", param="bad_words")
     return encoded
 

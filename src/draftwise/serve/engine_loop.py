@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections import deque
@@ -38,6 +39,9 @@ _POLL_S = 0.001
 """How often an idle engine looks whether a grammar is compiled."""
 _ENTER_S = 0.005
 """Time for new requests between two steps."""
+
+_TRIM_S = 30.0
+"""How often what the allocator keeps of freed memory goes back to the system: prompts of all lengths leave holes."""
 
 Build = Callable[[Startup], "Engine"]
 """Builds the engine and reports the phases of its start-up."""
@@ -95,6 +99,7 @@ class _EngineLoop:
         """Requests whose grammar is not compiled yet."""
         self._queue: deque[_Entry] = deque()
         """Requests that the engine is to take next."""
+        self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()  # glibc has it
         config = engine.config
         self._pace = None if engine.lag else PromptPace(config.block_size, config.num_step_tokens)
 
@@ -177,10 +182,15 @@ class _EngineLoop:
         began = time.monotonic()
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
+        if self._trim is not None and ended - self._trimmed > _TRIM_S:
+            self._trim(0)
+            self._trimmed = ended
         if self._pace is not None and (schedule := self._engine.scheduled) is not None:
             rows = sum(chunk.length for chunk in schedule.chunks)
             self._pace.note(rows, ended - began, decodes=bool(schedule.decodes))
         stats = self._engine.stats()
+        while deltas and deltas[0].prompt_logprobs is not None:  # they come first, and are large: a message each
+            self._channel.send(StepResult.pack([deltas.pop(0)], stats, began=began, ended=ended))
         if deltas or stats != self._sent_stats:
             self._sent_stats = stats
             self._channel.send(StepResult.pack(deltas, stats, began=began, ended=ended))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("draftwise.serve")
 
-_NOTICE_S = 0.2
+_NOTICE_S = 0.8
 """Seconds in which the exit status of a process that closed its channel is known."""
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
@@ -77,8 +77,8 @@ class EngineProcess:
             return "its process closed the connection"
         if status >= 0:
             return f"its process ended with status {status}"
-        hint = ", which Linux sends when memory runs out" if status == -signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-status).name}{hint}"
+        hint = ", the signal that Linux sends when memory runs out" if status == -signal.SIGKILL else ""
+        return f"its process was killed by {signal.Signals(-status).name}{hint}"
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:

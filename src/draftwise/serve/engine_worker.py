@@ -84,7 +84,7 @@ class EngineWorker:
             elif isinstance(message, SetupRefusal):
                 raise InvalidSetup(message.findings)
             elif isinstance(message, EngineFailure):
-                raise BackendError(f"The engine could not be built: {message.reason}. See the log above.")
+                raise BackendError(f"The engine could not start: {message.reason}. See the log above.")
         self.about, self.stats, self._is_built = message, message.stats, True
         self.metrics = ServerMetrics(
             model_name=model_name,
@@ -97,7 +97,7 @@ class EngineWorker:
         try:
             return self._launched.channel.receive()
         except EOFError:
-            raise BackendError(f"The engine could not be built: {self._launched.join()}.") from None
+            raise BackendError(f"The engine could not start: {self._launched.join()}.") from None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:

@@ -66,9 +66,9 @@ def check_origins(origins: Iterable[str]) -> None:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise InvalidSetup.because(
                 "bad-origin",
-                f"{origin!r} is not the origin of a web page.",
+                f"{origin!r} is not a web origin.",
                 where="--allowed-origins",
-                fix="Give its scheme, host and port without a path, such as https://app.example.",
+                fix="Write scheme, host and port without a path, such as https://app.example.",
             )
 
 
@@ -99,12 +99,15 @@ class Entrance:
             return RequestError(431, message, headers={"Connection": "close"})
         hosts = headers.getlist("host")
         if len(hosts) > 1 or not all(map(self._rules.admits_host, hosts)):
-            message = f"This server is not {_shown(hosts)}; start it with --allowed-hosts to be reached by that name."
+            message = (
+                f"This server does not answer to {_shown(hosts)}. To allow that name, start it with --allowed-hosts."
+            )
             return RequestError(403, message)
         origins = headers.getlist("origin")
         if not all(map(self._rules.admits_origin, origins)):
             message = (
-                f"Web pages of {_shown(origins)} may not use this server; start it with --allowed-origins to allow it."
+                f"This server does not answer web pages of {_shown(origins)}. To allow them, start it with "
+                "--allowed-origins."
             )
             return RequestError(403, message)
         if scope["method"] == "OPTIONS":

@@ -83,4 +83,4 @@ EXCEPTION_HANDLERS = {
     HTTPException: _handle_http_error,
     Exception: _handle_bug,
 }
-"""For Starlette: every error response has OpenAI's envelope."""
+"""Starlette's handlers: every error response has OpenAI's envelope."""

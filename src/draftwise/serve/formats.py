@@ -34,6 +34,9 @@ class AnswerFormat(Protocol):
     def describe_answer(self) -> dict[str, Any]:
         """Return the fields of a whole answer around its choices, once these are made."""
 
+    def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
+        """Take note of the log-probabilities of the prompt's next tokens; all come before the first choice."""
+
     def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index."""
 
@@ -107,12 +110,14 @@ class CompletionFormat:
         """Return what vLLM sends as null."""
         return dict.fromkeys(_NULLS_OF_ANSWER)
 
+    def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
+        """Take note of them for the choices with which they are sent."""
+        self._prompt_logprobs.setdefault(prompt_index, []).extend(positions)
+
     def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole completion."""
         if self._only_prompt:
             delta = replace(delta, text="", token_ids=[], logprobs=[])
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
         first = (prompt_index, delta.index) not in self._offsets
         shown = self._with_prompt(prompt_index, delta) if self._texts is not None and first else delta
         ids = self._return_token_ids
@@ -126,8 +131,8 @@ class CompletionFormat:
         }
         if self._streamed:
             return choice
-        prompt_logprobs = delta.prompt_logprobs and _prompt_logprobs(delta.prompt_logprobs)
-        return choice | {"prompt_logprobs": prompt_logprobs, "routed_experts": None}
+        of_prompt = self._prompt_logprobs.get(prompt_index) if delta.index == 0 else None
+        return choice | {"prompt_logprobs": of_prompt and _prompt_logprobs(of_prompt), "routed_experts": None}
 
     def _with_prompt(self, prompt_index: int, delta: Delta) -> Delta:
         assert self._texts is not None
@@ -192,7 +197,7 @@ class ChatFormat:
         """Choices with a call."""
         self._streamed = streamed
         self._num_logprobs = num_logprobs
-        self._prompt_logprobs: list[LogprobsOfToken | None] | None = None
+        self._prompt_logprobs: list[LogprobsOfToken | None] = []
 
     def make_openings(self) -> list[dict[str, Any]]:
         """Return the chunk with the role, and one with the text so far."""
@@ -206,14 +211,16 @@ class ChatFormat:
 
     def describe_answer(self) -> dict[str, Any]:
         """Return the prompt's tokens and log-probabilities, and what vLLM sends as null."""
-        about = {"prompt_logprobs": self._prompt_logprobs and _prompt_logprobs(self._prompt_logprobs)}
+        about = {"prompt_logprobs": _prompt_logprobs(self._prompt_logprobs) or None}
         return dict.fromkeys((*_NULLS_OF_ANSWER, "prompt_text")) | about | self.describe_prompt()
+
+    def note_prompt(self, _prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
+        """Take note of them for the end of the answer."""
+        self._prompt_logprobs.extend(positions)
 
     def make_choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
         message, finish_reason = self._make_message(delta)
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
         choice = {
             **message,
             "logprobs": self._logprobs(delta),

@@ -137,6 +137,8 @@ async def make_answer(call: Call, generation: Generation) -> bytes:
         for prompt_index, delta in batch:
             index = call.count(prompt_index, delta)
             parts.setdefault(index, (prompt_index, []))[1].append(delta)
+            if delta.prompt_logprobs is not None:
+                call.format.note_prompt(prompt_index, delta.prompt_logprobs)
     entries = sum(_count_entries(delta) for _, deltas in parts.values() for delta in deltas)
     if entries + sum(call.prompt_lengths) < _MANY_ENTRIES:
         return _render(call, parts)
@@ -156,7 +158,7 @@ def _render(call: Call, parts: dict[int, tuple[int, list[Delta]]]) -> bytes:
         for index, (prompt_index, deltas) in sorted(parts.items())
     ]
     answer = call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_answer()
-    return "".join(_encode_in_pieces(answer)).encode()
+    return _encode_large(answer).encode()
 
 
 def _encode_in_pieces(value: Any) -> Iterator[str]:
@@ -186,7 +188,7 @@ def _join(deltas: list[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         token_ids=[token for delta in deltas for token in delta.token_ids],
         logprobs=[each for delta in deltas for each in delta.logprobs or []],
-        prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
+        prompt_logprobs=None,
     )
 
 
@@ -200,8 +202,15 @@ async def stream_events(call: Call, generation: Generation) -> AsyncIterator[byt
             usage = {"usage": call.make_choice_usage(index)} if call.continuous_usage else {}
             yield _event(chunk | call.format.describe_prompt() | usage)
     try:
+        entries = 0
         async for batch in generation.iterate_batches():
-            yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()
+            entries += sum(_count_entries(delta) for _, delta in batch)
+            chunks = _note_prompts(call, batch)
+            if chunks and entries < _MANY_ENTRIES:
+                yield _render_chunks(call, head, chunks, large=False)
+            elif chunks:
+                yield await asyncio.to_thread(_render_chunks, call, head, chunks, large=True)
+            entries = 0 if chunks else entries
     except RequestError as error:
         yield _event(make_error_body(error))
     except Exception:
@@ -213,15 +222,32 @@ async def stream_events(call: Call, generation: Generation) -> AsyncIterator[byt
     yield b"data: [DONE]\n\n"
 
 
+def _note_prompts(call: Call, batch: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
+    """Take note of the log-probabilities of prompts; return the increments of choices."""
+    for prompt_index, delta in batch:
+        if delta.prompt_logprobs is not None:
+            call.format.note_prompt(prompt_index, delta.prompt_logprobs)
+    return [each for each in batch if each[1].token_ids or each[1].finish_reason or each[1].prompt_logprobs is None]
+
+
+def _render_chunks(call: Call, head: str, batch: list[tuple[int, Delta]], *, large: bool) -> bytes:
+    encode = _encode_large if large else _encode
+    return "".join([_chunk(call, head, prompt_index, delta, encode) for prompt_index, delta in batch]).encode()
+
+
+def _encode_large(value: Any) -> str:
+    return "".join(_encode_in_pieces(value))
+
+
 def _chunk_head(call: Call) -> str:
     """Return the start of every chunk of the call, up to its choice; rendered once, as chunks come by the thousand."""
     empty = _encode(call.wrap(call.format.chunk_object, []))
     return f"data: {empty.removesuffix(']}')}"
 
 
-def _chunk(call: Call, head: str, prompt_index: int, delta: Delta) -> str:
+def _chunk(call: Call, head: str, prompt_index: int, delta: Delta, encode: Callable[[Any], str]) -> str:
     index = call.count(prompt_index, delta)
-    choice = _encode({"index": index} | call.format.make_choice(prompt_index, delta))
+    choice = encode({"index": index} | call.format.make_choice(prompt_index, delta))
     usage = f',"usage":{_encode(call.make_choice_usage(index))}' if call.continuous_usage else ""
     return f"{head}{choice}]{usage}}}\n\n"
 

@@ -53,7 +53,7 @@ class ServerOptions:
     """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
-    """For tool calls at the model's own choice, of `tools.TOOL_CALL_PARSERS`; None: such calls are refused."""
+    """Parser for optional tool calls, a key of `tools.TOOL_CALL_PARSERS`; None rejects such calls."""
     allow_remote: bool = False
     allowed_hosts: Sequence[str] = ()
     """Names by which the server is reached, in addition to the loopback's; `*`: any. Without one, a server that other
@@ -164,9 +164,9 @@ def bind(options: ServerOptions) -> socket.socket:
         if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
             raise InvalidSetup.because(
                 "not-loopback",
-                f"{options.host} can be reached from other machines.",
+                f"Other machines can reach {options.host}.",
                 where="--host",
-                fix="Add --allow-remote (and --api-key) to allow this, or use 127.0.0.1.",
+                fix="To allow this, add --allow-remote and --api-key. Otherwise use 127.0.0.1.",
             )
         try:
             return _bind(family, address)
@@ -202,7 +202,7 @@ def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
             "port-in-use",
             f"Port {options.port} of {options.host} is in use.",
             where="--port",
-            fix="Stop what uses it, choose another port, or give --port 0 to get a free one.",
+            fix="Stop the program that uses it, choose another port, or pass --port 0 to get a free one.",
         )
     return InvalidSetup.because(
         "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({error.strerror}).", where="--host"

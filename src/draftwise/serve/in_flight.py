@@ -12,7 +12,7 @@ from draftwise.serve.errors import RequestError, handle_request_error
 
 def make_goodbye() -> RequestError:
     """Return the answer to requests for which a server that ends has no more time."""
-    message = "The server is shutting down. Ask another one, or try again later."
+    message = "The server is shutting down. Use another server, or try again later."
     return RequestError(503, message, headers={"Connection": "close", "Retry-After": "1"})
 
 

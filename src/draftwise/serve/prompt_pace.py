@@ -8,6 +8,8 @@ from __future__ import annotations
 
 GAP_S = 0.03
 """Time that prompts may add to a step that others decode in."""
+_SHARE = 0.25
+"""And the share of a step's own time that they may add, where that is more: on a slow machine they still go on."""
 _FIRST_ROWS = 64
 """Rows of the first piece, before anything was measured."""
 _MEMORY = 0.8
@@ -29,8 +31,8 @@ class PromptPace:
 
     @property
     def rows(self) -> int:
-        """Rows that take about `GAP_S`."""
-        return max(self._least, min(self._most, int(GAP_S / self._row_s)))
+        """Rows that take as long as they may."""
+        return max(self._least, min(self._most, int(max(GAP_S, _SHARE * self._step_s) / self._row_s)))
 
     def note(self, rows: int, seconds: float, *, decodes: bool) -> None:
         """Take note of a step with so many rows of prompts.

@@ -122,7 +122,7 @@ class ReadingProcess:
             if status == -signal.SIGPROF:
                 raise InvalidSetup.because(
                     "bad-tokenizer",
-                    f"The tokenizer and the chat template do not load within {_LOAD_S} s of processor time.",
+                    f"The tokenizer and the chat template did not load within {_LOAD_S} s of processor time.",
                     where="model",
                     fix="Download or export tokenizer.json again.",
                 ) from None
@@ -267,9 +267,9 @@ class _Lane:
 def _describe_end(number: int) -> ReadError:
     """Return the refusal of a request whose reader was ended by a signal; 0: it ended itself."""
     causes = {
-        signal.SIGPROF: "takes too long: the prompt, its chat template or the tokenizer",
+        signal.SIGPROF: "takes too long in the prompt, its chat template or the tokenizer",
         signal.SIGABRT: "takes too much memory, or the tokenizer fails on it",
-        signal.SIGKILL: "was stopped by the system, for lack of memory as a rule",
+        signal.SIGKILL: "was stopped by the system, usually for lack of memory",
     }
     cause = causes.get(signal.Signals(number)) if number else None
     return ReadError(400, f"Reading the request {cause or 'failed in a library'}. Shorten or change it.")

@@ -242,7 +242,7 @@ def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str
     unknown = given.keys() - known.keys() - _REFUSED.keys() - _IGNORED
     if unknown:
         shown = ", ".join(repr(name[:40]) for name in sorted(unknown)[:10])
-        logger.warning("Fields in the request that are not known and were ignored: %s.", shown)
+        logger.warning("Unknown fields in the request were ignored: %s.", shown)
     return fields
 
 

@@ -18,7 +18,7 @@ class CallPart:
 
     index: int
     name: str | None = None
-    """With the first part of a call."""
+    """Name, sent with the first part of a call."""
     arguments: str
     """JSON, or a piece of it."""
 
@@ -42,7 +42,7 @@ class ToolUse:
     """The use of tools that a request allows or demands."""
 
     tools: list[Any]
-    """For the chat template."""
+    """Tools for the chat template."""
     make_parser: Callable[[], ToolParser] | None = None
     """A parser for each choice of the answer; None: the answer is text whatever it says."""
     structured_outputs: StructuredOutputsParams | None = None
@@ -258,4 +258,4 @@ TOOL_CALL_PARSERS: dict[str, Callable[[], ToolParser]] = {
     "hermes": _TaggedCalls,
     "llama3_json": partial(_ListedCalls, tag="<|python_tag|>"),
 }
-"""By vLLM's name: `<tool_call>` tags (Hermes, Qwen2.5, Qwen3), and bare JSON (Llama 3.1 to 3.3)."""
+"""Parsers by vLLM's name: `<tool_call>` tags (Hermes, Qwen2.5, Qwen3) and bare JSON (Llama 3.1 to 3.3)."""

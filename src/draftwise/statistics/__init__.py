@@ -94,4 +94,4 @@ __all__ = [
 ]
 
 FEWEST_PROMPTS = 6
-"""From here on the intervals are worth reading; they are honest, but very wide, below."""
+"""Fewest prompts for a useful interval. Below, intervals are valid but very wide."""

@@ -28,7 +28,7 @@ class Spread:
     """How uncertain an estimate is, and because of what; `draftwise.statistics.ratios` finds it from readings."""
 
     variance: float
-    """Of the estimate; infinite with a single prompt, or with a single paired block under load."""
+    """Variance of the estimate; infinite with one prompt, or with one paired block under load."""
     degrees: float
     """Degrees of freedom of the variance."""
     lasting: float
@@ -53,7 +53,7 @@ class RatioEstimate:
     log: float
     """Natural logarithm of the ratio."""
     spread: Spread
-    """Of the logarithm."""
+    """Spread of the logarithm."""
     log_by_prompt: Mapping[Hashable, float] = field(default_factory=dict, compare=False, repr=False)
     """Logarithms of the prompts' own ratios, where the design names them: what the cells of a sweep have in common."""
 

@@ -17,6 +17,9 @@ _NO_GAIN, _BEHIND, _PAYS = 0.005, 0.0025, 0.0005
 _POWER_Z = 0.84
 _LEAST_LEAD = 0.05
 """Smallest lead (a logarithm) before what must be cleared, that prompts are asked for to show."""
+_HALVED_FROM = 11
+"""Prompts from which the worse half is left out, where the time has room for them: until then most candidates that do
+not gain have shown it (benchmarks/cpu/decision_simulation.py: 2 more of 33 cells answered than from 6)."""
 _SPARED = 2
 """Candidates that are left whatever the time."""
 _NOTHING = 1e-6
@@ -24,7 +27,7 @@ _FEWEST = 6
 """Prompts that two candidates are compared on."""
 
 Logs = Mapping[str, Mapping[Hashable, float]]
-"""By candidate, logarithms of each prompt's ratio."""
+"""Logarithms of each prompt's ratio, by candidate."""
 
 
 class LeaveReason(StrEnum):
@@ -83,7 +86,9 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) 
             found.append(_leave(name, LeaveReason.PAYS, mine, best=best, lead=means[best] - means[name]))
     gone = {each.candidate for each in found}
     left = sorted((name for name in logs if name not in gone), key=lambda each: -means[each])
-    if len(left) > _SPARED and len(logs[best]) + blocks_left < _count_needed(logs[best], bar):
+    asked, expected = len(logs[best]), len(logs[best]) + blocks_left
+    is_time = asked >= _HALVED_FROM or expected < _HALVED_FROM
+    if len(left) > _SPARED and is_time and expected < _count_needed(logs[best], bar):
         worse = left[max(_SPARED, (len(left) + 1) // 2) :]
         found += [
             _leave(name, LeaveReason.NO_TIME, logs[name], best=best, lead=means[best] - means[name]) for name in worse

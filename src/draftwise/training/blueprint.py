@@ -142,6 +142,6 @@ def choose_mask_token(wanted: int, target: FrozenTarget) -> int:
         InvalidSetup: there is no such token.
     """
     if wanted >= 0 and (fault := find_mask_fault(wanted, target.vocab_size, key=_MASK_OPTION, where=_MASK_OPTION)):
-        raise InvalidSetup(replace(fault, fix="Name one that texts do not contain."))
+        raise InvalidSetup(replace(fault, fix="Name a token that texts do not contain."))
     padding = target.config.get("pad_token_id")
     return wanted if wanted >= 0 else int(padding) if padding is not None else target.vocab_size - 1

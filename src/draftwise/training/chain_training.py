@@ -30,9 +30,9 @@ class UnrolledStep:
     """Outputs of one unrolled step, a row for each draft."""
 
     hidden_BRH: Tensor
-    """For the head."""
+    """Hidden states for the head."""
     carry_BRH: Tensor
-    """For the next step's row."""
+    """Hidden states for the next step's row."""
 
 
 class ChainNetwork(nn.Module):

@@ -88,7 +88,7 @@ def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple
     if not learned:
         raise InvalidSetup.because(
             "too-little-data",
-            f"There are {len(samples)} samples and none is left to learn from.",
+            f"There are {len(samples)} samples, but none is left to learn from.",
             where="data",
             fix="Give more data, or a smaller --heldout.",
         )
@@ -127,7 +127,7 @@ class BatchRows:
     """T."""
     num_learned: int
     num_tokens: int
-    """Without padding."""
+    """Tokens without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,7 +208,7 @@ def _mask_id(target: FrozenTarget, options: Mapping[str, Any]) -> int:
     if chosen is None or not 0 <= chosen < target.vocab_size:
         raise InvalidSetup.because(
             "no-mask-token",
-            f"The target's config.json names no padding token to use as the mask (got {chosen}).",
+            f"The target's config.json names no padding token for the mask (got {chosen}).",
             where="--mask-token-id",
             fix=f"Name a token below {target.vocab_size} that no text contains.",
         )
@@ -225,9 +225,9 @@ def _make(target: FrozenTarget, options: Mapping[str, Any]) -> Any:
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
         raise InvalidSetup.because(
             "bad-sizes",
-            f"A hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not fit.",
+            f"A hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not match.",
             where="--hidden-size",
-            fix="Each must be a multiple of the next, with an even number of values for a head.",
+            fix="Each must be a multiple of the next, and the size of a head must be even.",
         )
     carried = {key: target.config[key] for key in _CARRIED if key in target.config}
     config = LlamaConfig(

@@ -117,7 +117,7 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
         "unsupported-architecture",
         f"Architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
         where=where,
-        fix="A draft model needs no export; other drafters must be of a method that `draftwise train` has.",
+        fix="Draft models need no export. For other drafters, use a method that `draftwise train` has.",
     )
 
 
@@ -184,11 +184,11 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
         family.window_switch is None or bool(config.get(family.window_switch))
     )
     obstacles = {
-        "its heads of q and k are normed": family.qk_norm,
+        "its heads of q and k are normalized": family.qk_norm,
         "its output projections have biases": family.qkv_bias is None and bool(config.get("attention_bias")),
         "its MLP has biases": bool(family.mlp_bias_key and config.get(family.mlp_bias_key)),
         "it attends in a sliding window": window,
-        "it scales embeddings or what layers add": family.has_multipliers or family.is_gemma,
+        "it scales embeddings or layer outputs": family.has_multipliers or family.is_gemma,
         f"head_dim is {shape.head_dim}, not hidden_size / num_attention_heads": (
             shape.head_dim * shape.num_heads != shape.hidden_size
         ),

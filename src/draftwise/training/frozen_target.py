@@ -50,11 +50,11 @@ class FrozenTarget:
     """A causal language model that is not trained.
 
     Attributes:
-        model: of transformers.
+        model: a transformers model.
         path: its checkpoint directory.
         config: its config.json.
         dtype: the checkpoint's own, in which drafters are stored; states may have a different one.
-        device: of its weights.
+        device: holds its weights.
     """
 
     def __init__(self, model: Any, path: Path, config: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class FrozenTarget:
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
-            device: of its weights.
+            device: holds its weights.
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
             shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
             num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.

@@ -35,7 +35,7 @@ _SHARD_BYTES = 2**28
 _AT_ONCE = 16
 """Samples that the server is asked for at a time."""
 _MOST_DIFFERENCE = 0.05
-"""Between the server's states and ours, relative to their size: rounding to bfloat16 stays below."""
+"""Largest relative difference between the server's states and ours; rounding to bfloat16 stays below."""
 _CHECKED_TOKENS = 64
 
 
@@ -270,7 +270,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
         f"{url} writes other states than those of layers {_join(wanted)}: {_join(wrong)} differ from what "
         f"{target.path} computes.",
         where="--hidden-states",
-        fix=f"Serve this very target, with eagle_aux_hidden_state_layer_ids: [{_join(wanted)}].",
+        fix=f"Serve exactly this target, with eagle_aux_hidden_state_layer_ids: [{_join(wanted)}].",
     )
 
 
@@ -295,10 +295,10 @@ def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
     tensors = _take(Path(path))
     states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
     if states is None or ids is None or ids.tolist() != tokens or states.shape[:1] != ids.shape:
-        raise BackendError(f"{path} does not hold the hidden states of the {len(tokens)} tokens that were sent.")
+        raise BackendError(f"{path} does not hold the hidden states of the {len(tokens)} tokens that draftwise sent.")
     if states.shape[1] != num_states:
         raise BackendError(
-            f"{path} holds {states.shape[1]} states of a token; {num_states} are needed, the last layer's included."
+            f"{path} holds {states.shape[1]} states per token, but {num_states} are needed, including the last layer's."
         )
     return states
 
@@ -318,7 +318,7 @@ def _take(path: Path) -> Mapping[str, Tensor]:
         lock.unlink()
     except (OSError, SafetensorError) as error:
         raise BackendError(
-            f"{path}, where the server says that it wrote hidden states, cannot be read here: {error}. Its "
+            f"draftwise cannot read {path}, the file of hidden states that the server reported: {error}. Its "
             "shared_storage_path must be a folder that this machine sees under the same name."
         ) from None
     return tensors

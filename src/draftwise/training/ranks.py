@@ -103,7 +103,7 @@ def joined(device: str) -> Iterator[Ranks]:
         if size > (there := torch.cuda.device_count()):
             raise InvalidSetup.because(
                 "too-many-processes",
-                f"{size} processes were started on this machine, and it has {there} GPUs.",
+                f"{size} processes were started on this machine, but it has {there} GPUs.",
                 where="--nproc-per-node",
                 fix=f"Start {there}.",
             )

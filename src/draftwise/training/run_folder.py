@@ -47,7 +47,7 @@ class RunFolder:
                 "already-there",
                 f"{self.out} already holds a checkpoint.",
                 where=str(self.out),
-                fix="Choose another --out, or remove it.",
+                fix="Choose another --out, or remove the folder.",
             )
         if self.out.exists() and not self.out.is_dir():
             raise InvalidSetup.because(
@@ -76,7 +76,7 @@ class RunFolder:
                     "other-settings",
                     f"{self.out} holds an unfinished run with other settings: {shown}.",
                     where=str(self.out),
-                    fix="Give the same settings to resume it, or another --out.",
+                    fix="Repeat the same settings to resume it, or choose another --out.",
                 )
         self._write(self._settings, json.dumps(settings, indent=2) + "\n")
 
@@ -95,8 +95,8 @@ class RunFolder:
             free = shutil.disk_usage(self.path).free
             why = getattr(error, "strerror", None) or f"{free / 1e6:.0f} MB are free"
             raise StorageError(
-                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({why}); the one before is "
-                "kept. Make room there, and give the same command to resume the run."
+                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({why}). The previous "
+                "one is kept. Make room there, and repeat the command to resume the run."
             ) from None
 
     def load(self) -> dict[str, Any] | None:
@@ -107,7 +107,7 @@ class RunFolder:
         try:
             with zipfile.ZipFile(self._checkpoint) as archive:  # torch does not look at the sums
                 if (name := archive.testzip()) is not None:
-                    raise ValueError(f"{name} is not what was written")
+                    raise ValueError(f"{name} has changed")
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
             kept = [row for row in self.rows() if row["step"] <= state["step"]]
         except Exception as error:  # torch raises whatever its readers of archives and pickles do
@@ -121,7 +121,7 @@ class RunFolder:
             "damaged-training-state",
             f"{file} of the unfinished run cannot be read: {told[:200]}.",
             where=str(file),
-            fix=f"Restore it, or remove {self.path} to begin again.",
+            fix=f"Restore it, or remove {self.path} to start again.",
         )
 
     def append(self, row: Mapping[str, Any]) -> None:

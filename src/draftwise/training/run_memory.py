@@ -63,7 +63,7 @@ class TrainingMemory:
         parts = {"target": self.target, "drafter and optimizer": self.drafter, "hidden states": self.states}
         shown = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
         there = f" of {self.there / 1e9:.1f} GB" if self.there else ""
-        return f"memory of each process: {shown} = {self.known / 1e9:.2f} GB{there}, and what a batch's passes keep"
+        return f"memory of each process: {shown} = {self.known / 1e9:.2f} GB{there}, plus the activations of a batch"
 
     def check(self) -> None:
         """Make sure that what is certain to be needed is there.
@@ -74,7 +74,7 @@ class TrainingMemory:
         if self.there is not None and self.known > self.there:
             raise InvalidSetup.because(
                 "run-too-large",
-                f"The run needs more than the {self.there / 1e9:.1f} GB that a GPU has: {self}.",
+                f"The run needs more than the {self.there / 1e9:.1f} GB of a GPU: {self}.",
                 where="--batch-tokens",
                 fix="Halve --batch-tokens and double --accumulate, or use --shard on several GPUs.",
             )

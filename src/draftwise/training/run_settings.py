@@ -56,7 +56,7 @@ class TrainSettings:
     answers: str = "target"
     """`target`: the target's own answers to the data's prompts are learned; `given`: the data's texts."""
     temperature: float = 0.0
-    """Of those answers."""
+    """Sampling temperature of those answers."""
     answer_tokens: int = 256
     prompt_tokens: int = 64
     """Cut from texts that have no prompt."""
@@ -124,7 +124,9 @@ class TrainSettings:
         """
         there = torch.cuda.is_available()
         if self.device == "cuda" and not there:
-            raise InvalidSetup(_error("device", "is cuda, which this machine or torch does not have.", "Use cpu."))
+            raise InvalidSetup(
+                _error("device", "is cuda, but this machine or its torch does not support it.", "Use cpu.")
+            )
         return ("cuda" if there else "cpu") if self.device == "auto" else self.device
 
     def check_gpus(self, asked: int) -> None:
@@ -138,7 +140,7 @@ class TrainSettings:
             raise InvalidSetup(_error("gpus", f"must be at least 1, got {asked}."))
         if asked > there and self.device != "cpu":
             fix = f"Use --gpus {there}." if there else "Leave it out, or use --device cpu for processes without a GPU."
-            raise InvalidSetup(_error("gpus", f"asks for {asked} GPUs, and this machine has {there}.", fix))
+            raise InvalidSetup(_error("gpus", f"asks for {asked} GPUs, but this machine has {there}.", fix))
 
     def resolve(self, *, learning_rate: float, num_ranks: int = 1, target_bytes: int = 0) -> TrainSettings:
         """Return the settings with every None resolved.
@@ -155,21 +157,21 @@ class TrainSettings:
         accumulate = num_ranks if self.accumulate is None else self.accumulate
         if accumulate % num_ranks:
             fix = f"Use a multiple of {num_ranks}."
-            message = f"is {accumulate}: {num_ranks} processes cannot share as many batches evenly."
+            message = f"is {accumulate}: {num_ranks} processes cannot split that many batches evenly."
             raise InvalidSetup(_error("accumulate", message, fix))
         is_large = num_ranks > 1 and _is_large(target_bytes, device) and not self.states_url
         shard = is_large if self.shard is None else self.shard and (num_ranks > 1 or is_launched())
         if shard and self.hidden_states != "online":
             fix = "Use --hidden-states online, or --no-shard."
-            whole = "is disk, for which each GPU needs the whole target."
-            served = "is a server, beside which there is no target to divide."
+            whole = "is disk, but then each GPU needs the whole target."
+            served = "is a server, so there is no target here to split."
             raise InvalidSetup(_error("hidden_states", served if self.states_url else whole, fix))
         has_muon = hasattr(torch.optim, "Muon") and not shard
         if self.optimizer == "muon" and shard:
-            raise InvalidSetup(_error("optimizer", "is muon, which needs whole matrices.", "Use adamw with --shard."))
+            raise InvalidSetup(_error("optimizer", "is muon, but it needs whole matrices.", "Use adamw with --shard."))
         if self.optimizer == "muon" and not has_muon:
             fix = "Use adamw, or torch 2.9 or newer."
-            raise InvalidSetup(_error("optimizer", "is muon, which this torch does not have.", fix))
+            raise InvalidSetup(_error("optimizer", "is muon, but this torch does not have it.", fix))
         return dataclasses.replace(
             self,
             device=device,

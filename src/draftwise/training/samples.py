@@ -57,9 +57,9 @@ def read_samples(
         if kind not in (".txt", ".jsonl"):
             raise InvalidSetup.because(
                 "unknown-data",
-                f"{path} is of an unknown kind.",
+                f"{path} has an unknown file type.",
                 where=str(path),
-                fix="Give .txt, .jsonl, .txt.gz or .jsonl.gz.",
+                fix="Use .txt, .jsonl, .txt.gz or .jsonl.gz.",
             )
         try:
             with open_plain(path) as file:
@@ -123,9 +123,9 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
     else:
         raise InvalidSetup.because(
             "bad-entry",
-            f"{where} has none of text, prompt, messages and token_ids; its keys are {', '.join(entry) or 'none'}.",
+            f"{where} has none of text, prompt, messages and token_ids. Its keys are {', '.join(entry) or 'none'}.",
             where=where,
-            fix="Give one of them in each line.",
+            fix="Give each line one of them.",
         )
     tokens = (prompt + answer)[:max_length] if answer else prompt[-max_length:]
     if tokens:

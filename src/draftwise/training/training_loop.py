@@ -38,7 +38,7 @@ class Evaluation:
 
     loss: float
     stats: SpecStats
-    """Of drafts at every position of the held-out answers."""
+    """Draft statistics at every position of the held-out answers."""
 
     @property
     def acceptance(self) -> tuple[float, ...]:
@@ -229,7 +229,7 @@ class TrainingRun:
                 "diverged",
                 f"The loss is {loss} at step {step}.",
                 where="--lr",
-                fix=f"Use less than {settings.lr:g}, or a longer --warmup; the last checkpoint is from before.",
+                fix=f"Use less than {settings.lr:g}, or a longer --warmup. The last checkpoint is from before.",
             )
         self._loss_sum.zero_()
         self._loss_count = 0

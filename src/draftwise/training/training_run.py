@@ -48,7 +48,7 @@ from draftwise.version import __version__
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
-"""In what safetensors, which is written in Rust, raises."""
+"""Text in errors of safetensors, which is written in Rust."""
 _STOP_S = 120
 """How long the ranks have to end their step and write a checkpoint before they are killed."""
 
@@ -89,8 +89,8 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
         if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
             raise
         raise StorageError(
-            f"The disk of {settings.out}, or that of --cache, is full. Make room there, and give the same command to "
-            "resume the run at its last checkpoint."
+            f"The disk of {settings.out} or --cache is full. Make room there, and repeat the command to resume "
+            "the run at its last checkpoint."
         ) from None
 
 
@@ -346,7 +346,8 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
             rank, failure = error.get_first_failure()
             raise InvalidSetup.because(
                 "rank-died",
-                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the others with it.",
+                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the launcher ended "
+                "the others.",
                 fix="The same command resumes the run at its last checkpoint.",
             ) from None
         except SignalException:

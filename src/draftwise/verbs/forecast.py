@@ -80,7 +80,7 @@ class ForecastResult(Result):
     differences: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     """What of the run is not as it was calibrated and replayed, in words."""
     calibration: Calibration = field(metadata=HIDDEN)
-    """With the errors of the forecasts that were compared."""
+    """The calibration, with the errors of the compared forecasts."""
     file: Path | None = field(default=None, metadata=HIDDEN)
     """File of the calibration, if it was given as one."""
     group: str | None = field(default=None, metadata=HIDDEN)

@@ -44,7 +44,7 @@ class JobState:
     planned: int | None
     """Steps of the whole work; null until that is known."""
     seconds: float
-    """Since it was started."""
+    """Seconds since the start."""
     seconds_left: float | None
     notices: tuple[Finding, ...]
     """What was found on the way, the newest last."""

@@ -33,7 +33,7 @@ class ListedRun:
     release: str
     """Version of the servers, several joined by a comma."""
     decision: str
-    """In words; empty for a run whose report was not made."""
+    """The decision in words; empty for a run without a report."""
     verdict: str
     """`adopt` if a candidate is adopted anywhere, else the verdict of the fastest; empty if unknown."""
     candidate: str

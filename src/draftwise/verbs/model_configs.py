@@ -24,7 +24,7 @@ _OPTION = "--config-from"
 _CONFIG = "config.json"
 _HUB = "https://huggingface.co"
 _MOST_BYTES = 64 << 20
-"""Of one file: the index of the largest models has some 20 MB."""
+"""Largest file: the index of the largest models has about 20 MB."""
 
 
 @contextmanager

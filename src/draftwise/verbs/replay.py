@@ -279,10 +279,10 @@ class _Workshop:
     forced: bool
     """Whether everything is replayed by forced decoding."""
     settings: Mapping[str, Any]
-    """Of the engine; None where its default holds."""
+    """Engine settings; None keeps the default."""
     target_url: str | None = None
     draft_url: str | None = None
-    """Of the server that runs the draft model; None where it is on disk."""
+    """Address of the draft model's server; None if the model is on disk."""
 
     def make_candidate(self, spec: SpecConfig) -> ReplayCandidate:
         """Return a candidate with what replays it.

@@ -125,7 +125,7 @@ class ToolAnswer:
     """What a call led to."""
 
     text: str
-    """As a terminal shows it."""
+    """The result as a terminal shows it."""
     document: dict[str, Any]
     is_error: bool = False
 

@@ -157,7 +157,9 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     limits = " ".join(_list_limits(probed, answers))
     if found is None or found.differs is None:
         told = (
-            "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
+            ""
+            if found is None
+            else (f"Only {found.num_comparable} of {found.num_prompts} prompts have the same text as before. ")
         )
         text = f"Cannot tell whether engine and drafter have changed. {told}{limits}".rstrip()
         return Finding.warning("probe-undecided", text, where=where), found
@@ -262,7 +264,7 @@ def record_baseline(
             "probe-undecided",
             "The probe's steps cannot be counted on this server, so no later probe could be compared.",
             where="--record-baseline",
-            fix=("Start it with --stream-interval 1 or, from vLLM 0.29 on, with --per-request-spec-decode-metrics."),
+            fix="Start it with --stream-interval 1 or, from vLLM 0.29 on, with --per-request-spec-decode-metrics.",
         )
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)

@@ -15,7 +15,7 @@ class ExpectedRow:
     """What the baseline says; null where it does not say."""
 
     tokens_per_step: float | None
-    """As measured."""
+    """Measured tokens per step."""
     break_even: float | None
     """Tokens per step below which speculation does not pay."""
     crossover: float | None
@@ -77,17 +77,17 @@ class WindowRow:
     wasted_per_token: float | None
     """Rejected draft tokens per output token."""
     seconds_per_token: float | None
-    """Between tokens of a stream, over finished requests."""
+    """Seconds between tokens of a stream, over finished requests."""
     step_s: float | None
     """Seconds per token x tokens per step."""
     output_tokens_per_s: float | None
-    """Of all engines."""
+    """Sum over all engines."""
     engine_steps_per_s: float | None
     """Forward passes, of all engines."""
     finished_per_s: float | None
     """Requests that ended, of all engines."""
     preemptions_per_s: float | None
-    """Of all engines."""
+    """Sum over all engines."""
     prefix_hit_rate: float | None
     """Share of the prompt tokens looked up in the prefix cache that were there."""
     prefill_s_per_token: float | None
@@ -95,17 +95,17 @@ class WindowRow:
     decode_share: float | None
     """Decode time / (queue + prefill + decode time)."""
     mean_queue_s: float | None
-    """Of a finished request."""
+    """Mean of finished requests."""
     mean_first_token_s: float | None
-    """From arrival to the first token."""
+    """Mean seconds from arrival to the first token."""
     mean_prompt_tokens: float | None
-    """Of a finished request."""
+    """Mean of finished requests."""
     mean_output_tokens: float | None
-    """Of a finished request."""
+    """Mean of finished requests."""
     rate_per_pos: tuple[float, ...]
-    """By draft position: share of all drafts accepted up to it."""
+    """Share of all drafts accepted up to each position."""
     conditional_rate_per_pos: tuple[float, ...]
-    """By draft position: share accepted of those accepted up to the one before."""
+    """Share accepted at each position, of the drafts accepted up to the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

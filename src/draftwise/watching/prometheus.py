@@ -108,7 +108,7 @@ class PrometheusApi:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await self._wire.get(path)
         except TimeoutError:
-            raise BackendError(f"{self.url} does not answer within {_TIMEOUT_S:g} s.") from None
+            raise BackendError(f"{self.url} did not answer within {_TIMEOUT_S:g} s.") from None
         except BrokenStream as error:
             raise BackendError(f"{self.url} does not answer ({error}).") from None
         try:
@@ -226,16 +226,14 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
         BackendError: there are no series, or they are of several services or models.
     """
     if not series:
-        raise BackendError(f"{url} has recorded no counters of such a service in the last minutes.")
+        raise BackendError(f"{url} recorded no counters of such a service in the last minutes.")
     for label, option in (("service", "--service"), ("namespace", "--namespace")):
         values = sorted({each["metric"].get(label, "") for each in series} - {""})
         if len(values) > 1:
-            raise BackendError(
-                f"{url} has recorded several services, of which {option} names one: {', '.join(values)}."
-            )
+            raise BackendError(f"{url} recorded several services. Choose one with {option}: {', '.join(values)}.")
     models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if len(models) > 1:
-        raise BackendError(f"{url} has recorded several models. Choose one with --model: {', '.join(models)}.")
+        raise BackendError(f"{url} recorded several models. Choose one with --model: {', '.join(models)}.")
     return series
 
 

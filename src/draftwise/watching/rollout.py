@@ -50,7 +50,7 @@ def parse_time(text: str) -> float | None:
     except ValueError:
         raise InvalidSetup.because(
             "not-a-time",
-            f"{text!r} is no time.",
+            f"{text!r} is not a time.",
             where="--since-rollout",
             fix=f"Example: 2026-11-22T20:31Z, or {LAST}.",
         ) from None
@@ -79,14 +79,14 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
     if rollout is None:
         return Finding.warning(
             "rollout-unknown",
-            "Prometheus did not record when the servers started, so no roll-out is known.",
+            "Prometheus did not record when the servers started, so it shows no roll-out.",
             where="--since-rollout",
-            fix="Give its start time.",
+            fix="Pass its start time.",
         )
     span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
     text = f"{rollout.num_servers} of today's servers started in the roll-out of {span}."
     if before is None or after is None:
-        text += f" Nothing is known about the time {'before' if before is None else 'after'} it."
+        text += f" Nothing is known about the time {('before' if before is None else 'after')} it."
     else:
         readings = "; ".join(_compare(before, after))
         text += f" Before and after: {readings}." if readings else " Neither side had traffic to compare."

@@ -23,8 +23,8 @@ def describe_stall(window: Window, seconds: float) -> str:
     """Return a sentence that names the engine."""
     load, engine = window.load, f", engine {window.engine}" if window.engine else ""
     return (
-        f"{window.instance}{engine} has {load.running or 0:.0f} requests running and "
-        f"{load.waiting or 0:.0f} waiting, but made no token for {seconds:.0f} s."
+        f"{window.instance}{engine} has {load.running or 0:.0f} requests running and {load.waiting or 0:.0f} "
+        f"waiting, but has made no token for {seconds:.0f} s."
     )
 
 

@@ -29,8 +29,8 @@ _IMPOSSIBLE = 10 * _FASTEST
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
-    "a gateway has no metrics of its own there. Give the address of each server (port 8000 of a "
-    "pod, or the /metrics that Prometheus scrapes), or --prometheus URL"
+    "a gateway has no metrics of its own there. Pass the address of each server (port 8000 of a pod, or the /metrics "
+    "page that Prometheus scrapes), or --prometheus URL"
 )
 _OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
@@ -280,7 +280,7 @@ class HttpPage:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._wire.get(_METRICS)
         except TimeoutError:
-            raise BackendError(f"{self.instance} does not show its counters within {self._timeout_s:g} s.") from None
+            raise BackendError(f"{self.instance} did not return its counters within {self._timeout_s:g} s.") from None
         except BrokenStream as error:
             raise BackendError(f"{self.instance} does not answer ({error}).") from None
         if not 200 <= answer.status < 300:
@@ -528,7 +528,7 @@ def find_several(where: str) -> Finding:
         f"Several servers answer in turn at {where}: the process start time and the counters jump back "
         "and forth. Nothing is computed from them.",
         where=where,
-        fix="Give the address of each pod, or use --prometheus, which scrapes each of them.",
+        fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
     )
 
 
@@ -546,7 +546,7 @@ def find_twice(looks: Iterable[Look]) -> Iterator[Finding]:
                     "counters."
                 ),
                 where=second.instance,
-                fix="Give each server once, in its own pool.",
+                fix="Pass each server once, in its own pool.",
             )
 
 

@@ -21,11 +21,11 @@ def find_misleading(window: Window) -> Iterator[Finding]:
     if first and tokens and first >= _MUCH * tokens and window.tokens_per_decode_step and window.tokens_per_step:
         yield _note(
             "first-tokens-count",
-            f"Prefill emits the first token of each answer: {first:.0f} of {tokens} tokens here. Tokens "
-            f"per step are {window.tokens_per_step:.2f} with them, and {window.tokens_per_decode_step:.2f} "
-            "in decoding.",
+            f"Prefill emits the first token of each answer: {first:.0f} of {tokens} tokens here. Tokens per step "
+            f"are {window.tokens_per_step:.2f} with them and {window.tokens_per_decode_step:.2f} in decoding "
+            "alone.",
             window,
-            "Compare it with a break-even that was measured with answers of that length.",
+            "Compare it with a break-even measured on answers of the same length.",
         )
     drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
     decoding = None if steps is None else steps - (first or 0)
@@ -33,10 +33,10 @@ def find_misleading(window: Window) -> Iterator[Finding]:
         yield _note(
             "drafts-on-some-steps",
             f"Only {drafts / decoding:.0%} of the steps have a draft. Acceptance length "
-            f"{window.acceptance_length:.2f} covers only these; all steps together give "
-            f"{window.tokens_per_step:.2f} tokens.",
+            f"{window.acceptance_length:.2f} covers only these. All steps together give "
+            f"{window.tokens_per_step:.2f} tokens each.",
             window,
-            "Judge by tokens per step; acceptance length and rate leave out the steps without a draft.",
+            "Judge by tokens per step. Acceptance length and rate ignore the steps without a draft.",
         )
 
 

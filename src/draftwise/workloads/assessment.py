@@ -41,11 +41,11 @@ class WorkloadProfile:
     chats: int
     prompt_tokens: Lengths
     output_tokens: Lengths
-    """Of `max_tokens`: what answers reach where they are forced, and never pass where they are not."""
+    """Lengths of `max_tokens`: forced answers reach it, other answers never exceed it."""
     forced: int
     """Prompts whose answers go on to `max_tokens`."""
     span_s: float | None
-    """From the first recorded arrival to the last; None without recorded arrivals."""
+    """Seconds from the first recorded arrival to the last; None without recorded arrivals."""
     rate_per_s: float | None
     burstiness: float | None
     """Standard deviation over mean of the gaps between arrivals: 1 for a Poisson process, 0 for equal gaps."""

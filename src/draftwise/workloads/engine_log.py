@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -40,43 +40,54 @@ def is_engine_log(begin: str) -> bool:
     return any(pattern.search(begin) for pattern in (_HEAD, _RECEIVED, _GENERATED))
 
 
-def read_engine_log(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number of the line, request) in the order in which requests were received.
+class EngineLog:
+    """Puts the lines of a log together, given in their order, into requests.
 
     A request has `vllm_request` (its id), `time` (seconds from some beginning: the log has no year), `body` (None where
     the log has no prompt), `prompt_token_ids`, `response`, and `cut` where `--max-log-len` cut a text.
     """
-    requests: dict[str, _Request] = {}
-    cut_at: int | None = None
-    time, years, last = None, 0.0, None
-    for number, line in enumerate(lines, 1):
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Request] = {}
+        self._cut_at: int | None = None
+        self._time: float | None = None
+        self._last: float | None = None
+        self._years = 0.0
+
+    def add(self, number: int, line: str, time: Any = None) -> None:
+        """Take in a line.
+
+        Args:
+            number: of the line in its file.
+            line: its text.
+            time: given by what stands around the line, which has a year; None: the line's own counts.
+        """
         if head := _HEAD.search(line):
-            time = _seconds(head[1])
-            if last is not None and time is not None and time < last - 180 * 86400:
-                years += 366 * 86400
-            last = time if time is not None else last
+            self._time = _seconds(head[1])
+            if self._last is not None and self._time is not None and self._time < self._last - 180 * 86400:
+                self._years += 366 * 86400
+            self._last = self._time if self._time is not None else self._last
         if found := _CUT_AT.search(line):
-            cut_at = int(found[1])
+            self._cut_at = int(found[1])
         for pattern in (_RECEIVED, _DETAILS, _BODY, _GENERATED, _GENERATED_IDS):
             if found := pattern.search(line):
-                known = _find(requests, found["id"])
+                known = self._requests.get(_key(found["id"]))
                 if known is None:
                     if pattern in (_GENERATED, _GENERATED_IDS):
                         break  # received before this log begins
-                    known = requests[_key(found["id"])] = _Request(number, found["id"])
+                    known = self._requests[_key(found["id"])] = _Request(number, found["id"])
                 if pattern is _RECEIVED:
-                    known.time = None if time is None else time + years
+                    known.time = time if time is not None or self._time is None else self._time + self._years
                 known.add(found)
                 break
-    yield from _rows(list(requests.values()), cut_at)
 
-
-def _rows(requests: list[_Request], cut_at: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    texts = {each.prompt for each in requests if each.prompt}
-    longest, count = max(Counter(map(len, texts)).items(), default=(0, 0))
-    limit = cut_at or (longest if count >= _SAME else None)
-    for each in requests:
-        yield each.number, each.to_row(limit)
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield (number of the line, request) in the order in which requests were received."""
+        texts = {each.prompt for each in self._requests.values() if each.prompt}
+        longest, count = max(Counter(map(len, texts)).items(), default=(0, 0))
+        limit = self._cut_at or (longest if count >= _SAME else None)
+        for each in self._requests.values():
+            yield each.number, each.to_row(limit)
 
 
 def _key(request: str) -> str:
@@ -84,14 +95,10 @@ def _key(request: str) -> str:
     return re.sub(r"-0$", "", re.sub(r"^(?:chatcmpl|cmpl|resp)[-_]", "", request))
 
 
-def _find(requests: dict[str, _Request], request: str) -> _Request | None:
-    return requests.get(_key(request))
-
-
 class _Request:
     def __init__(self, number: int, request: str) -> None:
         self.number, self.id = number, request
-        self.time: float | None = None
+        self.time: Any = None
         self.prompt: str | None = None
         self._prompt_ids: tuple[int, ...] = ()
         self._params = ""

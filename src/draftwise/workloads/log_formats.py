@@ -19,7 +19,7 @@ _ANSWERS = ("answer", "response", "completion", "output", "generated_text", "gen
 _NUMBERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "arrival_s", "output_tokens", "temperature")
 _BODIES = {"choices": list, "output": list, "usage": Mapping, "error": Mapping, "status_code": int, "role": str}
 """Keys that the bodies of answers have, and what they hold there."""
-_PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "data")
+_PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "data")
 """Lists that hold the rows: pages of APIs (Langfuse, Phoenix), a Langfuse trace, OTLP and Jaeger files."""
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "from", "value")
 _LOST = {
@@ -37,7 +37,7 @@ class Logged:
     """One logged request."""
 
     body: Mapping[str, Any]
-    """As it was sent to the server: `messages`, `prompt` or `input`, and parameters."""
+    """The request body: `messages`, `prompt` or `input`, and parameters."""
     bare: bool = False
     """Whether the line is nothing but the body, so that its keys are the user's own."""
     response: Any = None
@@ -104,6 +104,12 @@ def find_logged(row: Line) -> Logged | None:
         return None
 
 
+def has_request(row: Line) -> bool:
+    """Whether a line holds what was sent."""
+    logged = find_logged(row)
+    return logged is not None and any(key in logged.body for key in _BODY_KEYS)
+
+
 def _find(row: Line) -> Logged | None:
     for each in FORMATS:
         line = read_span(row) if each.is_span else row
@@ -150,18 +156,18 @@ def _read(row: Line, form: LogFormat) -> Logged | None:
     given = next((each for place in form.request if (each := _request(_at(row, place), form)) is not None), None)
     if given is None and not form.lacks:
         return None
-    response = _response(_first(row, form.response))
+    response = _response(find_first(row, form.response))
     skipped = _skipped(row, form, given, response)
     if given is None:
-        return Logged(body={}, skipped=skipped, id=_text(_first(row, form.id)), lacks=form.lacks, fix=form.fix)
+        return Logged(body={}, skipped=skipped, id=_text(find_first(row, form.id)), lacks=form.lacks, fix=form.fix)
     body = given if isinstance(given, Mapping) else {"prompt" if isinstance(given, str) else "messages": given}
     parameters = [each for place in form.parameters if isinstance(each := from_json_text(_at(row, place)), Mapping)]
     return Logged(
         body={key: value for each in (*parameters, body) for key, value in each.items()},
         response=response,
-        id=_text(_first(row, form.id)),
-        time=_first(row, form.time),
-        output_tokens=_first(row, form.output_tokens),
+        id=_text(find_first(row, form.id)),
+        time=find_first(row, form.time),
+        output_tokens=find_first(row, form.output_tokens),
         conversation=form.conversation,
         skipped=skipped,
     )
@@ -268,7 +274,7 @@ def _read_bare(row: Line) -> Logged | None:
         bare=True,
         response=_response(next((row[key] for key in _ANSWERS if row.get(key)), None)),
         id=_text(row.get("id")),
-        time=_first(row, _TIMES),
+        time=find_first(row, _TIMES),
         output_tokens=row.get("output_tokens"),
     )
 
@@ -300,7 +306,8 @@ def _at(row: Line, place: str) -> Any:
     return node
 
 
-def _first(row: Line, places: tuple[str, ...]) -> Any:
+def find_first(row: Line, places: tuple[str, ...]) -> Any:
+    """Return what is at the first of some places that has anything; None where none has."""
     return next((each for place in places if (each := _at(row, place)) is not None), None)
 
 

@@ -12,6 +12,7 @@ from draftwise.core import Origin, Prompt
 from draftwise.workloads.conversation import Turns, as_chat, plain_text, split_turns, to_messages
 from draftwise.workloads.log_formats import SHAPES, Logged, find_logged, join_batches
 from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_recorded, token_ids_of
+from draftwise.workloads.logged_spans import join_messages
 from draftwise.workloads.text_lengths import Tokens
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
@@ -55,7 +56,7 @@ class LogReader:
 
         `rebase`: count arrivals from the first one.
         """
-        values = join_batches([row.value for row in rows])
+        values = join_batches(join_messages([row.value for row in rows]))
         joined = [replace(row, value=value) for row, value in zip(rows, values, strict=True) if value is not None]
         drafts = [draft for row in joined for draft in self._drafts_of(row)]
         if not drafts and self._bodiless is not None:

@@ -16,7 +16,8 @@ _VALUES = ("stringValue", "intValue", "doubleValue", "boolValue", "value")
 _OPERATIONS = ("chat", "text_completion", "completion", "generate_content")
 """`gen_ai.operation.name` of requests to a model; an `invoke_agent` span repeats what its children hold."""
 _EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
-"""Messages as events of a span, in the conventions up to 1.36."""
+"""Messages as events of a span, or as log records, in the conventions up to 1.36."""
+_CHOICE = "gen_ai.choice"
 _OPAQUE = ("arguments", "parameters", "parts", "content", "input", "output")
 _DEEPEST = 40
 
@@ -52,9 +53,39 @@ def read_span(row: Row) -> Row | None:
         "response": response,
         "kind": _kind(tree),
         "id": _first(row, "span_id", "spanId", "spanID", "SpanId"),
-        "time": _first(row, "startTimeUnixNano", "start_time", "startTime", "Timestamp"),
+        "time": _first(row, "startTimeUnixNano", "start_time", "startTime", "Timestamp", "timeUnixNano", "timestamp"),
         "failed": _has_failed(row),
     }
+
+
+def is_message(row: Any) -> bool:
+    """Whether a row is a log record that holds one message of a request."""
+    return isinstance(row, Mapping) and _event_name(row) in {*_EVENTS, _CHOICE}
+
+
+def join_messages(rows: Sequence[Any]) -> list[Any]:
+    """Return the rows with the messages of each request put into its first one's place, as a span with events, and
+    None in the places of the others: log records have their span in common."""
+    spans: dict[tuple[Any, Any], dict[str, Any]] = {}
+    joined = list(rows)
+    for place, row in enumerate(rows):
+        if not is_message(row):
+            continue
+        key = _first(row, "traceId", "trace_id"), _first(row, "spanId", "span_id")
+        event = {"name": _event_name(row), "attributes": _any_value(row.get("body"))}
+        if key in spans:
+            spans[key]["events"].append(event)
+            joined[place] = None
+        else:
+            attributes = {"gen_ai.operation.name": "chat", **(_attributes_of(row) or {})}
+            time = _first(row, "timeUnixNano", "timestamp")
+            spans[key] = {"spanId": key[1], "startTime": time, "attributes": attributes, "events": [event]}
+            joined[place] = spans[key]
+    return joined
+
+
+def _event_name(row: Row) -> Any:
+    return _first(row, "eventName", "event_name") or (_attributes_of(row) or {}).get("event.name")
 
 
 def _attributes_of(row: Row) -> Row | None:
@@ -190,7 +221,7 @@ def _from_events(events: Sequence[Row]) -> tuple[Any, Any]:
             continue
         if name in _EVENTS:
             asked.append({"role": _EVENTS[name], **own})
-        elif name == "gen_ai.choice":
+        elif name == _CHOICE:
             message = from_json_text(own.get("message"))
             whole = message if isinstance(message, Mapping) else {"content": own.get("content", message)}
             said.append({"role": "assistant", **whole})

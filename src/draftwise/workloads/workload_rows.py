@@ -9,18 +9,19 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources.abc import Traversable
 from io import BufferedReader, TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from typing import IO, Any, cast
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.workloads.engine_log import is_engine_log, read_engine_log
-from draftwise.workloads.log_formats import open_page
+from draftwise.workloads.engine_log import EngineLog, is_engine_log
+from draftwise.workloads.log_formats import find_logged, has_request, open_page
+from draftwise.workloads.wrapped_lines import LOOKED_AT, LogLine, find_wrapper, parse_line, unwrap
 
 MAX_ROWS = 10_000
 """Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
@@ -31,6 +32,7 @@ _GAP = re.compile(r"[,\s]*")
 _JSON_FIX = "One JSON object a line, or one JSON array of objects."
 _CSV_FIX = 'Quote each text that contains a comma, a quote or a line end ("a, b"), and double the quotes in it.'
 _PEEKED = 1 << 16
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +93,14 @@ def read_rows(
 
 @contextmanager
 def open_plain(file: Traversable) -> Iterator[BufferedReader]:
-    """Open a file for reading bytes, unpacked where its name ends in `.gz`.
+    """Open a file for reading bytes, unpacked where its name ends in `.gz` or it begins like a gzip file.
 
     Raises:
         OSError, EOFError: it cannot be read, here or later.
     """
     with file.open("rb") as raw:
-        yield cast(BufferedReader, gzip.GzipFile(fileobj=raw) if file.name.endswith(".gz") else raw)
+        is_packed = file.name.endswith(".gz") or cast(BufferedReader, raw).peek(len(_GZIP)).startswith(_GZIP)
+        yield cast(BufferedReader, gzip.GzipFile(fileobj=raw) if is_packed else raw)
 
 
 def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,28 +179,52 @@ def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw
     if name.removesuffix(".gz").endswith(".csv"):
         header = begin.partition(b"\n")[0].decode(errors="replace")
         yield from _csv_rows(stream, name, faults, "," if "," in header else max(",;\t", key=header.count))
-    elif _ARRAY.match(begin) or (begin[:1] == b"[" and not _is_text_log(begin)):
-        yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults))
-    elif begin[:1] == b"{" and _is_spread(begin):
-        yield from _pages(_array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults, bare=True))
-    elif begin[:1] != b"{" and _is_text_log(begin):
-        lines = TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
-        yield from (_parsed(number, f"{name}:{number}", row) for number, row in read_engine_log(lines))
+    elif _ARRAY.match(begin) or (begin[:1] == b"{" and _SPREAD.match(begin)):
+        reader = codecs.getreader("utf-8-sig")(stream, "replace")
+        rows = _pages(_array_rows(reader, name, faults, bare=begin[:1] == b"{"))
+        first = list(islice(rows, LOOKED_AT))
+        rows = chain(first, rows)
+        is_log = find_wrapper(list(_open_rows(first))) is not None
+        yield from _log_rows(_open_rows(rows), name) if is_log else rows
     else:
-        yield from _pages(_line_rows(stream, name, faults))
+        lines = list(islice(stream, LOOKED_AT))
+        is_log = find_wrapper(list(_log_lines(lines, name))) is not None or (begin[:1] != b"{" and _is_text_log(begin))
+        whole = chain(lines, stream)
+        yield from _log_rows(_log_lines(whole, name), name) if is_log else _pages(_line_rows(whole, name, faults))
+
+
+def _log_rows(lines: Iterator[LogLine], name: str) -> Iterator[_Raw]:
+    """Yield the requests in the lines of a log, where other lines may stand between them."""
+    log = EngineLog()
+    for line in unwrap(lines):
+        if isinstance(line.value, str):
+            log.add(line.number, line.value, to_seconds(line.time))
+        elif (logged := find_logged(line.value)) is not None and (logged.skipped or has_request(line.value)):
+            time = {"timestamp": line.time} if logged.time is None and line.time is not None else {}
+            yield _parsed(line.number, line.where, {**line.value, **time})
+    yield from (_parsed(number, f"{name}:{number}", row) for number, row in log.rows())
+
+
+def _log_lines(lines: Iterable[bytes], name: str) -> Iterator[LogLine]:
+    for number, line in enumerate(lines, 1):
+        value = parse_line(line.decode("utf-8-sig", "replace").rstrip("\r\n"))
+        for each in open_page(value):
+            yield LogLine(number=number, where=f"{name}:{number}", value=each)
+
+
+def _open_rows(rows: Iterable[_Raw]) -> Iterator[LogLine]:
+    for raw in rows:
+        if (row := raw.parse()) is not None:
+            yield LogLine(number=raw.number, where=row.where, value=row.value)
 
 
 def _is_text_log(begin: bytes) -> bool:
     return is_engine_log(begin.decode(errors="replace"))
 
 
-_ARRAY = re.compile(rb"\[\s*\{")
+_ARRAY = re.compile(rb'\[\s*(?:[\[\]{"]|$)')
 _SPREAD = re.compile(rb'\{[ \t]*\r?\n\s*(?:"|\})')
-
-
-def _is_spread(begin: bytes) -> bool:
-    """Whether a file begins with an object over several lines, as APIs, `jq` and console exporters write them."""
-    return _SPREAD.match(begin) is not None
+"""An object over several lines, as APIs, `jq` and console exporters write them."""
 
 
 def _pages(rows: Iterator[_Raw]) -> Iterator[_Raw]:
@@ -222,7 +249,7 @@ def _is_row(value: Any) -> bool:
     return next(open_page(value), None) is value
 
 
-def _line_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
+def _line_rows(stream: Iterable[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
     for number, line in enumerate(stream, 1):
         if line.strip():
             yield _Raw(number, lambda line=line, number=number: _parse_line(line, f"{name}:{number}", faults))  # type: ignore[misc]

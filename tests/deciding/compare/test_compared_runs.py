@@ -66,7 +66,7 @@ class TestStillTrue:
         compared = compare(measured(1.06), measured(1.06, seed=1))
         assert [each.kept for each in compared.verdicts] == [VerdictOutcome.NEITHER]
         assert compared.is_still_true is None
-        assert describe_comparison(compared).startswith("It cannot be told")
+        assert describe_comparison(compared).startswith("Cannot tell whether the answer is still true")
 
     def test_a_faster_server_shows_arm_by_arm(self) -> None:
         faster = Truth(step_s=lambda prompt, condition: 0.008)
@@ -104,7 +104,7 @@ class TestLikeForLike:
         assert compared.is_like_for_like
         assert compared.is_still_true is True
         assert {change.how for cell in compared.cells for change in cell.changes} == {"paired"}
-        assert any("12 prompts that both asked" in note for note in list_notes(compared)) is (one != other)
+        assert any("12 prompts that both sides used" in note for note in list_notes(compared)) is (one != other)
 
     @pytest.mark.parametrize("shared", [0, 5])
     def test_other_prompts_are_one(self, shared: int) -> None:

@@ -109,7 +109,9 @@ def test_prompts_that_another_load_asked_before_are_not_new() -> None:
     assert loaded.verdict is not Verdict.ADOPT
     texts = [found.message for each in (alone, loaded) for found in each.findings if found.code in FIRST_OR_NONE]
     assert len(texts) == 2
-    assert all(f"{WHY[CANDIDATE]}), and that prompts gain nothing by coming back" in text for text in texts)
+    assert all(
+        f"{WHY[CANDIDATE]}), and nothing shows that prompts gain nothing from repetition" in text for text in texts
+    )
 
 
 def test_blocks_whose_answers_were_set_aside_had_been_asked() -> None:

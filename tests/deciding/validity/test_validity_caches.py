@@ -67,7 +67,7 @@ def test_salts_keep_passes_and_loads_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "cause"), [(1, "a drafter that also reads the prompt"), (4, "each step verifies k + 1 tokens")]
+    ("concurrency", "cause"), [(1, "the drafter also reads the prompt"), (4, "each step verifies k + 1 tokens")]
 )
 def test_late_first_tokens_come_with_their_usual_cause(tmp_path: Path, concurrency: int, cause: str) -> None:
     late = replace(QUICKER, first_token_s=0.030)

@@ -96,7 +96,7 @@ def test_gpus_that_are_not_asked_after_every_turn(good: Run) -> None:
     """The same reading stays for four turns, so that nobody knows which arm it was."""
     run = with_device(good, lambda n, _: gpu(limited_s={"sw_power_cap": 0.5 * (n // 4 * 4)}, read_s=float(n // 4 * 4)))
     assert graded(run) == {"gpu-power-capped": Severity.INFO}
-    assert "power limit for 50% of the time: its clock" in findings(run)["gpu-power-capped"].message
+    assert "power limit for 50% of the time. Its clock" in findings(run)["gpu-power-capped"].message
 
 
 def test_what_a_gpu_did_between_two_sessions_is_not_asked(good: Run) -> None:

@@ -42,7 +42,7 @@ def test_servers_that_are_alike(good: Run) -> None:
 def test_servers_of_another_kind(good: Run, name: str, values: tuple[str, str]) -> None:
     run = with_servers(good, {"version": {name: values[0]}}, {"version": {name: values[1]}})
     assert graded(run) == {"arms-differ": Severity.ERROR}
-    assert f"its {name} is {values[1]!r}, the baseline's {values[0]!r}" in findings(run)["arms-differ"].message
+    assert f"its {name} is {values[1]!r}, but the baseline's is {values[0]!r}" in findings(run)["arms-differ"].message
 
 
 @pytest.mark.parametrize(

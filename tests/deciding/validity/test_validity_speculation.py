@@ -198,9 +198,12 @@ def test_arms_on_different_hardware_are_not_compared(good: Run) -> None:
 @pytest.mark.parametrize(
     ("resolved", "told"),
     [
-        ({"method": "ngram", "num_speculative_tokens": 2}, "asked for k=3, the server took k=2."),
-        ({"method": "eagle3", "num_speculative_tokens": 3}, "asked for method 'ngram', the server took 'eagle3'."),
-        ({}, "asked for ngram k=3, it runs without speculation."),
+        ({"method": "ngram", "num_speculative_tokens": 2}, "you asked for k=3, but the server uses k=2."),
+        (
+            {"method": "eagle3", "num_speculative_tokens": 3},
+            "you asked for method 'ngram', but the server uses 'eagle3'.",
+        ),
+        ({}, "you asked for ngram k=3, but it runs without speculation."),
     ],
 )
 def test_another_config_than_asked_for(good: Run, resolved: dict[str, Any], told: str) -> None:
@@ -224,7 +227,7 @@ def test_a_method_under_its_family_name(good: Run, asked: str, took: str) -> Non
 def test_drafts_that_are_always_shorter_than_asked(good: Run) -> None:
     run = with_spec(good, num_speculative_tokens=5)
     assert graded(run) == {"drafts-shorter": Severity.WARNING}
-    assert "every draft has 3 tokens, asked for were 5" in findings(run)["drafts-shorter"].message
+    assert "every draft has 3 tokens, but you asked for 5" in findings(run)["drafts-shorter"].message
 
 
 def test_drafts_that_are_sometimes_shorter_belong_to_lookup_methods(good: Run) -> None:

@@ -92,7 +92,7 @@ def test_a_server_that_refuses_everything_is_named() -> None:
 
 
 def test_a_broken_connection_names_arm_and_prompt() -> None:
-    with pytest.raises(BackendError, match=r"At prompt 'p': a: the connection to .* broke"):
+    with pytest.raises(BackendError, match=r"On prompt 'p': a: the connection to .* broke"):
         ask(FakeScript(dies_after=1))
 
 

@@ -62,7 +62,7 @@ def test_a_new_method_that_nobody_knows_does_not_pass_for_an_old_one(add_like_ne
     report = _judge("99.1", method="zap")
     assert report.accepted is None
     assert "method-not-known" in _codes(report)
-    assert explain("zap")[0].text.startswith("A method that draftwise knows nothing of")
+    assert explain("zap")[0].text.startswith("draftwise knows only the name of this method")
 
 
 def test_a_refusal_that_the_sources_do_not_prove_is_no_verdict(add_like_newest: Add) -> None:

@@ -117,7 +117,7 @@ def test_lengths_come_from_the_log_and_are_asked_for_where_it_has_none() -> None
     profile = make_profile()
     made = forecast(profile, make_calibration(), concurrency=(1,))
     assert (made.prompt_tokens, made.output_tokens) == (400, 128)
-    with pytest.raises(InvalidSetup, match="how long prompts"):
+    with pytest.raises(InvalidSetup, match="length of prompts"):
         forecast(replace(profile, log=replace(profile.log, prompt_tokens=None)), make_calibration())
 
 

@@ -320,7 +320,7 @@ def test_the_device_of_a_setup_is_its_gpu() -> None:
 
     assert on(Device(name="NVIDIA H200", kind="cuda")) == sized().budget
     assert on(Device(name="A card", kind="cuda", memory_bytes=48 << 30)).device == 48 << 30
-    with pytest.raises(InvalidSetup, match="No GPU is named"):
+    with pytest.raises(InvalidSetup, match="You named no GPU"):
         on(None)
 
 

@@ -28,7 +28,7 @@ def test_an_unlisted_method_is_not_taken_for_a_draft_model() -> None:
 def test_a_method_without_a_layout_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {name: replace(each, layout="") for name, each in methods_where().items()}
     monkeypatch.setattr(methods, "_by_name", lambda: rows)
-    with pytest.raises(InvalidSetup, match="Which tensors a drafter of medusa has is unknown"):
+    with pytest.raises(InvalidSetup, match="The tensors of a medusa drafter are unknown"):
         size_with(method="medusa", model="some/heads")
     assert size_with(method="ngram").budget.drafter == 0
 
@@ -38,7 +38,7 @@ def test_every_drafter_of_the_table_has_a_layout() -> None:
 
 
 def test_your_own_proposer_has_no_number() -> None:
-    with pytest.raises(InvalidSetup, match="Memory unknown: what your own proposer class takes"):
+    with pytest.raises(InvalidSetup, match="Memory unknown: your own proposer class"):
         size_with(method="custom_class", model="package.module.Class")
 
 
@@ -79,5 +79,5 @@ def test_weights_of_an_unknown_family_have_no_number(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_flags_whose_memory_is_not_counted_give_no_number(flags: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetup, match="Memory unknown: what --"):
+    with pytest.raises(InvalidSetup, match="Memory unknown: the effect of --"):
         size(Setup(target=LLAMA, engine="vllm", engine_version="0.33.0", args=flags), gpu="H200")

@@ -79,7 +79,7 @@ class TestKubernetes:
     @pytest.mark.parametrize(
         ("container", "part"),
         [
-            (TP, "TP (key tp of ConfigMap llm, which is not in this text)"),
+            (TP, "TP (key tp of ConfigMap llm, which is outside this text)"),
             ("envFrom: [{configMapRef: {name: far}}]\nargs: [m, '-tp=$(TP)']", "ConfigMap far"),
             ("env: [{name: TP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]\nargs: [m, '-tp=$(TP)']", "fieldRef"),
             (
@@ -165,7 +165,7 @@ services:
         first, second = read_setups(folder / "compose.yaml")
         assert first.setup.engine_version == "0.26.0"
         assert ["docker compose" in message for message in unknowns(first)] == [True, True]
-        assert "the env_file more.env, which is not there" in unknowns(second)[0]
+        assert "the env_file more.env, which does not exist" in unknowns(second)[0]
         assert is_open(first)
         assert is_open(second)
 

@@ -36,12 +36,12 @@ MEANT = {"method": "ngram", "num_speculative_tokens": 5, "parallel_drafting": Tr
     [
         ("{'method': 'ngram', 'num_speculative_tokens': 5, 'parallel_drafting': true}", "single quotes"),
         (str(MEANT), "Python"),
-        ("'" + json.dumps(MEANT) + "'", "quotes of its own"),
+        ("'" + json.dumps(MEANT) + "'", "extra pair of quotes"),
         (json.dumps(MEANT).replace('"', '\\"'), "backslash"),
         (json.dumps(MEANT).replace('"', "\u201c"), "typographic"),
         ("{method: ngram, num_speculative_tokens: 5, parallel_drafting: true}", "no quotes"),
         (json.dumps(MEANT)[:-1] + ",}", "comma"),
-        (json.dumps(MEANT)[:-1], "never closed"),
+        (json.dumps(MEANT)[:-1], "unclosed brace"),
     ],
 )
 def test_the_mistake_is_named_and_the_meaning_kept(text, hint):

@@ -129,7 +129,10 @@ def test_a_long_sequence_now_and_then_leaves_later_positions_as_they_were() -> N
 def test_more_runs_at_once_than_the_run_measured_leaves_steps_unknown() -> None:
     (found, *_) = judge(change(running=80.0, step_s=0.2))
     assert found.code == "above-crossover"
-    assert found.evidence[1] == "steps were measured only up to 64 running, so it is unknown whether they are slower"
+    assert (
+        found.evidence[1]
+        == "only steps with up to 64 running requests were measured, so it is unknown whether these are slower"
+    )
 
 
 def test_prefill_explains_no_more_of_a_step_than_the_time_it_takes() -> None:

@@ -32,7 +32,7 @@ class ReadingChange:
     reading: str
     """`tokens/s` of a request (more is better), `ttft`, `tpot`, `itl`, `e2e` (less is better)."""
     ratio: Interval | None
-    """Of the (geometric) mean request; None where only aggregates are known or the definitions differ."""
+    """Ratio for the (geometric) mean request; None if only aggregates are known or the definitions differ."""
     how: str
     """Where the ratio is from: `paired`, `unpaired`, `means` (aggregates) or why there is none."""
     before: dict[float, float] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> Rea
         for each, cell in ((old, before), (new, after))
     ]
     if old is None or new is None:
-        how = "aggregates on one side only"
+        how = "only aggregates on one side"
     elif old.definition != new.definition:
         how = f"not comparable: {old.definition} / {new.definition}"
     elif not old.mean or not new.mean:

@@ -232,7 +232,7 @@ class ContextDifference:
     """One thing that is not the same, or is known on one side only."""
 
     kind: str
-    """Of KINDS."""
+    """One of KINDS."""
     name: str
     before: Any
     """None where it is not known."""

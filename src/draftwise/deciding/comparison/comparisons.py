@@ -83,7 +83,7 @@ class Estimates:
     """Whether nothing that the numbers rest on can come from it."""
     ratios: Ratios
     warm_speedup: float | None
-    """Of what is left out, where prompts were seen to gain from coming back."""
+    """Speed-up on repeated prompts, if they gained from repetition."""
     looks: Looks
     """Looks before this one, with the intention to stop."""
     done: int
@@ -128,7 +128,7 @@ class PairLoss:
 
     count: int
     of: int
-    """With those that count."""
+    """Number of pairs, including those that count."""
     reason: str
     """What disturbed the first of them."""
 
@@ -140,7 +140,7 @@ class ComparisonNumbers:
     comparison: Comparison
     estimates: Estimates
     outlook: PowerOutlook
-    """Of the ratio that decides."""
+    """Outlook of the deciding ratio."""
     pace: PaceDoubt | None = None
     """None where both servers kept their pace."""
     lost: PairLoss | None = None
@@ -154,7 +154,7 @@ class ComparisonNumbers:
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     conclusion: Conclusion | None = None
-    """At which it may stop, as one of the comparisons of the run; None: go on."""
+    """The conclusion at which this comparison may stop; None to continue."""
     order_break: tuple[int, OrderBreak] | None = None
     """Last row before the prompts of the log gain otherwise, and the break; None where the order does not matter."""
 

@@ -50,7 +50,7 @@ class Latencies:
     arm: str
     num_requests: int
     num_failed: int
-    """Of them, without a complete answer; they have no latency, and break every SLO."""
+    """Requests without a complete answer. They have no latency and break every SLO."""
     percentiles_ms: Mapping[str, tuple[float, ...]] = field(
         metadata=json_form(
             wire=Mapping[str, Mapping[str, float]],

@@ -15,7 +15,7 @@ from draftwise.statistics import Array, RatioEstimate
 _FEWEST = 6
 """Prompts from which a line between them can be more than chance."""
 _SMALLEST_SHARE = 0.1
-"""Of the prompts, on either side of the line: fewer are outliers, not a kind of traffic."""
+"""Smallest share of prompts on either side of the line: fewer are outliers, not a kind of traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,11 @@ ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
 """Width of a bar in tokens per step."""
 DEFINITION = (
-    "Acceptance length: tokens per verified draft. Steps without a draft bring it down to the tokens per step. A step "
-    "that drafts and verifies takes longer than one of the baseline: tokens per step over the ratio of step times is "
-    "the baseline's TPOT over the candidate's. The time to the first token (prefill, queueing) is not sped up, or "
-    "grows: what is left is the speed-up of the whole request. Drafting and verification cannot be told apart from "
-    "outside of the server."
+    "Acceptance length: tokens per verified draft. Tokens per step also counts the steps without a draft, so it is "
+    "never higher. A step that drafts and verifies takes longer than a baseline step. Dividing tokens per step by the "
+    "ratio of step times gives the baseline's TPOT over the candidate's. Speculation does not shorten the time to the "
+    "first token (prefill, queueing), and may lengthen it. What remains is the speed-up of the whole request. A "
+    "client cannot separate drafting from verification."
 )
 
 
@@ -52,11 +52,11 @@ class PooledAcceptance:
     )
     """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty where it is not known."""
     edges: tuple[float, ...] = field(metadata=json_form(key="histogram.edges"))
-    """Of the histogram's bars, in tokens per step."""
+    """Edges of the histogram's bars, in tokens per step."""
     counts: tuple[int, ...] = field(metadata=json_form(key="histogram.counts"))
     """Requests in each bar."""
     stats: SpecStats = field(metadata=HIDDEN)
-    """From the server's counters, over all of these turns: acceptance by position."""
+    """Acceptance by position, from the server's counters over all of these turns."""
 
     @property
     def per_position(self) -> tuple[float, ...]:

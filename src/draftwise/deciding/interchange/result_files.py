@@ -43,7 +43,7 @@ def read_results(path: Path) -> Results:
         if len(documents) == 1 and is_aiperf_summary(documents[0]):
             return read_aiperf((), documents[0], source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise make_unreadable(source, f"a field is invalid ({error!r})") from error
+        raise make_unreadable(source, f"it has an invalid field ({error!r})") from error
     if documents and isinstance(documents[0], dict) and "experiments" in documents[0]:
         raise make_unreadable(
             source, "it is genai-perf's raw record; draftwise reads profile_export_genai_perf.json next to it"

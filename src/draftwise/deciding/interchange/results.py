@@ -22,7 +22,7 @@ class Aggregate:
 
     mean: float | None
     percentiles: Mapping[float, float]
-    """By percentile (50, 90, 99, ...)."""
+    """Values by percentile (50, 90, 99, ...)."""
     definition: str
     """Whose and which: aggregates of different definitions are not to be divided by each other."""
 
@@ -39,12 +39,12 @@ class ArmResults:
     readings: tuple[str, ...] = ALL_READINGS
     """Which latencies the answers carry: a tool that kept first and last token only cannot tell ITL."""
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
-    """By the names of `readings`; only those whose definition is known."""
+    """Aggregates by the names of `readings`, if their definition is known."""
     num_requests: int = 0
     num_failed: int = 0
     duration_s: float | None = None
     output_tokens_per_s: float | None = None
-    """Of the whole server, over the duration of the measurement as the tool defines it."""
+    """Tokens per second of the whole server, over the tool's own measurement time."""
     spec: SpecStats | None = None
 
     @property

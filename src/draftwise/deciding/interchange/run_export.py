@@ -32,7 +32,7 @@ class _Part:
     arm: str
     answers: Sequence[Answer]
     seconds: float
-    """Of the turns, from the first request sent to the last end."""
+    """Seconds of the turns, from the first request to the last end."""
     spec: SpecStats
 
     @property

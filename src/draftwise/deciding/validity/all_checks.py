@@ -26,11 +26,11 @@ class ValidityReport:
     """What the validity checks found."""
 
     of_run: tuple[Finding, ...]
-    """On the run as a whole; an error blocks every adoption."""
+    """Findings about the whole run; an error blocks every adoption."""
     of_cells: tuple[tuple[Finding, ...], ...]
-    """On each comparison; an error blocks its adoption."""
+    """Findings about each comparison; an error blocks its adoption."""
     quality: tuple[TextQuality, ...]
-    """Of the baseline's outputs."""
+    """Quality of the baseline's outputs."""
 
 
 def check_validity(
@@ -96,10 +96,11 @@ def _wrong_when_greedy(
     for each, own in zip(found, findings, strict=True):
         other = each.comparison
         if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
-            text = f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs are not the baseline's: "
-            yield Finding.error(
-                "outputs-differ", f"{text}the server has another model, or is broken, at every temperature."
+            text = (
+                f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs differ from the baseline's"
             )
+            why = "the server has another model or is broken, at every temperature"
+            yield Finding.error("outputs-differ", f"{text}: {why}.")
             return
 
 
@@ -135,8 +136,8 @@ def _disturbed(run: Run, lost: Sequence[LostPair]) -> Iterator[Finding]:
     left = Counter(arm for arm, _ in {(turn.arm, turn.block_key) for turn in run.turns})
     each_of = [f"{name} {count} of {count + left[name]}" for name, count in counts.most_common()]
     text = (
-        "pairs of a candidate's turn and the baseline's were disturbed every time and do not count: "
-        f"{', '.join(each_of)}; the first ({lost[0].block[0]}, {lost[0].block[1]}) because "
+        "the same pairs of turns (candidate and baseline) were disturbed every time and do not count: "
+        f"{', '.join(each_of)}. The first pair ({lost[0].block[0]}, {lost[0].block[1]}) was lost because "
         f"{lost[0].reason}"
     )
     severity, fix = Severity.INFO if run.turns else Severity.WARNING, "Stop the other processes, and measure again."
@@ -153,7 +154,7 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
         )
         before, after = first.prefix_hit_rate, later.prefix_hit_rate
         if before is not None and after is not None and after > before + thresholds.prefix_hit_loss:
-            text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
+            text = "later repetitions find their prompts in the prefix cache, on all servers alike. TTFT there is a "
             yield Finding.info("prefix-cache-warm", f"{text}cached one.")
             return
 
@@ -162,7 +163,7 @@ def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
     """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
         yield Finding.info(
-            "few-prompts", f"{len(cell.units)} prompts say little about others.", fix="Give more with --prompts."
+            "few-prompts", f"{len(cell.units)} prompts say little about other prompts.", fix="Give more with --prompts."
         )
     measured = cell.candidate not in run.plan.synthetic
     mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
@@ -183,7 +184,7 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
         begin = min(answer.turn for answer in mine)
         splits = split_by_first([*earlier, *mine], lambda answer: answer.turn >= begin)
         if shows_gain(splits, cell, thresholds.warmed):
-            growth = f"{measure_growth(splits):.2f}x the tokens per step when prompts come back"
+            growth = f"{measure_growth(splits):.2f}x the tokens per step on repeated prompts"
             text = f"a cross-request cache helps it ({growth}), and it had answered these prompts under "
             text += f"{earlier[0].condition} before."
             fix = "Measure one load per run with it, or give each load its own prompts."
@@ -193,7 +194,7 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
     splits = split_by_first(of_first, lambda answer: answer.measured)
     if shows_gain(splits, cell, thresholds.warmed):
         text = (
-            "prompts are sent several times within a turn, and a cross-request cache helps: "
+            "one turn sends some prompts several times, and a cross-request cache helps: "
             f"{measure_growth(splits):.2f}x the tokens per step from the second time on."
         )
         yield Finding.error("warmed-within-a-turn", text, fix="Give the workload more prompts.")
@@ -201,16 +202,16 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
 
 def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     """What is left of a candidate that could remember, and was not shown to gain nothing from it."""
-    why = f"it could remember answers ({run.plan.remembering[estimates.cell.candidate]}), and that prompts gain "
-    why += "nothing by coming back has not been shown"
+    reason = run.plan.remembering[estimates.cell.candidate]
+    why = f"it may remember answers ({reason}), and nothing shows that prompts gain nothing from repetition"
     if not estimates.is_new:
         text = f"{why}: every paired block sends it a prompt that it had already answered."
         yield Finding.error(
-            "memory-not-excluded", text, fix="Give the workload more prompts, enough that none has to come back."
+            "memory-not-excluded", text, fix="Give the workload more prompts, so that none has to repeat."
         )
     elif estimates.repeated is not None:
-        text = f"{why}: its numbers use only the paired blocks in which every prompt is new to it."
-        yield Finding.info("first-answers-only", text, fix="Give the workload more prompts to have more of them.")
+        text = f"{why}. Its numbers use only the paired blocks whose prompts are new to it."
+        yield Finding.info("first-answers-only", text, fix="Give the workload more prompts to get more such blocks.")
 
 
 def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
@@ -232,10 +233,10 @@ def _depends_on_place(found: ComparisonNumbers) -> Iterator[Finding]:
     if found.order_break is not None:
         row, parts = found.order_break
         text = (
-            f"the gain depends on where in the log a prompt stands: {parts.before:.2f}x up to row {row + 1}, "
+            f"the gain depends on the place of a prompt in the log: {parts.before:.2f}x up to row {row + 1}, "
             f"{parts.after:.2f}x after."
         )
-        yield Finding.info("gain-depends-on-place", text, fix="Measure the parts as workloads of their own.")
+        yield Finding.info("gain-depends-on-place", text, fix="Measure the parts as separate workloads.")
 
 
 def _left_out(estimates: Estimates) -> Iterator[Finding]:
@@ -250,6 +251,6 @@ def _left_out(estimates: Estimates) -> Iterator[Finding]:
     )
     yield Finding.info(
         "repeated-prompts-warm-cache",
-        f"a cross-request cache helps it: {old:.2f} tokens per step when prompts come back, {new:.2f} "
-        f"the first time. Its numbers use only the first repetition{warm}.",
+        f"a cross-request cache helps it: {old:.2f} tokens per step on repeated prompts, {new:.2f} the first "
+        f"time. Its numbers use only the first repetition{warm}.",
     )

@@ -30,7 +30,7 @@ class _Evidence:
     resolved: Mapping[str, Any] | None
     """The candidate's speculative config as its server says it took it; None where it does not say."""
     num_requests: tuple[int, int]
-    """That the baseline and the candidate answered."""
+    """Requests that the baseline and the candidate answered."""
     is_counted: bool
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
     is_baseline_counted: bool
@@ -116,13 +116,13 @@ def _speculation(
     """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
     if evidence.is_swapped:
-        text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
+        text = "the baseline's server speculates and the candidate's does not, so the URLs are swapped."
         yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
         return
     if not evidence.is_role_known:
         text = (
-            "nothing shows which of the two servers speculates: there are no draft counters, and stream "
-            "events hold similar amounts of text"
+            "nothing shows which of the two servers speculates: they have no draft counters, and their stream events "
+            "hold similar amounts of text"
         )
         yield Finding.error("roles-unknown", f"{text}.", fix=_NAME_COUNTERS)
     if not evidence.is_counted:
@@ -136,24 +136,24 @@ def _speculation(
     closed = condition.concurrency is not None
     if closed and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
         text = f"{speedup.value:.2f}x ({speedup.span}) is more than its {most:.2f} tokens per step allow"
-        why = "Something else differs between the servers, or the machine is busy."
+        why = "Check what else differs between the servers, and stop other work on the machine."
         if speedup.low > most:
             yield Finding.error("unexplained-speedup", f"{text}.", fix=why)
         else:
-            text = f"{text}, which may be chance: there are too few prompts."
+            text = f"{text}, which may be chance, because there are too few prompts."
             yield Finding.warning("unexplained-speedup", text, fix=f"{why} More prompts would settle it.")
 
 
 def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
     """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
-    text, seen = "nothing proves that it speculated: its counters cannot be read", evidence.text_per_event
+    text, seen = "nothing proves that it speculated: its counters are not readable", evidence.text_per_event
     if evidence.resolved is not None and not evidence.resolved:
         return Finding.error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
     if seen is None or seen <= 1 + thresholds.margin:
         why = "and an event of its stream holds no more text than one of the baseline's"
         return Finding.error("not-speculating", f"{text}, {why}.", fix=_NAME_COUNTERS)
     if not evidence.outputs_compared:
-        why = "and without outputs at temperature 0 nothing shows that it serves the baseline's model"
+        why = "and without outputs at temperature 0, nothing shows that it serves the baseline's model"
         return Finding.error(
             "not-speculating", f"{text}, {why}.", fix=f"Measure at temperature 0 too. {_NAME_COUNTERS}"
         )
@@ -170,10 +170,10 @@ def _find_no_drafts(evidence: _Evidence, condition: Condition, *, faster: bool) 
             code="not-speculating-under-load",
             severity=Severity.ERROR if faster else Severity.INFO,
             message=text,
-            fix="A schedule by batch size can cause this; see the findings.",
+            fix="A schedule by batch size can cause this. See the other findings.",
         )
     if not candidate.generation_tokens:
-        text = "nothing proves that it speculated: its counters stood still while it answered"
+        text = "nothing proves that it speculated: its counters did not move while it answered"
         return Finding.error("not-speculating", f"{text}, so they belong to another server.", fix=_NAME_COUNTERS)
     text = f"nothing proves that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
     if resolved is not None:
@@ -219,7 +219,7 @@ def _judge_first_token(ttft: Interval, why: str) -> Finding:
     times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.span})"
     if ttft.low > 1:
         return Finding.warning("ttft-damaged", f"the first token comes {times}.", fix=why)
-    text = f"the first token may come later: it came {times}, which does not rule out that nothing is lost."
+    text = f"the first token may come later: {times}. The interval does not rule out a loss."
     if not ttft.is_bounded:
         return Finding.info("ttft-damaged", text, fix="More prompts would settle it.")
     # An interval shrinks with the square root of the number of prompts.
@@ -229,14 +229,13 @@ def _judge_first_token(ttft: Interval, why: str) -> Finding:
 
 def _why_late(*, alone: bool, lost_hits: bool) -> str:
     if lost_hits:
-        return "First cause to look at: the prefix cache above."
+        return "Check the prefix cache finding above first."
     if alone:
         return (
-            "With one stream, the usual causes are a drafter that also reads the prompt, and a method for "
-            "which the engine turns asynchronous scheduling off."
+            "With one stream, usual causes: the drafter also reads the prompt, or the method makes the engine turn "
+            "asynchronous scheduling off."
         )
     return (
-        "Under load, the usual cause is that each step verifies k + 1 tokens per sequence, so a new "
-        "prompt waits longer for its share of the step. Try a smaller k there, or a larger "
-        "max_num_batched_tokens."
+        "Under load, the usual cause: each step verifies k + 1 tokens per sequence, so a new prompt waits longer for "
+        "its share of the step. Try a smaller k there, or a larger max_num_batched_tokens."
     )

@@ -29,12 +29,15 @@ def check_refusals(run: Run, cell: Cell) -> Iterator[Finding]:
         mine = [each for each in run.answers if (each.arm, each.condition) == place and each.refusals]
         if mine:
             count = sum(each.refusals for each in mine)
-            text = f"it had no time for {len(mine)} requests (HTTP 429 or 503, {count} times): each was sent again"
+            text = (
+                f"it rejected {len(mine)} requests for lack of capacity (HTTP 429 or 503, {count} times), and each "
+                "was sent again"
+            )
             if cell.condition.concurrency == 1:
-                yield Finding.info("rate-limited", f"{text}, and no answer's time holds the wait.", where=arm)
+                yield Finding.info("rate-limited", f"{text}. No answer's time includes the wait.", where=arm)
             else:
-                text = f"{text}: under this load its limit is what was measured"
-                yield Finding.warning("rate-limited", f"{text}.", where=arm, fix="Raise the limit, or ask for less.")
+                text = f"{text}. Under this load, the run measured that limit"
+                yield Finding.warning("rate-limited", f"{text}.", where=arm, fix="Raise the limit, or lower the load.")
 
 
 def _loads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
@@ -62,7 +65,7 @@ def _failures(run: Run) -> Iterator[Finding]:
         return
     first = failed[0]
     why = f"{first.arm}, {first.workload} prompt {first.prompt_id!r}: {(first.error or '').rstrip('.')}."
-    text = f"{len(failed)} of {len(asked)} requests failed and are left out; the first one: {why}"
+    text = f"{len(failed)} of {len(asked)} requests failed and are left out. The first one: {why}"
     yield Finding.warning("failed-requests", text)
 
 
@@ -77,7 +80,8 @@ def _not_reached(
         reached.append(_count_in_flight(answers, begin, end))
     if (typical := median(reached)) < wanted * thresholds.load_reached:
         text = (
-            f"{arm} had {typical:.1f} requests in flight on average at {condition.label}, so the load was not reached."
+            f"{arm} had only {typical:.1f} requests in flight on average at {condition.label}, so it did not reach "
+            "the load."
         )
         yield Finding.warning(
             "load-not-reached", text, fix="Give the workload more prompts, or the load generator more processes."
@@ -94,10 +98,10 @@ def _queued(
     waiting = median([(timing.ttft_s or 0) / timing.e2e_s for timing in timings] or [0.0])
     if most and most < wanted * thresholds.load_reached and waiting > (1 - most / wanted) / 2:
         text = (
-            f"{arm} never wrote more than {most} of {wanted} answers at a time, and its requests spent "
-            f"{waiting:.0%} of their time before the first token"
+            f"{arm} never wrote more than {most} of {wanted} answers at a time, and its requests spent {waiting:.0%} "
+            "of their time before the first token"
         )
-        fix = "They wait for a place (max_num_seqs), for KV pages, or for long prompts: that load measures the queue."
+        fix = "They wait for a slot (max_num_seqs), for KV pages, or for long prompts. This load measures the queue."
         yield Finding.warning("server-queues", f"{text}.", where=condition.label, fix=fix)
 
 
@@ -130,9 +134,10 @@ def _overload(
     if grows and turns_growing >= 0.75 * len(turns) and last.e2e_s > second.e2e_s * factor:
         text = (
             f"{arm} cannot keep up with {condition.label}: {last.mean:.1f} requests in flight in the last third of a "
-            f"turn, {second.mean:.1f} in the middle one; they take {last.e2e_s:.2f} s, there {second.e2e_s:.2f} s"
+            f"turn, {second.mean:.1f} in the middle third; they take {last.e2e_s:.2f} s, and {second.e2e_s:.2f} s in "
+            "the middle third"
         )
-        fix = "Such latencies depend on how long the turn was: compare at a lower rate."
+        fix = "Such latencies depend on the length of the turn. Compare at a lower rate."
         yield Finding.warning("overload", f"{text}.", where=condition.label, fix=fix)
 
 
@@ -157,8 +162,8 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
         return
     first, rest = median(slowness[:quarter]), median(slowness[quarter:])
     text = (
-        f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
-        f"of the first repetition {rest:.2f}x"
+        f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, and the "
+        f"rest of the first repetition {rest:.2f}x"
     )
     fix = "Discard more requests (--warmup)."
     if first > rest * (1 + thresholds.cold_far):
@@ -199,7 +204,7 @@ def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> I
     spread = median([(max(each) - min(each)) / median(each) for each in typical] or [0.0])
     if spread > thresholds.noise:
         text = f"the baseline server's time for the same prompt varies by {spread:.0%}: the machine is busy."
-        yield Finding.warning("noisy-machine", text, fix="Stop what else runs there and measure again.")
+        yield Finding.warning("noisy-machine", text, fix="Stop the other processes, and measure again.")
 
 
 def _find_pace_s(answer: Answer) -> float | None:
@@ -224,7 +229,7 @@ def _count_most_decoding(answers: Sequence[Answer]) -> int:
     return int(under_way.max(initial=0))
 
 
-_ELSEWHERE = "Spread the load over more client processes, stop what else runs here, or measure from another machine."
+_ELSEWHERE = "Spread the load over more client processes, stop other work here, or measure from another machine."
 _TIMER_S = 0.001
 """Timers of an event loop are that coarse (epoll counts milliseconds): a delay within it says nothing."""
 _MANY_GAPS = 10
@@ -293,9 +298,11 @@ def _saturated(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     """A process that is always busy sets the pace itself."""
     text = f"each process of the load generator used {strain.busy:.0%} of a core while {strain.arm} answered"
     if strain.busy >= thresholds.client_saturated:
-        yield Finding.error("client-saturated", f"{text}: what was measured is the load generator.", fix=_ELSEWHERE)
+        yield Finding.error(
+            "client-saturated", f"{text}. The run measured the load generator, not the server.", fix=_ELSEWHERE
+        )
     elif strain.busy >= thresholds.client_busy:
-        yield Finding.warning("client-busy", f"{text}: bursts may wait in it.", fix=_ELSEWHERE)
+        yield Finding.warning("client-busy", f"{text}. Bursts may wait in it.", fix=_ELSEWHERE)
 
 
 def _lateness(strain: _Strain) -> float:
@@ -321,12 +328,16 @@ def _reads_late(strain: _Strain, thresholds: Thresholds, *, stamped: bool) -> It
         f"with {strain.gap_s * 1e3:.1f} ms between chunks and {strain.ttft_s * 1e3:.0f} ms to the first"
     )
     if strain.late_s >= (strain.e2e_s / 2 if stamped else min(strain.ttft_s, _MANY_GAPS * strain.gap_s) or math.inf):
-        yield Finding.error("client-reads-late", f"{text}: what was measured is the load generator.", fix=_ELSEWHERE)
+        yield Finding.error(
+            "client-reads-late", f"{text}. The run measured the load generator, not the server.", fix=_ELSEWHERE
+        )
     elif stamped:
-        why = "chunks that come in between count as one, so that inter-token latencies are coarse; the others stand"
-        yield Finding.warning("client-reads-late", f"{text}: {why}.", fix=_ELSEWHERE)
+        why = "Chunks that arrive in between count as one, so inter-token latencies are coarse. The other numbers hold"
+        yield Finding.warning("client-reads-late", f"{text}. {why}.", fix=_ELSEWHERE)
     else:
-        yield Finding.warning("client-reads-late", f"{text}: the upper percentiles are partly its own.", fix=_ELSEWHERE)
+        yield Finding.warning(
+            "client-reads-late", f"{text}. The upper percentiles partly come from the client.", fix=_ELSEWHERE
+        )
 
 
 def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
@@ -336,7 +347,7 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
         return
     text = (
         f"requests for {strain.arm} went out {strain.usual_lag_s * 1e3:.1f} ms after their time (median; P99 "
-        f"{strain.lag_s * 1e3:.1f} ms), and the median time to first token, which holds that lag, is "
+        f"{strain.lag_s * 1e3:.1f} ms). The median time to first token, which includes that lag, is "
         f"{strain.ttft_s * 1e3:.0f} ms"
     )
     severity = Severity.ERROR if strain.usual_lag_s > limit else Severity.WARNING
@@ -362,9 +373,9 @@ def _missing(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
         shares[arm] = sum(answer.error is not None for answer in asked) / max(1, len(asked))
     if max(shares.values()) > thresholds.failed_requests:
         text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
-        why = "what is left is a selection, often of the quick and the short"
+        why = "the remaining ones are a biased selection, often quick and short"
         yield Finding.error(
-            "too-many-failures", f"requests failed: {text}; {why}.", fix="See what the servers say about them."
+            "too-many-failures", f"requests failed: {text}; {why}.", fix="Check the servers' logs for them."
         )
 
 

@@ -16,8 +16,8 @@ from draftwise.deciding.thresholds import Thresholds
 _STEP_S = 0.05
 """A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
 _SLEW = 5e-4
-_SETTLE = "Let it settle under load before measuring: more warm-up does that."
-_COOL = "Look at cooling and power supply, then measure again."
+_SETTLE = "Let it settle under load before the measurement: warm up for longer."
+_COOL = "Check cooling and power supply, then measure again."
 _FOR_HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_slowdown", "hw_power_brake_slowdown")
 """Reasons for a lower clock that no load of a healthy machine brings about."""
 _POWER_CAP = "sw_power_cap"
@@ -59,11 +59,11 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
 
 def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     if (held := _share(uses, "quota_stopped_s")) > thresholds.held_up:
-        text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
+        text = f"the container's CPU limit stopped processes of this run for {held:.2f} s in every second"
         yield Finding.warning("cpu-quota", f"{text} (all cores together).", fix="Raise the limit, or pin whole cores.")
     stolen, cores = _share(uses, "steal_s"), _cores(turns)
     if stolen / cores > thresholds.held_up:
-        text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when it was wanted here."
+        text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when this run needed it."
         yield Finding.warning("cpu-stolen", text, fix="Measure on a dedicated machine.")
     if heat := sum(each.cpu.get("thermal_stops", 0) for each in uses):
         yield Finding.warning(
@@ -78,7 +78,7 @@ def _others(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds:
     foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
         text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
-        yield Finding.warning("machine-shared", text, fix="Stop what else runs there and measure again.")
+        yield Finding.warning("machine-shared", text, fix="Stop the other processes, and measure again.")
 
 
 def _falling_clock(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
@@ -93,9 +93,9 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
     if jumped:
         most = max((turn.client.clock_jump_s for turn in jumped), key=abs)
         text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
-        why = "it was set (NTP), or the machine slept. Latencies rest on the monotonic clock; a sleep cools caches"
+        why = "it was set (NTP), or the machine slept. Latencies use the monotonic clock, but a sleep cools caches"
         yield Finding.warning(
-            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Measure again with time synchronised beforehand."
+            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Synchronize the time, then measure again."
         )
 
 
@@ -128,7 +128,7 @@ class _GpuGrowth:
     """None where more than one turn lies between."""
     seconds: float
     limited_s: Mapping[str, float]
-    """Of the GPU that was limited longest, by reason."""
+    """Seconds by reason, for the GPU that was limited longest."""
 
 
 def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
@@ -196,7 +196,7 @@ def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Fi
         text = (
             f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
         )
-        yield Finding.info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
+        yield Finding.info("gpu-power-capped", f"{text}. Its clock falls with it, in production as here.")
 
 
 def _find_fall(clocks: Sequence[float | None], thresholds: Thresholds) -> str | None:

@@ -65,22 +65,21 @@ def _judge(
         yield _describe(cell, real or early, views)
     elif unknown:
         text = (
-            f"{len(unknown)} of {len(cell.units)} outputs differ from the baseline's; whether by more than rounding "
-            "is not known: the time ran out, or the servers do not tell log-probabilities by token."
+            f"{len(unknown)} of {len(cell.units)} outputs differ from the baseline's. Cannot tell whether by more "
+            "than rounding: the time ran out, or the servers return no log-probabilities by token."
         )
         yield Finding.warning("outputs-unexamined", text, fix="Compare the texts, or give more --minutes.")
     if once:
         text = (
-            f"{len(once)} outputs differed from the baseline's by more than rounding, and no longer when both servers "
-            "were asked again."
+            f"{len(once)} outputs differed from the baseline's by more than rounding, but not when both servers were "
+            "asked again."
         )
-        yield Finding.warning("outputs-differed-once", text, fix="Compare more outputs; look at the servers' logs.")
+        yield Finding.warning("outputs-differed-once", text, fix="Compare more outputs, and check the servers' logs.")
     if ties:
         gap = max(views[each.unit].gap or 0.0 for each in ties)
         text = (
-            f"{len(ties)} outputs differ from the baseline's from a position on where both servers hold the two "
-            f"tokens for all but as likely as the best (at most {gap:.2g} nats behind; rounding has a scale of "
-            f"{scale:.2g} here)."
+            f"{len(ties)} outputs differ from the baseline's from a position where both servers rate the two tokens "
+            f"almost as likely as the best (at most {gap:.2g} nats behind; rounding has a scale of {scale:.2g} here)."
         )
         yield Finding.info("numeric-ties", text)
 
@@ -120,9 +119,9 @@ def _describe(cell: Cell, real: Sequence[OutputDifference], views: Mapping[Unit,
     gap = "not examined" if view is None or view.gap is None else f"the two tokens are {view.gap:.2g} nats apart"
     return Finding.error(
         "outputs-differ",
-        f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0 by more than rounding; "
-        f"first {first.unit[1]}{where} ({gap}): {first.excerpt}.",
-        fix="Greedy speculation must not change the output: report it to the engine's maintainers.",
+        f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0 by more than "
+        f"rounding. The first is {first.unit[1]}{where} ({gap}): {first.excerpt}.",
+        fix="Greedy speculation must not change the output. Report it to the engine's maintainers.",
     )
 
 
@@ -131,9 +130,9 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     mine = [each for each in run.probes if each.arm == cell.candidate]
     if not mine:
         if not any(each.temperature == 0 for each in run.conditions):
-            text = "its outputs were not compared with the baseline's: above temperature 0 they differ by themselves"
+            text = "its outputs were not compared with the baseline's: above temperature 0, outputs always differ"
             fix = "Measure at temperature 0 too."
-            yield Finding.warning("outputs-not-compared", f"{text}, and no greedy answers came.", fix=fix)
+            yield Finding.warning("outputs-not-compared", f"{text}, and there are no greedy answers.", fix=fix)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
     early = [
@@ -143,8 +142,8 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     ]
     if real or is_too_often(len(early), len(mine)):
         text = (
-            f"{len(real or early)} of {len(mine)} greedy answers are not the baseline's by more than rounding: it is "
-            "another model, or broken."
+            f"{len(real or early)} of {len(mine)} greedy answers differ from the baseline's by more than rounding: "
+            "it is another model, or broken."
         )
         yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
 
@@ -165,10 +164,10 @@ def _check_lengths(cell: Cell) -> Iterator[Finding]:
     if spread and abs(float(longer.sum())) > _LONGER_Z * spread:
         text = (
             f"its answers are {candidate.sum() / baseline.sum():.2f}x as long as the baseline's over "
-            f"{len(cell.units)} prompts, {abs(float(longer.sum())) / spread:.1f} standard errors from equal: "
-            "speculation that keeps the model's distribution does not do that"
+            f"{len(cell.units)} prompts, {abs(float(longer.sum())) / spread:.1f} standard errors from equal. "
+            "Speculation that keeps the model's distribution does not do that"
         )
-        fix = "Look for a lossy mode (acceptance thresholds, typical acceptance) or other sampling settings."
+        fix = "Look for a lossy mode (acceptance thresholds, typical acceptance) or different sampling settings."
         yield Finding.warning("lengths-differ", f"{text}.", fix=fix)
 
 
@@ -215,7 +214,7 @@ def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Itera
         if condition.concurrency == 1:
             yield Finding.warning("plain-unstable", f"{text}.", where=condition.label)
         else:
-            why = "batches change between repetitions, and with them the rounding; candidates are held against that"
+            why = "batches change between repetitions, and rounding with them. Candidates are judged relative to that"
             yield Finding.info("plain-unstable", f"{text}: {why}.", where=condition.label)
 
 
@@ -254,8 +253,8 @@ def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -
         reasons = [each.finish_reason for each in free if each.workload == workload.name]
         cut = reasons.count("length")
         if reasons and cut > thresholds.cut_outputs * len(reasons):
-            text = f"{cut} of {len(reasons)} {workload.name} outputs were cut off at max_tokens"
-            why = "how long real answers are, and how well their endings are drafted, is not measured"
+            text = f"{cut} of {len(reasons)} {workload.name} outputs reached max_tokens"
+            why = "the run measured neither the length of real answers nor how well their ends are drafted"
             yield Finding.info("outputs-cut", f"{text}: {why}.", fix="Raise max_tokens.")
 
 

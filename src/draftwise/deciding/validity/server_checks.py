@@ -59,8 +59,8 @@ def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
     for alike in group_by(lambda arm: arm.address, told).values():
         if len(alike) > 1:
             shared = join_names((arm.name for arm in alike), most=4)
-            text = f"{shared} are one server: nothing differs between them, and each warms the other's caches."
-            fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
+            text = f"{shared} are one server. Nothing differs between them, and each warms the other's caches."
+            fix = "Give every arm the URL of its own server, or the header that a gateway routes by (--header)."
             yield Finding.error("same-server", text, fix=fix)
 
 
@@ -76,14 +76,15 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
         generated = sum(count or 0 for count in counts)
         if None not in counts and generated < received * (1 - thresholds.foreign_tokens):
             text = (
-                f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
-                "not all, those of the server that answered."
+                f"{arm.name} answered with {received} tokens, but its counters grew by {generated}. They belong to "
+                "another server, or to only part of this one."
             )
-            yield Finding.error(
-                "counters-of-another-server", text, fix="Name the page of the counters of just that server."
-            )
+            yield Finding.error("counters-of-another-server", text, fix="Pass the metrics page of exactly that server.")
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
-            text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
+            text = (
+                f"{arm.name} generated {generated} tokens, but this run received only {received}: other clients use "
+                "the server."
+            )
             yield Finding.error("other-traffic", text, fix="Measure on servers that receive no other traffic.")
 
 
@@ -102,23 +103,31 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = (
-                f"its {key} is {theirs[key]!r}, the baseline's {ours[key]!r}: the comparison is not one of speculation "
-                "alone."
+                f"its {key} is {theirs[key]!r}, but the baseline's is {ours[key]!r}. The comparison is not of "
+                "speculation alone."
             )
-            yield Finding.error("arms-differ", text, where=name, fix="Serve both alike but for --speculative-config.")
+            yield Finding.error(
+                "arms-differ",
+                text,
+                where=name,
+                fix="Start both with the same options, except for --speculative-config.",
+            )
     if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
-        text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
+        text = (
+            f"it runs on {candidate.hardware}, but the baseline on {baseline.hardware}. The comparison includes the "
+            "machines."
+        )
         yield Finding.error("arms-differ", text, where=name, fix="Serve both on the same hardware.")
     if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
-            f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
+            f"it serves {candidate.model!r}, but the baseline serves {baseline.model!r}. Another name may be another "
             "model."
         )
         fix = "Serve the same checkpoint on both, under one name (--served-model-name)."
         yield Finding.error("arms-differ", text, where=name, fix=fix)
     lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
-        text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
+        text = f"its max_model_len is {lengths[1]}, but the baseline's is {lengths[0]}."
         yield Finding.warning("arms-differ", text, where=name, fix="Give both the same --max-model-len.")
 
 
@@ -132,8 +141,13 @@ def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterato
         if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
     ]
     if other:
-        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other, most=4)}."
-        yield Finding.warning("commands-differ", text, where=name, fix="Serve both alike but for --speculative-config.")
+        text = f"its options differ from the baseline's beyond the speculative config: {join_names(other, most=4)}."
+        yield Finding.warning(
+            "commands-differ",
+            text,
+            where=name,
+            fix="Start both with the same options, except for --speculative-config.",
+        )
 
 
 def _arguments(command: str) -> dict[str, str]:
@@ -159,11 +173,11 @@ def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) ->
     ours, theirs = baseline.version, candidate.version
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
-            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
+            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of its cost."
             yield Finding.info("engine-chose-otherwise", text, where=name)
     usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
     if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
-        text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
+        text = f"its KV cache holds {left:.0f} tokens, but the baseline's {usual:.0f}. Under load it fills up sooner."
         yield Finding.info("less-kv-cache", text, where=name)
 
 
@@ -178,8 +192,8 @@ def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
         yield from _drafting_under_load(run, arm.name, arm.spec, thresholds)
     if arm.name in run.plan.synthetic:
         text = (
-            "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
-            "not compared, as they are not the model's."
+            "its acceptance is synthetic. The speed holds only for traffic with that acceptance, and outputs are not "
+            "compared, because they are not the model's."
         )
         yield Finding.info("acceptance-drawn", text, where=arm.name)
 
@@ -188,15 +202,17 @@ def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | No
     if resolved is None:
         return
     if not resolved:
-        yield Finding.error("config-not-as-asked", f"asked for {asked.label}, it runs without speculation.", where=name)
+        yield Finding.error(
+            "config-not-as-asked", f"you asked for {asked.label}, but it runs without speculation.", where=name
+        )
         return
     took = SpecConfig.keep(resolved)
     k, taken = asked.num_speculative_tokens, took.num_speculative_tokens
     if k is not None and taken is not None and k != taken:
-        text = f"asked for k={k}, the server took k={taken}."
-        yield Finding.error("config-not-as-asked", text, where=name, fix="Write down the k that it takes.")
+        text = f"you asked for k={k}, but the server uses k={taken}."
+        yield Finding.error("config-not-as-asked", text, where=name, fix="Set the k that the server uses.")
     if asked.method and took.method and not _is_same_method(asked.method, took.method):
-        text = f"asked for method {asked.method!r}, the server took {took.method!r}."
+        text = f"you asked for method {asked.method!r}, but the server uses {took.method!r}."
         yield Finding.error("config-not-as-asked", text, where=name)
 
 
@@ -212,7 +228,7 @@ def _foreign_requests(arm: str, turns: Sequence[TurnRecord], thresholds: Thresho
     if loads and len(busy) > thresholds.busy_turns * len(loads):
         running, waiting = (max(values) for values in zip(*busy, strict=True))
         text = (
-            f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
+            f"before {len(busy)} of {len(loads)} turns, {arm} already had requests (up to {running:.0f} running, "
             f"{waiting:.0f} waiting)"
         )
         yield Finding.warning("other-requests", f"{text}.", fix="Measure on servers that receive no other traffic.")
@@ -227,8 +243,8 @@ def _draft_lengths(arm: str, asked: SpecConfig, turns: Iterable[TurnRecord]) -> 
     lengths = {round(each.num_draft_tokens / each.num_drafts, 2) for each in stats if each.num_drafts}
     k = asked.num_speculative_tokens
     if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
-        text = f"every draft has {length:.0f} tokens, asked for were {k}."
-        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name it by the k that it drafts.")
+        text = f"every draft has {length:.0f} tokens, but you asked for {k}."
+        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name the candidate after the k that it drafts.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +269,12 @@ def _drafting_under_load(run: Run, arm: str, asked: SpecConfig, thresholds: Thre
     share, first, low = min(falls, key=lambda each: each[0])
     if share >= thresholds.drafting_left:
         return
-    text = f"it drafts {low.per_step:.2f} tokens per step at {low.label}, {first.per_step:.2f} at {first.label}"
+    text = f"it drafts {low.per_step:.2f} tokens per step at {low.label}, but {first.per_step:.2f} at {first.label}"
     if given := [name for name in ON_PURPOSE if name in asked.options]:
-        yield Finding.info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
+        yield Finding.info("drafting-falls-with-load", f"{text}. {given[0]} asks for that.", where=arm)
     else:
-        fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
-        yield Finding.warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", where=arm, fix=fix)
+        fix = "Raise max_num_batched_tokens until a step holds k + 1 tokens for every sequence."
+        yield Finding.warning("drafting-falls-with-load", f"{text}, and no setting asks for that.", where=arm, fix=fix)
 
 
 def _trace_drafting(run: Run, arm: str) -> Iterable[Sequence[_Drafting]]:

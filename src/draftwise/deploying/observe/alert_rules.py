@@ -138,14 +138,16 @@ def find_constants(order: ServiceOrder) -> Sequence[Constant]:
         Constant(
             record="draftwise:expected_coverage",
             value=find_expected_coverage(order),
-            lack="no run that adopted this setup counted its drafts, or a K schedule leaves some steps without",
+            lack=(
+                "no run that adopted this setup counted its drafts, or a K schedule leaves some steps without drafts"
+            ),
         ),
         Constant(
             record="draftwise:crossover_in_flight",
             value=find_crossover(order),
-            lack=unmeasured.format("beyond how many requests in flight it does not pay"),
+            lack=unmeasured.format("the number of requests in flight up to which it pays"),
         ),
-        Constant(record="draftwise:configured_k", value=k, lack="the setup gives drafts no fixed length"),
+        Constant(record="draftwise:configured_k", value=k, lack="the setup sets no fixed draft length"),
     )
 
 

@@ -28,8 +28,10 @@ _GRAFANA_SCHEMA = 42
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
 
-_UNVERIFIED = "The analysis of a canary does not run `draftwise verify`, because --verifier names no image with it."
-_UNJUDGED = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
+_UNVERIFIED = (
+    "The canary's analysis does not run `draftwise verify`, because you passed no image for it with --verifier."
+)
+_UNJUDGED = "There is no canary analysis: no run of `draftwise decide` that adopted this setup gives it limits."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +63,18 @@ def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: 
     rules = make_rules(order, naming)
     files = {
         "rules.yaml": (
-            f"recording and alerting rules for Prometheus: they record {rules.series[0]} series at most, and "
-            f"{rules.series[1]} more for each replica",
+            f"recording and alerting rules for Prometheus, at most {rules.series[0]} series and {rules.series[1]} "
+            "more per replica",
             dump_yaml({"groups": list(rules.groups)}),
         ),
         **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
-            "route, receivers and inhibitions for Alertmanager, to merge into its configuration",
+            "a route, receivers and inhibitions to merge into your Alertmanager configuration",
             _ROUTES + _write("alertmanager", order, service_matcher=f"service={json.dumps(naming.service)}"),
         ),
-        "dashboard.json": ("a dashboard for Grafana: does it pay?", _make_dashboard(order, naming)),
+        "dashboard.json": ("a Grafana dashboard: does speculation pay?", _make_dashboard(order, naming)),
     }
-    missing = [f"The alert {name} is not written: {why}." for name, why in rules.missing.items()]
+    missing = [f"There is no alert {name}, because {why}." for name, why in rules.missing.items()]
     promise = find_promise(order)
     if in_cluster and promise is not None:
         files |= _judge_canary(order, naming, promise)
@@ -89,26 +91,24 @@ def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: 
 
 def _list_commands(order: ServiceOrder, *, in_cluster: bool) -> Mapping[str, str]:
     if not in_cluster:
-        does = "Watch it: the rules go under Prometheus' rule_files, what it scrapes under its scrape_configs"
+        does = "Watch it: put the rules under Prometheus' rule_files, and the targets under its scrape_configs"
         return {does: "promtool check rules observe/rules.yaml"}
     return {
-        "Watch it, by the Prometheus operator": (
+        "Watch it with the Prometheus operator": (
             "kubectl apply -f observe/prometheusrule.yaml -f observe/podmonitor.yaml"
         ),
-        "See it, where Grafana looks for ConfigMaps with the label grafana_dashboard": (
+        "Show the dashboard where Grafana loads ConfigMaps with the label grafana_dashboard": (
             f"kubectl create configmap {order.service}-dashboard --from-file=observe/dashboard.json --dry-run=client "
             "-o yaml | kubectl label --local -f - grafana_dashboard=1 -o yaml | kubectl apply -f -"
         ),
     }
 
 
-_ROUTES = """\
-# Take over the route, the receivers and the inhibition; the files of secrets are yours to make.
-"""
-_SCRAPE = """\
-# Put the hosts' names for these. The rules select by these labels: with `rollback` in force, the first target is of the
-# pool `plain` and has the second one's revision.
-"""
+_ROUTES = "# Merge the route, the receivers and the inhibition. You create the secret files.\n"
+_SCRAPE = (
+    "# Replace these with your host names. The rules select by these labels. While `rollback` is in force, give the "
+    "first\n# target the pool `plain` and the second one's revision.\n"
+)
 
 
 def _label(order: ServiceOrder) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _write(part: str, order: ServiceOrder, **values: object) -> str:
 def _watch_hosts(order: ServiceOrder) -> dict[str, tuple[str, str]]:
     sides = (order, order.without_speculation())
     targets = [{"targets": [f"{each.name}:{each.port}"], "labels": _label(each)} for each in sides]
-    return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + _write("scrape", order, targets=targets))}
+    return {"scrape.yaml": ("the scrape targets for Prometheus", _SCRAPE + _write("scrape", order, targets=targets))}
 
 
 def _watch_cluster(order: ServiceOrder, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
@@ -138,7 +138,7 @@ def _watch_cluster(order: ServiceOrder, rules: RuleSet, port: int) -> dict[str, 
             _write("prometheus_rule", order, groups=list(rules.groups)),
         ),
         "podmonitor.yaml": (
-            "what the Prometheus operator scrapes",
+            "the scrape targets for the Prometheus operator",
             _write("pod_monitor", order, metrics_port=str(port)),
         ),
     }
@@ -152,12 +152,12 @@ def _judge_canary(order: ServiceOrder, naming: Naming, promise: Promise) -> dict
     verifier = order.platform.verifier
     return {
         "analysis.yaml": (
-            f"the analysis of a canary by Argo Rollouts: {fails}, passes from {promise.worthwhile:.3g}; {needs}"
-            + ("; `draftwise verify` must find nothing wrong" if verifier else ""),
+            f"the canary analysis for Argo Rollouts: {fails}, passes from {promise.worthwhile:.3g}; {needs}"
+            + ("; `draftwise verify` must find no fault" if verifier else ""),
             dump_yaml(*([make_setup_map(order)] if verifier else []), make_analysis(order, naming, promise)),
         ),
         "flagger.yaml": (
-            f"the same for Flagger: {fails}; {needs}",
+            f"the canary analysis for Flagger: {fails}; {needs}",
             use + dump_yaml(make_metric_template(order, naming, promise)),
         ),
     }
@@ -208,6 +208,7 @@ def _draw(panel: Mapping[str, Any], naming: Naming) -> dict[str, Any]:
     return {
         "type": "timeseries",
         "title": panel["title"],
+        "description": panel["about"],
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": {"unit": panel["unit"]}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}},

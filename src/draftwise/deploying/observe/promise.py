@@ -115,10 +115,10 @@ def make_baseline(evidence: RunEvidence, setup: str) -> Baseline:
 
 def _list_missing(evidence: RunEvidence) -> Iterator[str]:
     if evidence.expected is None:
-        yield "The expected counter values: no run measured them for this model, release and GPU."
+        yield "Counter values to expect: no run measured them for this model, release and GPU."
     if not evidence.curve_ms:
-        yield "How long a step takes: no run had it under a fixed number of streams, for this model, release and GPU."
+        yield "Duration of a step: no run measured it at a fixed concurrency for this model, release and GPU."
     if not evidence.rollback:
-        yield "When to go back: no run adopted it for this model, release and GPU."
+        yield "When to roll back: no run adopted this setup for this model, release and GPU."
     yield NO_PROBE
-    yield "The expected values for each hour of the week: this takes three weeks of its own traffic."
+    yield "Values to expect by hour of the week: they need three weeks of this service's traffic."

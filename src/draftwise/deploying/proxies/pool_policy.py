@@ -122,13 +122,12 @@ class Policy:
             yield f"Requests with tools: {self.tools}"
         if self.context is not None:
             yield (
-                f"Requests of more than {self.longest_body} bytes or {self.longest_answer} output tokens: "
-                f"beyond {self.context} tokens, one of them stops drafting for every request in its batch. "
-                f"Bytes are an estimate ({_BYTES_PER_TOKEN} per token), and a request without a limit may "
-                "still grow longer."
+                f"Requests of more than {self.longest_body} bytes or {self.longest_answer} output tokens: beyond "
+                f"{self.context} tokens, one such request stops drafting for its whole batch. Bytes are an estimate "
+                f"({_BYTES_PER_TOKEN} per token), and a request without a limit may still grow longer."
             )
         if self.models:
-            yield f"Requests for other models than {', '.join(self.models)}: the drafter knows no adapter."
+            yield f"Requests for models other than {', '.join(self.models)}: the drafter does not support adapters."
 
 
 def find_policy(setup: Setup) -> Policy:
@@ -199,8 +198,8 @@ def judge_split(speed_ups: Mapping[str, float]) -> Iterator[Finding]:
     if len(speed_ups) < 2:
         return
     gain, slower = bound_gain(speed_ups), sorted(name for name, ratio in speed_ups.items() if ratio < 1)
-    bound = f"A pool for each class gives at most {gain:.1%} more tokens per second than the better of two equal pools"
+    bound = f"One pool per class gives at most {gain:.1%} more tokens per second than the better of two equal pools"
     if not slower or gain < _WORTH:
-        yield Finding.info("split-by-class", f"{bound}: it is not worth it.", fix="Send every class to both pools.")
+        yield Finding.info("split-by-class", f"{bound}, which is not worth it.", fix="Send every class to both pools.")
         return
     yield note("split-by-class", bound=bound, slower=" and ".join(slower), pool_header=POOL_HEADER)

@@ -63,7 +63,7 @@ def _write(part: str, policy: Policy, pools: Pools, **values: object) -> str:
     lines = "".join(f"#   {line}\n" for line in policy.describe())
     named = {"name": pools.name, "header": POOL_HEADER, **values}
     text = dump_yaml(fill_part(part, None, named, of="proxies.yaml"))
-    return f"# Requests for the plain pool, of which only the header is seen here:\n{lines}{text}"
+    return f"# Requests for the plain pool (this proxy sees only the header):\n{lines}{text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +126,18 @@ def put_in_front(order: ServiceOrder, wanted: ProxyOptions, address: str, policy
     proxy, pools = PROXIES[wanted.kind], _find_pools(order, wanted, address)
     step = StepFile(
         text=proxy.render(policy, pools),
-        about=f"{wanted.kind} in front of both: {pools.share} % of the requests to the pool that speculates, and none "
-        "that it must not get",
+        about=(
+            f"{wanted.kind} in front of both pools: {pools.share} % of the requests go to the speculative pool, "
+            "except those that it must not serve"
+        ),
         does="Put the proxy in front of both",
         command=proxy.start,
     )
     commands: dict[str, str] = {}
     if proxy.set_share is not None:
         commands = {
-            "Give the pool that speculates half of the requests": proxy.set_share(50, order.service),
-            "Drain it: it gets no new request, and those that run end": proxy.set_share(0, order.service),
+            "Send half of the requests to the speculative pool": proxy.set_share(50, order.service),
+            "Drain the speculative pool: no new requests, and running ones finish": proxy.set_share(0, order.service),
         }
     limits = (*_find_limits(wanted.kind, proxy, policy), *judge_split(order.evidence.speed_ups))
     return Front(steps={proxy.file: step}, commands=commands, limits=limits)

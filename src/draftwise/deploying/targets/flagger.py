@@ -33,20 +33,24 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -
     metric = None if promise is None else make_canary_metric(spec, promise)
     analysis = {"interval": metric["interval"] if metric else f"{_MINUTES}m", "metrics": [metric] if metric else []}
     first = f"kubectl apply -f {FLAGGER} && " if metric else ""
-    judge = "while tokens per step stay over the break-even" if metric else "while no request fails"
+    judge = "while tokens per step stay above the break-even" if metric else "while no request fails"
     return {
         _SHARES: StepFile(
             text=write_template("flagger_canary.yaml", plain, analysis),
-            about=f"Flagger's Canary of the service: it shares the requests in steps of 10 %, {judge}",
-            does="Hand the service, running from `rollback.yaml`, to Flagger, and wait until it has copied it",
+            about=f"Flagger's Canary of the service: it shifts requests in steps of 10 %, {judge}",
+            does=(
+                "Hand the service that runs from `rollback.yaml` over to Flagger, and wait until Flagger has copied it"
+            ),
             command=f"{first}kubectl apply -f {_SHARES} && "
             f"kubectl wait --for=condition=Promoted canary/{plain.name} --timeout={2 * plain.startup_s}s",
         ),
         CANARY: StepFile(
             text=_render_changed(spec, plain),
-            about="the Deployment with pods that speculate, which Flagger then tries",
-            does="Try it on the service that runs without speculation (Flagger goes back by itself; applying "
-            "`rollback.yaml` makes that stay)",
+            about="the Deployment with speculation, which Flagger then tries",
+            does=(
+                "Try it on the service that runs without speculation. Flagger rolls back by itself; to stay there, "
+                "apply `rollback.yaml`"
+            ),
             command=f"kubectl apply -f {CANARY}",
         ),
     }

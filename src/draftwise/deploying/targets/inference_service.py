@@ -173,8 +173,10 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, _watched: Observation) 
         steps[CANARY] = StepFile(
             text=_render_canary(spec, plain),
             about=f"the service with {_PERCENT} % of its requests answered with speculation",
-            does=f"Try it on {_PERCENT} % of the requests of the service that runs from `rollback.yaml` (applying that "
-            "again ends it)",
+            does=(
+                f"Try it on {_PERCENT} % of the requests, while the service runs from `rollback.yaml`. To end the "
+                "trial, apply `rollback.yaml` again"
+            ),
             command=f"kubectl apply -f {CANARY}",
         )
     return steps
@@ -184,7 +186,7 @@ def _make_account(order: ServiceOrder) -> StepFile:
     name = order.platform.service_account
     return StepFile(
         text=dump_yaml(fill_part("account_object", order, _HUB, of=_PARTS)),
-        about=f"the account {name}, for a namespace that has none of that name; it names the secret, and holds none",
+        about=f"the account {name}, which names the hub secret, for a namespace without one",
         does=f"If it does not exist, create the account {name}, with a hub token from a file",
         command=f"kubectl create secret generic {_HUB['secret']} --from-file={_HUB['token']}=TOKEN-FILE\n"
         f"kubectl get serviceaccount {name} || kubectl apply -f {_ACCOUNT}",
@@ -213,7 +215,7 @@ def _make_claim(order: ServiceOrder, claim: str) -> StepFile:
     values = {"claim": claim, "storage": to_gib(ceil(_SPARE * order.host.weights_bytes))}
     return StepFile(
         text=dump_yaml(fill_part("claim_object", order, values, of=_PARTS)),
-        about=f"the claim {claim}, for a cluster that has none of that name",
+        about=f"the claim {claim}, for a cluster without one",
         does=f"If it does not exist, create the claim {claim}",
         command=f"kubectl get pvc {claim} || kubectl apply -f {_CLAIM}",
     )
@@ -237,7 +239,7 @@ def _fill_claim(order: ServiceOrder, claim: str) -> StepFile:
     job = fill_part("job", order, {"claim": claim, "containers": containers}, of=_PARTS)
     return StepFile(
         text=dump_yaml(job),
-        about=f"a Job that downloads the weights onto the claim {claim}",
+        about=f"a Job that downloads the weights to the claim {claim}",
         does=f"Fill the claim {claim}",
         command=f"kubectl apply -f {STAGE} && "
         f"kubectl wait --for=condition=Complete job/{job['metadata']['name']} --timeout=2h",
@@ -289,7 +291,7 @@ def _describe_layout(order: ServiceOrder) -> Iterator[str]:
         return
     yield f"`{layout}`: {LAYOUTS[layout.kind].about}."
     if layout.kind in ("one", "storage-uris"):
-        yield "It needs nothing but these files; every start downloads the weights again, as long as that takes."
+        yield "It needs only these files. Every start downloads the weights again, which takes its time."
     yield from (f"`--layout {row.shape}`: {row.about}." for row in _list_others(order, layout))
     if not _ROW.has("storage-uris", Version(order.platform.release)):
         yield f"KServe {_ROW.since['storage-uris']} could download several checkpoints."

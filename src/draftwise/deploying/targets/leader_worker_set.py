@@ -41,8 +41,8 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
     if count_hosts(order.setup) == 1:
         refuse_other_hosts(order.setup, fix="Leave it out, and set the number of hosts, e.g. --nnodes 2.")
         return order
-    _refuse(args, _OF_HOST, "is for one host of several, whose place its number in the group takes")
-    _refuse(args, _EACH_ANSWERS, "has each host answer, and of a group one does")
+    _refuse(args, _OF_HOST, "is the rank of one host, but here the host's place in the group sets it")
+    _refuse(args, _EACH_ANSWERS, "makes each host answer, but only one host of a group answers")
     return order
 
 

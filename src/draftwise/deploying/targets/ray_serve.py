@@ -70,8 +70,8 @@ def _refuse(order: ServiceOrder) -> None:
     names = args.get(_NAMES, [order.setup.target])
     refused = {
         "it names the model once": not (isinstance(names, list | tuple) and len(names) == 1 and names[0]),
-        "it brings the workers up itself": args.get(_EXECUTOR, "ray") != "ray",
-        "it reports the metrics, for which statistics are needed": args.get("disable_log_stats") is True,
+        "it starts the workers itself": args.get(_EXECUTOR, "ray") != "ray",
+        "it reports the metrics, and needs statistics for that": args.get("disable_log_stats") is True,
         "it accepts only engine arguments": bool(order.setup.extra_args),
     }
     for reason in (reason for reason, holds in refused.items() if holds):

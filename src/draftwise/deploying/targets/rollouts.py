@@ -34,9 +34,11 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -
     return {
         CANARY: StepFile(
             text=_render_canary(spec, plain, is_judged=is_judged),
-            about=f"the Rollout with pods that speculate, at {weights} of the requests until {judge} lets it pass",
-            does="Try it on a service that runs without speculation (applying `rollback.yaml` ends that; "
-            f"`kubectl argo rollouts abort {plain.name}` does at once, until the next apply)",
+            about=f"the Rollout with speculation, at {weights} of the requests until {judge} lets it pass",
+            does=(
+                "Try it on a service that runs without speculation. To end the trial, apply `rollback.yaml`. "
+                f"`kubectl argo rollouts abort {plain.name}` ends it at once, until the next apply"
+            ),
             command=f"{first}kubectl apply -f {CANARY} && kubectl argo rollouts status {plain.name}",
         )
     }

@@ -38,9 +38,11 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
     if not said or said.lower().startswith(_REFUSALS):
         raise UnreadableSource.because(
             "kubectl-failed",
-            f"kubectl returned no object: {said[:300]}" if said else "kubectl returned no object. Its stderr says why.",
+            f"kubectl returned no object: {said[:300]}"
+            if said
+            else ("kubectl returned no object. Read its standard error."),
             where=source.name,
-            fix="Install kubectl and choose the cluster, or ask for an account that may get pods and deployments.",
+            fix="Install kubectl and select the cluster, or ask for an account that may get pods and deployments.",
         )
     found: list[Mapping[str, Any]] = []
     for document in read_yaml(source.text, name=source.name):
@@ -50,7 +52,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
     if not found:
         raise UnreadableSource.because(
             "kubectl-failed", f"{source.name} holds no object.", where=source.name,
-            fix="Give what `kubectl get pod NAME -o yaml` prints.",
+            fix="Pass the output of `kubectl get pod NAME -o yaml`.",
         )  # fmt: skip
     return tuple(found)
 
@@ -92,20 +94,20 @@ def _compare(found: Setup, ordered: Setup, where: str) -> Iterator[Finding]:
     if not found.engine_version:
         yield Finding.info("not-told", f"The image of {where} does not show its release.", where=where)
     elif found.engine_version != ordered.engine_version:
-        text = f"{where} runs vLLM {found.engine_version}, and {ordered.engine_version} was ordered."
+        text = f"{where} runs vLLM {found.engine_version}, but the order has {ordered.engine_version}."
         yield Finding.error("runs-otherwise", text, where=where)
     before, after = (None if each.spec is None else each.spec.to_dict() for each in (ordered, found))
     if before != after:
-        text = f"{where} has the speculative config {_show(after)}, and {_show(before)} was ordered."
+        text = f"{where} has the speculative config {_show(after)}, but the order has {_show(before)}."
         yield Finding.error("runs-otherwise", text, where=where)
     else:
-        yield Finding.info("seen", f"{where} has the speculative config that was ordered.", where=where)
+        yield Finding.info("seen", f"{where} has the ordered speculative config.", where=where)
     if found.target and not _is_same_model(found.target, ordered):
-        text = f"{where} serves {found.target}, and {ordered.target} was ordered."
+        text = f"{where} serves {found.target}, but the order has {ordered.target}."
         yield Finding.error("runs-otherwise", text, where=where)
     for name, value in ordered.args.items():
         if found.args.get(name) != value:
-            text = f"{where} has {name} {found.args.get(name)!r}, and {value!r} was ordered."
+            text = f"{where} has {name} {found.args.get(name)!r}, but the order has {value!r}."
             yield Finding.error("runs-otherwise", text, where=where)
 
 
@@ -151,7 +153,9 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
             last = get_mapping(each, "lastState", "terminated")
             why = f", last by {last.get('reason')} with exit code {last.get('exitCode')}" if last else ""
             text = f"{where} has restarted {each['restartCount']} times{why}."
-            yield Finding.warning("restarted", text, where=where, fix="Read the log of the container before.")
+            yield Finding.warning(
+                "restarted", text, where=where, fix="Read the previous container's log: kubectl logs POD --previous."
+            )
 
 
 def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
@@ -183,7 +187,7 @@ def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iter
         if available < wanted:
             yield f"{available} of {wanted} replicas are available"
         if status.get("observedGeneration", 0) < metadata.get("generation", 0):
-            yield "its controller has not seen the last change yet"
+            yield "its controller has not processed the last change yet"
 
 
 def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -196,16 +200,16 @@ def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, s
     at = f"{pod}{space}" + (f" -c {containers[0].get('name')}" if len(containers) > 1 else "")
     found = _read(value, name)
     port = found.args.get("port", _PORT) if found is not None else _PORT
-    yield "What happened to it", f"kubectl describe {name}{space}"
+    yield "Show its events", f"kubectl describe {name}{space}"
     yield "The release", f"kubectl exec {at} -- python3 -c 'import vllm; print(vllm.__version__)'"
-    yield "How it resolved the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
-    yield "The log of the container before", f"kubectl logs {at} --previous"
+    yield "Show how it resolved the config", f"kubectl logs {at} | draftwise verify --log - --setup setup.json"
+    yield "Show the previous container's log", f"kubectl logs {at} --previous"
     if root := next((each for each in MODEL_ROOTS if found is not None and found.target.startswith(each)), ""):
         sums = "if [ -f CHECKSUMS ]; then sha256sum -c CHECKSUMS; fi"
         yield "The weights", f"kubectl exec {at} -- sh -c 'ls -lR {root} && cd {root} && {sums}'"
     yield "Its counters", f"kubectl exec {at} -- curl -s localhost:{port}/metrics | grep spec_decode"
     yield (
-        "What it does",
+        "Verify the running server",
         f"kubectl port-forward {pod}{space} {port} & draftwise verify http://localhost:{port} --setup setup.json",
     )
 

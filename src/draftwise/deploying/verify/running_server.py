@@ -23,7 +23,7 @@ def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Fin
         text = "Cannot tell which release runs."
         yield Finding.warning("not-told", text, where=where)
     elif told.partition("+")[0] != setup.engine_version:
-        text = f"Release {told} runs, and vLLM {setup.engine_version} was ordered."
+        text = f"The server runs release {told}, but the order has vLLM {setup.engine_version}."
         yield Finding.error("runs-otherwise", text, where=where)
 
 
@@ -43,9 +43,9 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
     resolved = check(setup).resolved
     if bool(told) != (resolved is not None):
         if told:
-            text = "The server was started to speculate, and a plain one was ordered."
+            text = "The server was started with speculation, but the order is a plain server."
         else:
-            text = "The server was started without speculation, and one that speculates was ordered."
+            text = "The server was started without speculation, but the order speculates."
         yield Finding.error("runs-otherwise", text, where=where)
     elif resolved is not None and setup.spec is not None:
         wanted = {
@@ -55,7 +55,7 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
         }
         for key, value in wanted.items():
             if value is not None and key in told and told[key] != value:
-                text = f"The server resolved {key} to {told[key]!r}, and {value!r} was ordered."
+                text = f"The server resolved {key} to {told[key]!r}, but the order has {value!r}."
                 yield Finding.error("runs-otherwise", text, where=where)
 
 
@@ -65,12 +65,12 @@ def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
     log.take(lines, 0.0)
     yield from _compare_release(setup, log.values.get("engine_version"), source.name)
     told = log.values.get("speculative_config")
-    yield from _compare_resolved(setup, told, source.name, fix="Give the log from its first line on.")
+    yield from _compare_resolved(setup, told, source.name, fix="Pass the log from its first line on.")
     if (cause := find_root_cause(lines)) is not None:
         text = f"The server did not start: {cause}"
         yield Finding.error("start-failed", text, where=source.name)
     elif not log.is_ready:
-        text = "Cannot tell whether the server became ready: the log ends before."
+        text = "Cannot tell whether the server became ready: the log ends too early."
         yield Finding.warning("not-told", text, where=source.name)
 
 
@@ -106,8 +106,13 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     if probed.plain is not None:
         yield from _check_outputs(setup, probed, where)
         if setup.spec is not None:
-            text = "Log-probabilities were not compared: equal outputs do not make them equal under speculation."
-            yield Finding.info("logprobs-drift", text, where=where, fix="Evaluate by them on the plain server.")
+            text = (
+                "Log-probabilities were not compared. Under speculation, equal outputs do not imply equal "
+                "log-probabilities."
+            )
+            yield Finding.info(
+                "logprobs-drift", text, where=where, fix="Run evaluations that need them on the plain server."
+            )
 
 
 def _get_text(server: Probed, key: str) -> str | None:
@@ -119,11 +124,11 @@ def _check_model(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
     named = setup.args.get("served_model_name", setup.target)
     names = [named] if isinstance(named, str) else list(named)
     if server.info.model not in names:
-        text = f"The server serves {server.info.model!r}, and {names[0]!r} was ordered."
+        text = f"The server serves {server.info.model!r}, but the order has {names[0]!r}."
         yield Finding.error("runs-otherwise", text, where=where)
     wanted, found = setup.args.get("max_model_len"), server.info.max_model_len
     if isinstance(wanted, int) and wanted > 0 and found is not None and found != wanted:
-        text = f"The server takes {found} tokens of context, and {wanted} were ordered."
+        text = f"The server takes {found} tokens of context, but the order has {wanted}."
         yield Finding.error("runs-otherwise", text, where=where)
 
 
@@ -132,10 +137,10 @@ def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Findin
     stats = server.growth.spec
     if setup.spec is None:
         if stats.num_drafts or server.counts_drafts:
-            text = "The server counts drafts, and a plain one was ordered."
+            text = "The server counts drafts, but the order is a plain server."
             yield Finding.error("runs-otherwise", text, where=where)
     elif server.growth.generation_tokens is None:
-        text = "Cannot tell whether the server drafts: its /metrics cannot be read."
+        text = "Cannot tell whether the server drafts: its /metrics is not readable."
         yield Finding.warning("not-told", text, where=where)
     elif not stats.num_drafts:
         must = server.counts_drafts is False or _always_drafts(setup)
@@ -143,17 +148,17 @@ def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Findin
         if must:
             yield Finding.error("drafts-missing", text, where=where)
         else:
-            text = f"{text} Lookup drafts only where text repeats, so this decides nothing."
+            text = f"{text} Lookup drafts only where text repeats, so this is inconclusive."
             yield Finding.warning("drafts-missing", text, where=where)
     elif stats.num_drafts >= _FEWEST_DRAFTS and _always_drafts(setup) and (stats.acceptance_length or 0) < _HARDLY:
         text = (
-            f"Of {stats.num_draft_tokens} draft tokens {stats.num_accepted_tokens} stood: a drafter of another target, "
-            "or a damaged one, drafts so."
+            f"The target accepted {stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens, as with a "
+            "damaged drafter or one for another target."
         )
         yield Finding.error("drafter-does-not-fit", text, where=where)
     else:
         length = stats.acceptance_length or 1.0
-        text = f"{stats.num_drafts} drafts were counted, with {length:.2f} tokens of output for each."
+        text = f"The server counted {stats.num_drafts} drafts, with {length:.2f} output tokens each."
         yield Finding.info("seen", text, where=where)
 
 
@@ -178,7 +183,9 @@ def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator
     limit = None if expected is None else expected * (1 - _SURE * _SPREAD / sqrt(num_prompts))
     text = f"A step gave {found:.2f} tokens over {num_prompts} prompts"
     if limit is not None and found < limit:
-        text = f"{text}, but {expected:.2f} were expected. With that many prompts, the difference is more than chance."
+        text = (
+            f"{text}, but {expected:.2f} were expected. With that many prompts, chance does not explain the difference."
+        )
         yield Finding.error("fewer-tokens-per-step", text, where=where)
     else:
         yield Finding.info("seen", f"{text}{'' if expected is None else f' ({expected:.2f} expected)'}.", where=where)
@@ -193,11 +200,11 @@ def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Fin
     real = [each for each in found if not is_tie(each, scale)]
     if real:
         text = f"{len(real)} of {num_prompts} outputs differ from the plain server's: {_describe(real)}."
-        fix = "Greedy speculation must not change the output: look whether both serve the same weights."
+        fix = "Greedy speculation must not change the output. Check that both servers load the same weights."
         yield Finding.error("other-outputs", text, where=where, fix=fix)
     else:
-        ties = f"; {len(found)} part at ties within rounding" if found else ""
-        text = f"{num_prompts} of {num_prompts} outputs are the plain server's{ties}."
+        ties = f"; {len(found)} differ at ties within rounding" if found else ""
+        text = f"{num_prompts} of {num_prompts} outputs match the plain server's{ties}."
         yield Finding.info("seen", text, where=where)
 
 

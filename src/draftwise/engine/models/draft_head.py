@@ -62,7 +62,7 @@ class ChainDrafter(DraftNetwork, Protocol):
     """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
 
     mask: Mask | None
-    """For drafting in parallel; None: it was not trained to."""
+    """Mask for parallel drafting; None if the head was not trained for it."""
     chain: QuantizedChain | None
     """Makes the likeliest draft tokens in one call; None where its weights are not quantized."""
 
@@ -157,8 +157,8 @@ class DraftHead:
         aux_layers: hidden states of the target that it reads.
         kv_shape: what its own pages hold.
         vocab_size: V.
-        target_ids_U: as in `HeadVocabulary`.
-        mask: for drafting in parallel; None: it was not trained to.
+        target_ids_U: see `HeadVocabulary`.
+        mask: mask for parallel drafting; None if the head was not trained for it.
     """
 
     def __init__(

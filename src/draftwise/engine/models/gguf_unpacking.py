@@ -42,7 +42,7 @@ _SHARD_BYTES = 2 * 2**30
 _SOURCE = "source.gguf"
 """Link in a checkpoint folder to the file that it was unpacked from."""
 _ROOM = 1.05
-"""Of a checkpoint's weights: what it takes on disk."""
+"""Disk space, relative to a checkpoint's weights."""
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens (`llama_token_type`)."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -44,7 +44,7 @@ class HeadCheckpoint:
         config: the parsed config.json.
         where: path of config.json, for messages.
         files: its tensors.
-        reader: of its weights.
+        reader: reads its weights.
         target: as given.
 
     Raises:

@@ -30,7 +30,7 @@ from draftwise.machine.folders import cache_folder, one_at_a_time
 _LEAST_BYTES = 32 * 2**20
 """Size of a checkpoint from which on it matters that processes share it."""
 _UNUSED_S = 30 * 24 * 3600.0
-"""After which time a file that nobody has opened is removed."""
+"""Seconds after which an unopened file is removed."""
 _WEIGHTS, _INDEX = "weights.bin", "index.json"
 _MKLDNN_LAYOUT = 3
 """`at::Layout::Mkldnn`."""

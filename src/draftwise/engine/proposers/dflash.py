@@ -46,7 +46,7 @@ class Settings:
     mask_token_id: int
     """Stands for a token still to be drafted."""
     causal_layers: tuple[bool, ...]
-    """For each layer whether the tokens of a block look only at those before them."""
+    """Whether the tokens of a block attend only to earlier ones, by layer."""
     block_size: int | None
     """Length of the blocks it was trained on, the last known token included; None: not said."""
 

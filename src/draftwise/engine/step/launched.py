@@ -95,6 +95,11 @@ class LaunchedStep:
         self._has_ranks = ranked is not None
         self._readback = Readback(packed, *tensors)
 
+    @property
+    def prompts(self) -> list[Sequence]:
+        """The sequences whose prompts this step ranked, and that were not preempted or aborted since."""
+        return list({sequence: None for sequence, life in self._prompts if sequence.life == life})
+
     def collect(self) -> Iterator[Outcome]:
         """Wait for the device; yield the outcome of every sequence that was not preempted or aborted meanwhile."""
         packed_BC, *tensors = self._readback.wait()

@@ -80,6 +80,8 @@ class Sequence:
     """Progress in the grammar that the output must match, after all of `tokens`."""
     prompt_ranks: list[RankedRow] = field(default_factory=list)
     """Of prompt tokens 1, 2, ..., as far as computed, if their log-probabilities are asked for."""
+    num_prompt_told: int = 0
+    """Prompt tokens whose log-probabilities its reader has; the first one has none."""
 
     num_computed: int = 0
     """Leading tokens whose keys and values are in `pages`, or will be by what is under way."""

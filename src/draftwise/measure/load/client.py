@@ -180,7 +180,7 @@ class Client:
             try:
                 exchange = await self.backend.stream(path, body, received)
             except BrokenStream as error:
-                raise BackendError(f"At prompt {request.prompt.id!r}: {error}") from None
+                raise BackendError(f"On prompt {request.prompt.id!r}: {error}") from None
             # Open loops wait for no answer, so that a server that has no time for them is a result.
             waits = request.intended is None and exchange.status in BUSY
             if not waits or (pause_s := patience.pause_s(exchange.retry_after)) is None:

@@ -106,9 +106,9 @@ def replay_times(prompts: Sequence[Prompt], load: Replay) -> list[float]:
     if len(times) < len(prompts) or times != sorted(times):
         raise InvalidSetup.because(
             "no-arrivals",
-            "A replay needs an ascending arrival time on every prompt.",
+            "Every prompt needs an arrival time, in ascending order, to replay them.",
             where="--replay",
-            fix="Give each line of the workload file an arrival_s, or ask for a rate instead.",
+            fix="Give each line of the workload file an arrival_s, or pass --rate instead.",
         )
     return [(time - times[0]) / load.speed for time in times]
 
@@ -127,7 +127,10 @@ def _rounds(load: OpenLoop, draws: random.Random) -> Iterator[float]:
     length_s = sum(phase.duration_s or 0.0 for phase in load.phases)
     if area <= 0:
         raise InvalidSetup.because(
-            "no-rate", "The rate is 0 all the time.", where="--rate", fix="Give a phase a rate above 0, e.g. 60s:1-8/s."
+            "no-rate",
+            "The rate is 0 throughout.",
+            where="--rate",
+            fix="Give at least one phase a rate above 0, e.g. 60s:1-8/s.",
         )
     number = max(1, round(area))
     for begin in count():

@@ -12,7 +12,7 @@ _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
 """Events that are parsed in one go, about 0.1 ms."""
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
-"""Of a chat delta; vLLM has called the thoughts of a reasoning model by both names."""
+"""Text fields of a chat delta; vLLM has used both names for reasoning."""
 
 
 class ParsedResponse:
@@ -56,7 +56,7 @@ class ParsedResponse:
             try:
                 self._add(time, _parse(payload))
             except (AttributeError, TypeError, ValueError, KeyError):
-                self.error = f"an event that does not belong to the API: {payload.decode(errors='replace')[:200]}"
+                self.error = f"an event that is not part of the API: {payload.decode(errors='replace')[:200]}"
             if number % _EVENTS_PER_STEP == 0:
                 yield
         self._settle()
@@ -67,7 +67,10 @@ class ParsedResponse:
         body = b"".join(piece for _, piece in self._exchange.received).strip()
         if not body or any(line.startswith(b"data:") for line in body.split(b"\n")):
             return "the answer contains no token"
-        return f"the answer is not an event stream although one was requested: {body[:200].decode(errors='replace')}"
+        return (
+            "the server answered without an event stream, although the request asked for one: "
+            f"{body[:200].decode(errors='replace')}"
+        )
 
     def _add(self, time: float, event: dict[str, Any]) -> None:
         """Take in one event that arrived at `time`."""

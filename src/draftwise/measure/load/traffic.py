@@ -168,7 +168,7 @@ class TurnTraffic:
 
 
 _HEAD_START_S = 0.005
-"""From the start of a turn to the first arrival of an open loop."""
+"""Seconds from the start of a turn to the first arrival of an open loop."""
 
 
 async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:

@@ -30,11 +30,11 @@ class _Signal(Enum):
     """A message without content."""
 
     READY = auto()
-    """From a worker: it can take jobs."""
+    """Sent by a worker that can take jobs."""
     MEASURED = auto()
-    """From a worker: its measured requests are answered; background requests go on."""
+    """Sent by a worker whose measured requests are answered; background requests continue."""
     END = auto()
-    """To a worker: cancel what is in flight."""
+    """Tells a worker to cancel its requests in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class _Worker:
 
 
 _HEAD_START_S = 0.05
-"""From the start of a turn to the first arrival of an open loop."""
+"""Seconds from the start of a turn to the first arrival of an open loop."""
 _READY_S = 60.0
 _LEAVE_S = 2.0
 """How long processes may take to cancel their requests and exit."""
@@ -167,7 +167,9 @@ class _WorkerProcess:
             return self.pipe.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
-            return _Failure("A process of the load generator has ended (out of memory?).")
+            return _Failure(
+                "A process of the load generator has ended, probably out of memory. Lower the load or free memory."
+            )
 
 
 class WorkerPool:
@@ -244,7 +246,10 @@ class WorkerPool:
                         raise BackendError(message.message)
         except TimeoutError:
             self.stop()
-            raise BackendError(f"The load generator's processes did not start within {_READY_S:.0f} s.") from None
+            raise BackendError(
+                f"The load generator's processes did not start within {_READY_S:.0f} s. Stop other work on this "
+                "machine and try again."
+            ) from None
         except BaseException:
             self.stop()
             raise

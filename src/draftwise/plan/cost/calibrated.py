@@ -290,7 +290,7 @@ def _read_machine(calibration: Calibration, plain: _Server) -> tuple[Machine, Pr
     if work is None:
         raise InvalidSetup.because(
             "target-unknown",
-            f"The config.json of {calibration.target} in the calibration is not that of a decoder-only language model.",
+            f"The calibration's config.json of {calibration.target} does not describe a decoder-only language model.",
             where="calibration",
             fix="Calibrate again and name the target: `--target DIR`.",
         )

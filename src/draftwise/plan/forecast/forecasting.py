@@ -73,8 +73,9 @@ def forecast(
     if not matched:
         raise InvalidSetup.because(
             "no-common-candidate",
-            f"The calibration has {join_names(each.name for each in calibration.candidates)}, and the profile "
-            f"{join_names(dict.fromkeys(each.candidate.label for each in profile.entries))}: no candidate is in both.",
+            f"The calibration has {join_names(each.name for each in calibration.candidates)}, but the profile "
+            f"has {join_names(dict.fromkeys(each.candidate.label for each in profile.entries))}: no candidate "
+            "is in both.",
             where="calibration",
             fix="Replay and calibrate the same candidates.",
         )
@@ -108,9 +109,9 @@ def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: 
     if prompt is None or output is None:
         raise InvalidSetup.because(
             "lengths-unknown",
-            "The profile does not say how long prompts and answers are.",
+            "The profile does not record the length of prompts and answers.",
             where="--prompt-tokens",
-            fix="Give --prompt-tokens and --output-tokens.",
+            fix="Pass --prompt-tokens and --output-tokens.",
         )
     return RequestLengths(prompt_tokens=prompt, output_tokens=output)
 
@@ -276,21 +277,21 @@ def find_doubts(
     if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
         yield Finding.warning(
             "not-replayed",
-            f"What {join_names(left)} would accept is not known: the profile does not have it.",
+            f"The profile has no acceptance for {join_names(left)}, so there is no forecast.",
             fix="Replay the log with it as a candidate.",
         )
     if far := [row for row in rows if row.is_extrapolated]:
         first = min(far, key=lambda row: row.load)
         yield Finding.error(
             "far-from-calibrated",
-            f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences "
-            "as were calibrated: nothing is known of such steps.",
+            f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences as "
+            "were calibrated. Such steps cannot be forecast.",
             fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
         )
     if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
         yield Finding.warning(
             "two-models",
-            f"The log was replayed for {profile.target.name}, and {calibration.target} was calibrated.",
+            f"The log was replayed for {profile.target.name}, but {calibration.target} was calibrated.",
             fix="Use a replay and a calibration of the same model.",
         )
 

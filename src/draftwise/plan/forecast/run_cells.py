@@ -65,7 +65,7 @@ def _compare(mine: Expectation, best: Expectation, bar: float) -> tuple[float, s
     limit = best.low if is_best else bar
     against = f"{best.candidate}'s {best.low:.2f}-{best.high:.2f}x" if is_best else f"{bar:.2f}x"
     span = f"{mine.low:.2f}-{mine.high:.2f}x" if mine.low > 0 else f"at most {mine.high:.2f}x"
-    return log(mine.high / limit), f"its forecast of {span} on {mine.workload} at {mine.load} lies below {against}"
+    return log(mine.high / limit), f"its forecast of {span} on {mine.workload} at {mine.load} stays below {against}"
 
 
 def is_config_of(spec: SpecConfig, other: SpecConfig) -> bool:

@@ -179,7 +179,10 @@ class MemoryCheck:
         together, length = self.case.requirements.traffic.concurrency, self.num_tokens
         room, before = sizing.budget.sequences(length), sizing.plain.sequences(length)
         if room < together <= before:
-            return f"{room} sequences of {length} tokens fit with it, {before} without; {together} decode together."
+            return (
+                f"{room} sequences of {length} tokens fit with it, {before} without. {together} sequences decode "
+                "together."
+            )
         return ""
 
     def find_caveats(self, sizing: Sizing) -> Iterator[Finding]:

@@ -102,7 +102,7 @@ def _refuse(method: str, code: str, **values: object) -> Refusal:
 
 
 def _refuse_no_drafter(case: PickCase, facts: Method) -> Refusal:
-    train = " Or train one: draftwise train." if case.requirements.can_train and facts.trainable else ""
+    train = " You can train one: draftwise train." if case.requirements.can_train and facts.trainable else ""
     return _refuse(facts.name, "no-drafter-known", target=case.target.name, train=train)
 
 
@@ -258,7 +258,7 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
     row = next((table[name] for name in (target.model_type, *target.architectures) if name in table), None)
     modules = None if row is None else _count_modules(case, row)
     if row is None or modules == 0:
-        why = "its config says 0" if row is not None else f"{target.model_type or 'its family'} does not come with them"
+        why = "its config says 0" if row is not None else f"{target.model_type or 'its family'} ships without them"
         return _refuse(facts.name, "no-native-modules", target=target.name, why=why)
     names = case.release.table("methods")
     alias = str(row.get("model_type") or target.model_type)

@@ -251,9 +251,9 @@ def _find_beyond_graphs(case: PickCase, proposal: Proposal, k: int) -> Finding |
 def _about_costs(case: PickCase, method: str, resolved: Resolved | None) -> Iterator[Finding]:
     cost, what = find_drafting_cost(method), ""
     if cost is None:
-        what = "was not measured, nor that of a similar one: nothing is estimated."
+        what = "was not measured, nor was a similar method's, so there is no estimate."
     elif not cost.measured:
-        what = "was not measured: the estimate uses that of similar methods."
+        what = "was not measured. The estimate uses similar methods."
     elif resolved is not None and resolved.runner not in (None, cost.runner):
         what = f"was measured on model runner {cost.runner}, not {resolved.runner}."
     if what:
@@ -329,10 +329,10 @@ class MethodRanking:
         if heavy:
             return f"Leave speculation off. {heavy[0].finding.message}"
         if not self.ranked:
-            return f"No method can be recommended for this target on vLLM {self.version}: each is refused below."
+            return f"No method can be recommended for this target on vLLM {self.version}. The reasons follow."
         if self.levers:
             doubt = self.levers[0].finding.message
-            return f"Probably leave it off: {doubt} {_start(self.ranked[0], 'If you try it, start')}"
+            return f"You should probably leave it off: {doubt} {_start(self.ranked[0], 'If you try it, start')}"
         return _start(self.ranked[0], "Start")
 
 

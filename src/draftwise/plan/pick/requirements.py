@@ -100,7 +100,7 @@ def _get_kind(name: str) -> TrafficKind:
             "unknown-traffic",
             f"{name!r} is not a known kind of traffic.",
             where="--workload",
-            fix=f"Give one of {', '.join(read_traffic_kinds())}, or give --overlap instead.",
+            fix=f"Choose one of {', '.join(read_traffic_kinds())}, or pass --overlap instead.",
         )
     return found
 
@@ -209,9 +209,9 @@ def _get_target(name: str) -> ModelConfig:
         return ModelConfig(name=name, config={}, origin="table", is_partial=True)
     raise InvalidSetup.because(
         "unknown-target",
-        f"{name!r} is neither a directory nor in the table of well-known models.",
+        f"{name!r} is neither a directory nor a model that draftwise knows.",
         where="TARGET",
-        fix=f"{near_models(name)}Otherwise give its config.json with --config-from, or the JSON itself.",
+        fix=f"{near_models(name)}Otherwise pass its config.json with --config-from, or the JSON itself.",
     )
 
 
@@ -220,9 +220,9 @@ def _open_drafter(name: str) -> GivenDrafter:
     if found is None:
         raise InvalidSetup.because(
             "unknown-drafter",
-            f"{name!r} is neither a directory nor in the table of well-known models.",
+            f"{name!r} is neither a directory nor a model that draftwise knows.",
             where="--drafter",
-            fix="Give the directory of the drafter: its config.json says which method it is for.",
+            fix="Pass the directory of the drafter: its config.json names its method.",
         )
     return GivenDrafter(name=name, drafter=recognize(found.config, ()))
 
@@ -306,9 +306,9 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
     if differences := list(_compare(calibration, requirements, target)):
         raise InvalidSetup.because(
             "calibration-of-another",
-            f"The calibration belongs to another deployment: {'; '.join(differences)}.",
+            f"The calibration is from another deployment: {'; '.join(differences)}.",
             where="--calibration",
-            fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
+            fix="Calibrate servers with this model, hardware and flags, or leave the calibration out.",
         )
     from draftwise.plan.cost.calibrated import CalibratedCosts  # numpy is absent in a browser
 
@@ -318,7 +318,7 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
 def _compare(calibration: Calibration, requirements: Requirements, target: ModelConfig) -> Iterator[str]:
     """Yield what of a calibration is not the deployment's."""
     if calibration.gpu != requirements.gpu.name:
-        yield f"it is of {calibration.gpu or calibration.hardware}, not of {requirements.gpu.name}"
+        yield f"it was measured on {calibration.gpu or calibration.hardware}, not {requirements.gpu.name}"
     for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
         measured, asked = calibration.config.get(key), target.config.get(key)
         if measured != asked:

@@ -26,7 +26,7 @@ class ProfiledStep:
     """What the sizes of the profiled step depend on."""
 
     rules: Rulebook
-    """Of the release."""
+    """The release's rules."""
     runner: Runner
     gpu: Gpu
     max_num_batched_tokens: int

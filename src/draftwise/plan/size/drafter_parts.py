@@ -21,7 +21,7 @@ class Drafter:
     """What a method adds to the target."""
 
     method: str = ""
-    """As vLLM resolves it; empty without speculation."""
+    """The method that vLLM resolves; empty without speculation."""
     parts: tuple[Part, ...] = ()
     shape: ModelShape | None = None
     """Shape of the layers that keep keys and values; None where none does."""
@@ -54,10 +54,10 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
     """
     facts = find_method(method)
     if facts is None:
-        message = f"draftwise does not know the method {method!r}, nor what memory its drafter takes."
+        message = f"draftwise does not know the method {method!r} or the memory of its drafter."
         raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
     if facts.drafts_from == "own_code":
-        return Drafter(method=method, notes=("what your own proposer class takes",))
+        return Drafter(method=method, notes=("your own proposer class",))
     if not facts.has_weights:
         return Drafter(method=method)
     describe = _find_layout(facts)
@@ -70,7 +70,7 @@ def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Draft
     if not method.layout:
         raise InvalidSetup.because(
             "method-memory-unknown",
-            f"Which tensors a drafter of {method.name} has is unknown, and with them its memory.",
+            f"The tensors of a {method.name} drafter are unknown, so its memory is unknown too.",
             where="method",
             fix="Size the target without the drafter, and add the memory that the server's start-up log reports for "
             "the drafter.",
@@ -87,7 +87,7 @@ def _flat(config: Config) -> Config:
 
 def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafter:
     if config is None:
-        return Drafter(notes=("the layers of the draft model, whose config.json is not at hand",))
+        return Drafter(notes=("the layers of the draft model, whose config.json is not available",))
     shape = read_shape(config)
     return Drafter(parts=decoder_parts(config, shape), shape=shape, config=config)
 
@@ -249,7 +249,7 @@ _LAYOUTS: Mapping[str, Callable[[Config, Config | None, int], Drafter]] = {
     "recurrent_heads": _describe_recurrent_heads,
     "target_layers": _describe_target_layers,
 }
-"""By the column `layout` of the method."""
+"""Key: the method's column `layout`."""
 
 
 def _head_of(target: Config) -> dict[str, Any]:

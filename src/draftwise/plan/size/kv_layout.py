@@ -199,9 +199,9 @@ def _unify(pages: Sequence[_Page], rules: LayoutRules) -> list[_Page]:
             raise InvalidSetup(
                 Finding.error(
                     "kv-pages-do-not-divide",
-                    f"Layers keep pages of {largest} and {page.num_bytes} bytes, which do not divide: vLLM cannot "
-                    "share its blocks.",
-                    fix="Choose a drafter with the target's head size and number of key-value heads.",
+                    f"Layers keep pages of {largest} and {page.num_bytes} bytes. Neither divides the other, so "
+                    "vLLM cannot share its blocks.",
+                    fix="Choose a drafter with the target's head size and number of KV heads.",
                 )
             )
     return unified

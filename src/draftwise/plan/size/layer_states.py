@@ -38,9 +38,9 @@ def _row(config: Row) -> Row:
     if found is None:
         raise InvalidSetup.because(
             "memory-unknown",
-            f"Memory unknown: the state that layers of {model_type or 'this model'} keep for each sequence.",
+            f"Memory unknown: the per-sequence state of the layers of {model_type or 'this model'}.",
             where="target",
-            fix="Start the server once: it logs the size of its KV cache.",
+            fix="Start the server once: its log shows the size of its KV cache.",
         )
     return found
 

@@ -24,7 +24,7 @@ from draftwise.plan.size.weight_parts import PipelineStage, stages
 _VALUE_BYTES: Mapping[str, float] = read_data("precisions")["kv_value_bytes"]
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
-"""Of each head and token, under the `_per_token_head` types."""
+"""Bytes of a scale per head and token, for the `_per_token_head` types."""
 _INDEXER_GROUP = 128
 """Keys of an indexer that share a scale, and the size of heads that a kernel of gated delta nets takes."""
 _CHECKPOINT_TOKENS = 64
@@ -46,9 +46,9 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     if (found := _VALUE_BYTES.get(name)) is None:
         raise InvalidSetup.because(
             "unknown-kv-cache-dtype",
-            f"The bytes of a KV-cache entry in {name!r} are not known.",
+            f"The size of a KV-cache entry in {name!r} is unknown.",
             where="--kv-cache-dtype",
-            fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
+            fix=f"Choose one of {', '.join(_VALUE_BYTES)}.",
         )
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 

@@ -61,7 +61,7 @@ class SizeRequest:
     """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
     prefix_caching: bool = True
     state_dtype: str | None = None
-    """Of the state that layers keep for each sequence; None as config.json has it."""
+    """Type of the state that layers keep per sequence; None for config.json's."""
     enforce_eager: bool = False
     async_scheduling: bool = True
     cold_start: bool = True
@@ -152,10 +152,10 @@ def _get_target(context: Context) -> ModelConfig:
         name = context.setup.target
         raise InvalidSetup.because(
             "unknown-target",
-            f"The sizes of the target {name!r} are not known: it is neither a checkpoint's directory nor in the table "
-            "of known models with its config.json.",
+            f"The layer sizes of the target {name!r} are unknown: it is neither a checkpoint directory nor a "
+            "model whose config.json draftwise has.",
             where="target",
-            fix="Give the checkpoint's directory, or its config.json with --config-from, or fetch that with --hub.",
+            fix="Pass the checkpoint's directory, pass its config.json with --config-from, or fetch that with --hub.",
         )
     return context.target
 
@@ -168,7 +168,7 @@ def _read_gpu(name: str | None, setup: Setup) -> Gpu:
     if device is None or device.kind == "cpu":
         raise InvalidSetup.because(
             "no-gpu",
-            "No GPU is named.",
+            "You named no GPU.",
             where="--gpu",
             fix="Name one, such as H200, or give its memory, such as 48GiB.",
         )
@@ -281,7 +281,7 @@ def _read_share(context: Context) -> float:
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise InvalidSetup.because(
             "bad-utilization",
-            f"--gpu-memory-utilization must lie above 0 and at most at 1, got {share!r}.",
+            f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r}.",
             where="--gpu-memory-utilization",
         )
     return float(share)

@@ -40,10 +40,10 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     if not known_family(kind) and find_headers(request.directory) is None:
         yield _unknown(f"the weights of {kind or 'this model'}", "target", "Give the checkpoint's directory.")
     for note in drafter.notes:
-        fix = "Give its directory." if drafter.facts.has_weights else "Size the target without it."
+        fix = "Pass its directory." if drafter.facts.has_weights else "Size the target without it."
         yield _unknown(note, "drafter", fix)
     for flag in request.uncounted:
-        yield _unknown(f"what {flag} changes", flag, "Size the setup without it.")
+        yield _unknown(f"the effect of {flag}", flag, "Size the setup without it.")
     shape = request.shape
     features = find_unproved(
         request.architecture,
@@ -54,8 +54,8 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     if features:
         named = " and ".join(FEATURES.get(each, f"a KV cache in {each}") for each in features)
         what = f"the KV cache of {request.architecture or 'this model'} in vLLM {request.release}, with {named}"
-        fix = "Start the server once: it logs the size of its KV cache."
-        yield _unknown(f"{what}, was not compared with vLLM's own planner", "KV cache", fix)
+        fix = "Start the server once: its log shows the size of its KV cache."
+        yield _unknown(f"{what}, has not been verified against vLLM's own planner", "KV cache", fix)
 
 
 def _unknown(what: str, where: str, fix: str) -> Finding:
@@ -81,17 +81,17 @@ def _find_lack(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     if budget.fits:
         return
     if budget.kv_bytes <= 0:
-        lack = f"The server needs {_gib(budget.fixed)} of {_gib(budget.requested)} before the first token is cached."
+        lack = f"The server needs {_gib(budget.fixed)} of {_gib(budget.requested)} before it caches the first token."
     elif budget.num_blocks < budget.min_blocks:
         lack = (
-            f"Every sequence needs a block for its state: there are {budget.num_blocks:,} blocks, and max_num_seqs is "
-            f"{budget.max_num_seqs:,}."
+            f"Every sequence needs a block for its state, but there are only {budget.num_blocks:,} blocks for "
+            f"max_num_seqs {budget.max_num_seqs:,}."
         )
     else:
         need = budget.kv.bytes_per_sequence(budget.max_model_len, budget.in_flight)
         lack = (
-            f"One sequence of {budget.max_model_len:,} tokens takes {_gib(need)} of KV cache, {_gib(budget.kv_bytes)} "
-            f"are left; {budget.longest_context():,} tokens would fit."
+            f"One sequence of {budget.max_model_len:,} tokens takes {_gib(need)} of KV cache, but only "
+            f"{_gib(budget.kv_bytes)} are left. {budget.longest_context():,} tokens would fit."
         )
     yield Finding.error("does-not-fit", lack, fix=_suggest(request, budget))
 
@@ -127,8 +127,8 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
     share = (budget.requested + budget.reserve - least) / budget.device
     yield Finding.warning(
         "out-of-memory-ahead",
-        f"vLLM plans with {_gib(budget.requested)} and uses up to {_gib(budget.outside)} that its plan does not "
-        f"count, of {_gib(budget.device)}: {_gib(budget.reserve)} remain.",
+        f"vLLM plans with {_gib(budget.requested)} of {_gib(budget.device)}, and uses up to "
+        f"{_gib(budget.outside)} outside its plan: {_gib(budget.reserve)} remain.",
         where=_SHARE_FLAG,
         fix=f"Set it to {max(0.1, share):.2f} or less.",
     )
@@ -138,16 +138,16 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
     if (share := budget.drafter / budget.device) > _DRAFTER_SHARE:
         yield Finding.warning(
             "drafter-takes-much",
-            f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}: the KV cache holds "
-            f"{budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
+            f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}. The KV cache "
+            f"holds {budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
             where="drafter",
             fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
         )
     if (share := budget.target / budget.device) > _TARGET_SHARE:
         yield Finding.warning(
             "target-takes-most",
-            f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}: little is left to "
-            "draft and to cache with.",
+            f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}. Little is "
+            "left for the drafter and the cache.",
             where="target",
             fix="Use more GPUs, quantized weights, or a method without weights (ngram, suffix).",
         )
@@ -177,15 +177,15 @@ def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
     """Yield what is an estimate rather than a count."""
     drafter = request.drafter
     if drafter.typical and drafter.parts:
-        message = f"No config.json of the drafter is at hand: the usual layout of {drafter.method} is counted."
-        yield Finding.info("typical-drafter", message, where="drafter", fix="Give the drafter's directory.")
-    if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
         message = (
-            "Buffers of NCCL lie beside what vLLM plans with: 0.93 GiB of each of two H200s, not measured elsewhere."
+            f"The drafter's config.json is not available, so its size is that of the usual {drafter.method} layout."
         )
+        yield Finding.info("typical-drafter", message, where="drafter", fix="Pass the drafter's directory.")
+    if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
+        message = "NCCL buffers are outside vLLM's plan: 0.93 GiB on each of two H200s, not measured elsewhere."
         yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
     if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
-        message = "The drafter is on the last pipeline stage alone."
+        message = "The whole drafter is on the last pipeline stage."
         yield Finding.info("drafter-on-last-stage", message, where="--pipeline-parallel-size")
 
 
@@ -199,9 +199,9 @@ class Sizing:
 
     request: SizeRequest
     budget: Budget
-    """Of the GPU that has least left for keys and values; all of a tensor-parallel group are alike."""
+    """Budget of the GPU with the least room for keys and values; a tensor-parallel group's GPUs are alike."""
     plain: Budget
-    """Without speculation; equal to `budget` where there is none."""
+    """Budget without speculation; equal to `budget` if there is none."""
     findings: tuple[Finding, ...]
 
 

@@ -31,7 +31,7 @@ def items(budget: Budget) -> tuple[Item, ...]:
         Item("activations", "activations (profiled peak)", budget.activations),
         Item("overhead", "libraries" if not counted else "libraries, graphs, buffers", budget.non_torch + counted),
         Item("kv", "KV cache", max(0, budget.kv_bytes)),
-        Item("outside", "used, not in vLLM's plan", budget.outside),
+        Item("outside", "used, outside vLLM's plan", budget.outside),
         Item("reserve", "left free", max(0, budget.reserve)),
     )
     return tuple(row for row in rows if row.num_bytes)

@@ -55,9 +55,11 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
     if found is None:
         raise InvalidSetup.because(
             "unknown-precision",
-            f"The bytes of a weight in {name!r} are not known.",
+            f"The number of bytes per weight in {name!r} is unknown.",
             where=where,
-            fix=f"Give one of {', '.join(PRECISIONS)}, or a checkpoint's directory: its headers say the bytes.",
+            fix=(
+                f"Choose one of {', '.join(PRECISIONS)}, or pass a checkpoint's directory: its headers show the size."
+            ),
         )
     return found
 
@@ -74,9 +76,9 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
     if given.get("quant_method", "") is None:
         raise InvalidSetup.because(
             "unknown-precision",
-            "The checkpoint is quantized, and how is not known: neither are the bytes of its weights.",
+            "The checkpoint is quantized in an unknown way, so the size of its weights is unknown.",
             where="target",
-            fix="Give the checkpoint's directory or its config.json, or --quantization.",
+            fix="Pass the checkpoint's directory, its config.json, or --quantization.",
         )
     method = str(given.get("quant_method") or "").lower()
     if method == "modelopt" and "FP4" in str(given.get("quant_algo")):

@@ -67,7 +67,7 @@ def _draw_histogram(axes: Axes, each: PooledAcceptance, base: int, colour: str) 
 
 
 LOSSES = {
-    "realised speed-up": "#15803d",
+    "realized speed-up": "#15803d",
     "lost before the first token": "#3b82f6",
     "lost to slower steps": "#d97706",
     "lost to steps without a draft": PLAIN,

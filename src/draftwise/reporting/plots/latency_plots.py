@@ -22,7 +22,7 @@ TIMINGS: dict[str, tuple[str, Callable[[Timing], float | None]]] = {
     "e2e": ("end-to-end latency", lambda timing: timing.e2e_s),
 }
 _POINTS = 120
-"""Of a curve; more are not told apart on a screen."""
+"""Points of a curve; a screen does not resolve more."""
 _MOST_PANELS = 12
 _P50, _P99 = QUANTILES.index(50), QUANTILES.index(99)
 

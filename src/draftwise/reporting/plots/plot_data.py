@@ -133,7 +133,7 @@ _MOST_TICKS = 7
 _WIDE = 5.0
 """Ratio of the longest to the shortest time from which an axis is logarithmic."""
 _LEGEND_CHARACTERS = 11
-"""That fit in an inch of a line."""
+"""Characters that fit in an inch of a line."""
 _LEGEND_LINE = 0.2
 
 

@@ -69,9 +69,9 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
             name="crossover",
             title="Speed-up against load",
             caption=(
-                f"Speed-up against load: line and points are estimates, the band is the {_SURE} interval; the "
-                f"grey stripe at 1 holds changes too small to act on ({margin:.0%}). A cross marks where a candidate "
-                "stops paying, the bar below it the interval of that load."
+                f"Speed-up against load. Line and points are estimates; the band is the {_SURE} interval. The gray "
+                f"stripe at 1 holds changes too small to act on ({margin:.0%}). A cross marks where a candidate "
+                "stops paying, and the bar below it the interval of that load."
             ),
             draw=lambda: draw_crossovers(data),
             is_main=True,
@@ -82,7 +82,7 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
             name="speed-up",
             title="Speed-up of every candidate",
             caption=(
-                f"Dot: estimate; bar: {_SURE} interval, with an arrow where it goes on; grey band: changes too "
+                f"Dot: estimate. Bar: {_SURE} interval, with an arrow where it continues. Gray band: changes too "
                 f"small to act on ({margin:.0%})."
             ),
             draw=lambda: draw_speedups(comparisons, margin),
@@ -105,7 +105,7 @@ def _reasons(data: PlotData) -> Iterator[_Drawing]:
             name="conversion",
             title="From acceptance length to speed-up",
             caption=(
-                "From the acceptance length (whole bar) to the realised speed-up (green), in multiples of the "
+                "From the acceptance length (whole bar) to the realized speed-up (green), in multiples of the "
                 f"baseline. {DEFINITION}"
             ),
             draw=lambda: draw_conversions(data, converted),
@@ -114,7 +114,9 @@ def _reasons(data: PlotData) -> Iterator[_Drawing]:
         yield _Drawing(
             name="positions",
             title="Acceptance by draft position",
-            caption="Acceptance by position: the share of all verified drafts whose token there was accepted.",
+            caption=(
+                "Acceptance by position: the share of all verified drafts whose token at that position was accepted."
+            ),
             draw=lambda: draw_by_position(data, acceptances),
         )
     if counted:
@@ -142,10 +144,10 @@ def _latency(data: PlotData) -> Iterator[_Drawing]:
     if sweeps:
         yield _Drawing(
             name="pareto",
-            title="Tokens per second of a stream against those of the server",
+            title="Tokens per second: one stream against the server",
             caption=(
-                "What one stream gets against what the server puts out, load by load (numbers: the loads of the "
-                "baseline's server); up and to the right is better."
+                "What one stream gets against what the server outputs, load by load (numbers: the loads of the "
+                "baseline's server). Up and to the right is better."
             ),
             draw=lambda: draw_pareto(data, sweeps),
         )
@@ -170,7 +172,7 @@ def _distribution(data: PlotData, cells: list[tuple[str, Condition]], reading: s
     return _Drawing(
         name=reading,
         title=f"Distribution of {name}",
-        caption=f"{name.capitalize()} of every request{picked}; cut off beyond the slowest twentieth.",
+        caption=f"{name.capitalize()} of every request{picked}. The slowest twentieth is cut off.",
         draw=lambda: draw_distributions(data, cells, reading),
     )
 
@@ -180,8 +182,8 @@ def _timeline(data: PlotData) -> _Drawing:
         name="timeline",
         title="The run over time",
         caption=(
-            "Every turn's speed over the median of the same prompts' turns: dots are turns, lines their running "
-            "median. Drift that hits all arms alike cancels out within paired blocks."
+            "Every turn's speed over the median of the same prompts' turns. Dots are turns; lines are their running "
+            "median. Drift that affects all arms alike cancels out within paired blocks."
         ),
         draw=lambda: draw_timeline(data),
         is_main=True,

@@ -45,13 +45,13 @@ def draw_replay(
         axes.set_ylim(0, 1)
 
     def k_figure() -> Figure:
-        return draw_panels(titles, by_k, xlabel="k, draft tokens a step at most", ylabel="tokens per step")
+        return draw_panels(titles, by_k, xlabel="k, draft tokens per step at most", ylabel="tokens per step")
 
     def request_figure() -> Figure:
         return draw_panels(titles, by_request, xlabel="tokens per step of a request", ylabel="share of requests below")
 
-    about = "Tokens per step by draft length; the band is the interval over requests."
-    spread = "Requests one by one, with the longest drafts: half of them lie left of 0.5."
+    about = "Tokens per step by draft length. The band is the interval over requests."
+    spread = "Single requests, with the longest drafts. Half of them lie left of 0.5."
     return {
         "k": to_plot(k_figure, "by k", title="Tokens per step by k", caption=about),
         "requests": to_plot(request_figure, "by request", title="Tokens per step by request", caption=spread),

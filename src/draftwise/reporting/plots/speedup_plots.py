@@ -24,7 +24,7 @@ from draftwise.reporting.units import format_load
 _FEW = 3
 """Crossovers in a panel up to which their intervals are drawn; a table has them all."""
 _ROOM = 1.6
-"""Beyond the least and the greatest ratio, in which intervals are drawn to their ends."""
+"""Margin beyond the smallest and largest ratio in which intervals are drawn to their ends."""
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
 
 

@@ -86,9 +86,9 @@ class _Stage:
     entrypoint: tuple[Word, ...] = ()
     command: tuple[Word, ...] = ()
     line: int = 0
-    """Of what it starts with."""
+    """Line of the start command."""
     version: str = ""
-    """Of a vLLM that is installed into it."""
+    """Version of the vLLM installed into it."""
     findings: tuple[Finding, ...] = ()
 
     def begin(self, word: Word, stages: Mapping[str, _Stage]) -> _Stage:
@@ -161,7 +161,7 @@ def _read_command(word: Word) -> tuple[tuple[Word, ...], Iterable[Finding]]:
     if not found.mistake and len(words) == len(items):
         return words, ()
     mistake = get_rule("exec-form-not-json").ruling(
-        mistake=found.mistake or "holds something else than texts",
+        mistake=found.mistake or "has a word that is not text",
         line=word.line,
         fix=found.fix or "Put every word in double quotes.",
     )

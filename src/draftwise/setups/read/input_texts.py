@@ -29,9 +29,9 @@ def read_text(path: Path) -> str:
         if path.stat().st_size > _MAX_BYTES:
             raise InvalidSetup.because(
                 "too-long",
-                f"{path} is larger than {_MAX_BYTES:,} bytes, and is not read.",
+                f"{path} is larger than {_MAX_BYTES:,} bytes, so draftwise does not read it.",
                 where=str(path),
-                fix="Give the part of it that starts the server.",
+                fix="Pass only the part that starts the server.",
             )
         with path.open(encoding="utf-8", newline="") as file:  # line ends as they are: a shell minds
             return file.read()
@@ -131,8 +131,10 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
             "no-such-file",
             f"There is no file or folder {source}.",
             where=str(source),
-            fix=f"{suggest_sources(str(source))}Check the path. "
-            "A model of another machine is written as a command: 'vllm serve PATH'.",
+            fix=(
+                f"{suggest_sources(str(source))}Check the path. For a model on another machine, pass a command: "
+                "'vllm serve PATH'."
+            ),
         )
     else:
         yield SourceText(text=str(source))
@@ -227,7 +229,8 @@ def _read_folder(folder: Path) -> Iterator[SourceText]:
     if not paths:
         raise UnreadableSource.because(
             "nothing-to-read",
-            f"The folder {folder} holds no file that may start a server (Dockerfile, {', '.join(sorted(_SUFFIXES))}).",
+            f"The folder {folder} holds no file that could start a server (Dockerfile, "
+            f"{', '.join(sorted(_SUFFIXES))}).",
             where=str(folder),
             fix="Name the file itself.",
         )
@@ -254,7 +257,7 @@ def _read_pattern(pattern: str) -> Iterator[SourceText]:
     found = sorted(iglob(os.path.expanduser(pattern), recursive=True))
     if not found:
         raise UnreadableSource.because(
-            "nothing-to-read", f"No file fits the pattern {pattern!r}.", where=pattern, fix="Check the pattern."
+            "nothing-to-read", f"No file matches the pattern {pattern!r}.", where=pattern, fix="Check the pattern."
         )
     for name in found:
         if os.path.isdir(name):

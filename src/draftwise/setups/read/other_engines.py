@@ -29,9 +29,9 @@ class OtherEngine:
     target: str = ""
     """Empty if unknown."""
     method: str = ""
-    """As vLLM calls it; empty for no speculation, and for an algorithm that vLLM does not have."""
+    """vLLM's name; empty for no speculation, and for an algorithm that vLLM does not have."""
     algorithm: str = ""
-    """As the text has it."""
+    """Name in the text."""
     num_drafts: int | None = None
     """Draft tokens a step, along one path."""
     num_verified: int | None = None
@@ -42,7 +42,7 @@ class OtherEngine:
     def describe(self) -> str:
         """Return its speculation in one sentence."""
         if not (self.method or self.algorithm):
-            return f"The text starts {self.name}, not vLLM; it does not speculate."
+            return f"The text starts {self.name}, not vLLM. It does not speculate."
         parts = [f"method {self.method}" if self.method else f"{self.algorithm}, which vLLM does not have"]
         if self.num_drafts is not None:
             parts.append(f"k {self.num_drafts}")
@@ -58,7 +58,7 @@ class OtherEngine:
             return ""
         spec = {"method": self.method, "model": self.drafter, "num_speculative_tokens": self.num_drafts}
         text = json.dumps({key: value for key, value in spec.items() if value})
-        tree = " vLLM drafts one path, no tree." if self.num_verified is not None else ""
+        tree = " vLLM drafts a single path, not a tree." if self.num_verified is not None else ""
         return f"For vLLM: vllm serve {self.target or 'MODEL'} --speculative-config {shlex.quote(text)}.{tree}"
 
 

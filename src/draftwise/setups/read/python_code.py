@@ -128,7 +128,7 @@ class _Code:
         """
         self.work += 1
         if self.work > _MAX_WORK:
-            raise InvalidSetup.because("too-long", "The values of the program are too long to be put together.")
+            raise InvalidSetup.because("too-long", "The program's values are too long to combine.")
         match node:
             case ast.Constant(value=value):
                 self.work += len(value) if isinstance(value, str) else 0

@@ -76,9 +76,11 @@ class SetupReading:
         if self.others:
             raise InvalidSetup.because(
                 "several-ways",
-                f"The text starts the server in {len(self.others) + 1} ways, of which one has to be meant.",
+                f"The text starts the server in {len(self.others) + 1} ways, but this verb needs exactly one.",
                 where=self.where,
-                fix="Give the variables that decide, as NAME=value lines with --env-file, or the command line itself.",
+                fix=(
+                    "Set the variables that decide with --env-file (NAME=value lines), or pass the command line itself."
+                ),
             )
         if errors := [finding for finding in self.findings if finding.severity is Severity.ERROR]:
             raise InvalidSetup(errors)
@@ -193,9 +195,9 @@ def no_server(name: str) -> InvalidSetup:
     """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
     return NoServer.because(
         "no-server",
-        "The text starts no vLLM server.",
+        "The text does not start a vLLM server.",
         where=name,
-        fix="Give the command line that begins with vllm serve, or a file that holds one.",
+        fix="Pass the command line that begins with vllm serve, or a file that contains one.",
     )
 
 
@@ -266,7 +268,7 @@ def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
     """Return a word that names what is filled in later: templates of helm and KServe, references that are left."""
     names = [
         *(
-            describe_unknown(template[:60], "a template that is filled in later")
+            describe_unknown(template[:60], "a template value that is filled in later")
             for template in _TEMPLATE.findall(word.text)
         ),
         *(name for reference, name in left.items() if reference in word.text),

@@ -159,7 +159,7 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
-        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.", where=name) from None
+        raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:
         raise no_server(name)
     return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)
@@ -257,7 +257,7 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) > _MAX_LINES:
         raise InvalidSetup.because(
-            "too-many-servers", f"The file has {len(lines)} lines, and at most {_MAX_LINES:,} are read at once."
+            "too-many-servers", f"The file has {len(lines)} lines, but draftwise reads at most {_MAX_LINES:,} at once."
         )
     for number, line in lines:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)

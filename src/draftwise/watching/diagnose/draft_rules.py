@@ -74,7 +74,7 @@ def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
     if not silent or others is None:
         return None
     return RuleMatch(
-        message=(f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do."),
+        message=f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do.",
         evidence=tuple(f"engine {each.engine}: {each.output_tokens:,} tokens, no draft" for each in silent),
         loss=_lose_beside(case.window, others),
         where=silent[0].instance,
@@ -109,8 +109,10 @@ def _find_schedule_ignored(case: PoolCase) -> RuleMatch | None:
     if wanted is None or drafted is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or drafted < wanted + 0.5:
         return None
     return RuleMatch(
-        message=f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, but the "
-        f"schedule sets {wanted} there.",
+        message=(
+            f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, but the schedule sets "
+            f"{wanted} there."
+        ),
         evidence=(tell("mean k", drafted, wanted, of="scheduled"), tell("running", case.window.batch)),
         loss=find_losses(case).machine,
     )
@@ -127,7 +129,7 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
     if not is_less(now, then, by=1 - _FEW_DRAFTS, error=case.error):
         return None
     return RuleMatch(
-        message=f"Only {now:.0%} of the steps have a draft; {then:.0%} were measured.",
+        message=f"Only {now:.0%} of the steps have a draft, but {then:.0%} had one in the measurement.",
         evidence=(tell("coverage", now, then), tell("mean k", window.mean_k, case.k, of="of")),
         loss=find_losses(case).acceptance,
     )
@@ -142,7 +144,7 @@ def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
     if window.mean_k >= _FEW_DRAFTS * wanted:
         return None
     return RuleMatch(
-        message=f"A draft has {window.mean_k:.1f} tokens on average, of {wanted:g} configured.",
+        message=f"A draft has {window.mean_k:.1f} tokens on average, but {wanted:g} are configured.",
         evidence=(tell("mean k", window.mean_k, wanted, of="configured"),),
         loss=find_losses(case).acceptance,
     )

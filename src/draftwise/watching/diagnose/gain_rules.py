@@ -54,7 +54,7 @@ def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
     if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
     return RuleMatch(
-        message=(f"A step gives {tokens:.2f} tokens. Below {even:.2f}, speculation is slower than plain decoding."),
+        message=f"A step gives {tokens:.2f} tokens. Below {even:.2f}, speculation is slower than plain decoding.",
         evidence=(tell("tokens per step", tokens, even, of="break-even"),),
         loss=log(even / tokens),
     )
@@ -71,7 +71,10 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
     heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
     beyond = []
     if heaviest is not None and batch is not None and batch > heaviest:
-        beyond.append(f"steps were measured only up to {heaviest:g} running, so it is unknown whether they are slower")
+        beyond.append(
+            f"only steps with up to {heaviest:g} running requests were measured, so it is unknown whether these "
+            "are slower"
+        )
     return RuleMatch(
         message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
         evidence=(
@@ -97,16 +100,20 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
             message=f"{says}, and {in_plain:.2f} times in the plain pool. Both pools share the cause.",
             evidence=tuple(evidence),
             loss=log(ratio),
-            fix="Check the GPUs' clocks, power limits and other users, and the length of requests. "
-            "Speculation is not the cause.",
+            fix=(
+                "Check the GPUs' clocks, power limits and other users, and the length of requests. Speculation is "
+                "not the cause."
+            ),
             excludes=_OF_SPECULATION,
         )
     return RuleMatch(
-        message=f"{says}, but only {in_plain:.2f} times in the plain pool. Speculation adds the difference.",
+        message=f"{says}, but only {in_plain:.2f} times in the plain pool. The difference comes from speculation.",
         evidence=tuple(evidence),
         loss=log(ratio),
-        fix="Compare start-up log and configuration of the speculative servers with those of the run: k, graphs, "
-        "drafter, scheduling.",
+        fix=(
+            "Compare the speculative servers' start-up log and configuration with the run's: k, graphs, drafter, "
+            "scheduling."
+        ),
         excludes=_OF_MACHINE,
     )
 
@@ -135,8 +142,10 @@ def _find_machine_slower(case: PoolCase) -> RuleMatch | None:
     if mine is None or theirs is None or abs(log(mine / theirs)) > _ALIKE or not _is_same_work(case):
         return None
     return RuleMatch(
-        message=f"Steps take {mine:.2f} times as long as measured with speculation and {theirs:.2f} times "
-        "without. The machine is the cause.",
+        message=(
+            f"Steps take {mine:.2f} times as long as measured with speculation, and {theirs:.2f} times without. The "
+            "machine is the cause."
+        ),
         evidence=(_tell_step(case.window, case), f"plain: {_tell_step(case.plain, case, plain=True)}"),
         loss=log(min(mine, theirs)),
     )
@@ -151,9 +160,11 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     if in_plain is None and log(ratio) > _explain_by_prefill(case) + _STEP_UP:
         return None
     return RuleMatch(
-        message=f"A step takes {ratio:.2f} times as long as measured, with {now:.1f} prompt tokens to compute "
-        f"for each output token instead of {then:.1f}.",
-        evidence=(_tell_step(case.window, case), tell("computed prompt tokens an output token", now, then)),
+        message=(
+            f"A step takes {ratio:.2f} times as long as measured. It computes {now:.1f} prompt tokens per output "
+            f"token instead of {then:.1f}."
+        ),
+        evidence=(_tell_step(case.window, case), tell("computed prompt tokens per output token", now, then)),
         loss=log(ratio),
     )
 
@@ -165,8 +176,10 @@ def _find_plain_slower(case: PoolCase) -> RuleMatch | None:
     if plain is None or theirs is None or mine is None or log(theirs / mine) <= _ALIKE or not _times_tell(case.window):
         return None
     return RuleMatch(
-        message=f"A step of the plain pool takes {theirs:.2f} times as long as measured, and {mine:.2f} times "
-        "in this pool. Compared with the plain pool, speculation looks faster than it is.",
+        message=(
+            f"A step of the plain pool takes {theirs:.2f} times as long as measured, but {mine:.2f} times in this "
+            "pool. So speculation looks faster than it is in the comparison."
+        ),
         evidence=(_tell_step(plain, case, plain=True),),
         loss=0.0,
     )

@@ -63,9 +63,11 @@ def describe_mute(mute: Sequence[Window], windows: Sequence[Window]) -> RuleMatc
     first, others = mute[0], [each for each in windows if each not in mute]
     lacking = sorted(frozenset.union(*map(_list_told, others)) - _list_told(first))
     return RuleMatch(
-        message=f"{first.instance} does not count {len(lacking)} of the things that the other servers of its "
-        "pool count. The readings below leave it out.",
-        evidence=(f"not counted: {', '.join(lacking)}",),
+        message=(
+            f"{first.instance} lacks {len(lacking)} of the counters that the pool's other servers have. The readings "
+            "below leave it out."
+        ),
+        evidence=(f"counters missing: {', '.join(lacking)}",),
         where=first.instance,
     )
 
@@ -85,7 +87,7 @@ def _find_plain_pool_drafts(case: PoolCase) -> RuleMatch | None:
     if plain is None or not _drafts(plain) or not case.window.counts_drafts:
         return None
     return RuleMatch(
-        message=f"{plain.instance} was given as a server without speculation, but it makes drafts.",
+        message=f"{plain.instance} should serve without speculation, but it makes drafts.",
         evidence=(f"plain: {plain.counters.spec.num_drafts:,} drafts",),
         where=plain.instance,
     )
@@ -206,7 +208,7 @@ def _find_pools_unlike(case: PoolCase) -> RuleMatch | None:
     if not differ_in_prompts(window, plain) or max(now / then, then / now) < _UNLIKE:
         return None
     return RuleMatch(
-        message=(f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool, so times are not compared."),
+        message=f"Prompts have {now:,.0f} tokens here and {then:,.0f} in the plain pool, so times are not compared.",
         evidence=(tell("prompt tokens", now, then, of="plain"),),
         loss=0.0,
     )
@@ -227,8 +229,10 @@ def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
         if now[0] < then[1] or here[1] > there[1] or not _is_sure_tail(window, other, then[1]):
             continue
         return RuleMatch(
-            message=f"1 of 100 requests takes more than {1000 * now[0]:g} ms a token, and at most {1000 * then[1]:g} "
-            f"ms {where}; the median is at most {1000 * here[1]:g} ms, and {1000 * there[1]:g} ms {where}.",
+            message=(
+                f"1 of 100 requests takes more than {1000 * now[0]:g} ms a token here and at most {1000 * then[1]:g} "
+                f"ms {where}. The median is at most {1000 * here[1]:g} ms here and {1000 * there[1]:g} ms {where}."
+            ),
             evidence=(
                 tell(f"share beyond {1000 * then[1]:g} ms", window.share_slower(then[1]), other.share_slower(then[1])),
             ),
@@ -263,7 +267,7 @@ def _find_change_unproven(case: PoolCase) -> RuleMatch | None:
             continue
         needed = requests_to_tell(change, case.expected.earlier)
         if needed is None:
-            more = "the earlier window is too short: record a longer one"
+            more = "the earlier window is too short, so record a longer one"
         else:
             rate, missing = case.window.finished_per_s, max(1.0, needed - requests)
             minutes = f", {max(1, round(missing / rate / 60))} minutes at this rate" if rate else ""

@@ -50,8 +50,10 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
         return None
     return RuleMatch(
-        message=f"{stats.num_drafts:,} drafts were made and {stats.num_accepted_tokens or 'none'} of their tokens "
-        "accepted.",
+        message=(
+            f"The server made {stats.num_drafts:,} drafts, and the target accepted "
+            f"{stats.num_accepted_tokens or 'none'} of their tokens."
+        ),
         evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
         loss=find_losses(case).acceptance,
     )
@@ -62,7 +64,7 @@ def _find_woke_without_weights(case: PoolCase) -> RuleMatch | None:
     if found is None:
         return None
     return RuleMatch(
-        message="Nothing has been accepted since the server woke.",
+        message="The target has accepted nothing since the server woke up.",
         evidence=("it slept", *found.evidence),
         loss=found.loss,
     )
@@ -111,7 +113,9 @@ def _find_drafter_noise(case: PoolCase) -> RuleMatch | None:
     first = case.window.rate_per_pos[0] if case.window.rate_per_pos else 0.0
     return replace(
         found,
-        message=(f"Only {first:.1%} of the first draft tokens are accepted, as with a drafter for another model."),
+        message=(
+            f"The target accepts only {first:.1%} of the first draft tokens, as with a drafter for another model."
+        ),
         evidence=(*found.evidence, probe.summary),
     )
 
@@ -125,8 +129,10 @@ def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
     if not conditional or conditional[0] >= prior.low:
         return None
     return RuleMatch(
-        message=f"The first draft token is accepted in {conditional[0]:.0%} of the drafts; {case.method} has "
-        f"{prior.low:.0%} to {prior.high:.0%} as published.",
+        message=(
+            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. {case.method} has "
+            f"{prior.low:.0%} to {prior.high:.0%} as published."
+        ),
         evidence=(tell("accepted at position 0", conditional[0], prior.low, of="published from"),),
     )
 
@@ -136,7 +142,9 @@ def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
     if not _accepts_little(case) or stats.num_accepted_tokens <= _PERFECT * stats.num_draft_tokens:
         return None
     return RuleMatch(
-        message=(f"{stats.acceptance_rate:.1%} of the draft tokens are accepted, which real text does not allow."),
+        message=(
+            f"The target accepts {stats.acceptance_rate:.1%} of the draft tokens, which real text does not allow."
+        ),
         evidence=(tell("accepted per draft token", stats.acceptance_rate),),
     )
 
@@ -162,8 +170,10 @@ def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
     if not fallen:
         return None
     return RuleMatch(
-        message=f"The first draft token is accepted as before, but a later one only in {fallen[0][0]:.0%} of "
-        f"the drafts that reach it instead of {fallen[0][1]:.0%}.",
+        message=(
+            f"The target accepts the first draft token as before, but a later one only in {fallen[0][0]:.0%} of the "
+            f"drafts that reach it instead of {fallen[0][1]:.0%}."
+        ),
         evidence=tuple(tell(f"conditional at position {index}", a, b) for index, (a, b) in enumerate(pairs)),
         loss=find_losses(case).acceptance,
     )
@@ -176,7 +186,7 @@ def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
     if rates[-1] >= _NOISE or rates[0] < 2 * _NOISE:
         return None
     return RuleMatch(
-        message=f"The last of {len(rates)} draft tokens is accepted in only {rates[-1]:.1%} of the drafts.",
+        message=f"The target accepts the last of {len(rates)} draft tokens in only {rates[-1]:.1%} of the drafts.",
         evidence=(tell(f"accepted at position {len(rates) - 1}", rates[-1]),),
     )
 
@@ -191,7 +201,7 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
         found = describe_outlier(ill, [each for each in case.windows if each not in ill])
         return replace(found, loss=find_losses(case).acceptance)
     return RuleMatch(
-        message=(f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}."),
+        message=f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}.",
         evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),
         loss=find_losses(case).acceptance,
         where=window.instance,
@@ -226,7 +236,9 @@ def _find_acceptance_fell(case: PoolCase) -> RuleMatch | None:
     if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=case.error):
         return None
     return RuleMatch(
-        message=f"A draft gives {window.acceptance_length:.2f} tokens; {good.acceptance_length:.2f} were measured.",
+        message=(
+            f"A draft gives {window.acceptance_length:.2f} tokens, but {good.acceptance_length:.2f} in the measurement."
+        ),
         evidence=(tell("acceptance length", window.acceptance_length, good.acceptance_length),),
         loss=find_losses(case).acceptance,
     )
@@ -303,7 +315,7 @@ def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
     if found is None:
         return None
     return RuleMatch(
-        message=(f"The servers are {max(ages) / 60:.0f} minutes old, so {method.name} has few answers to draft from."),
+        message=f"The servers are {max(ages) / 60:.0f} minutes old, so {method.name} has few answers to draft from.",
         evidence=found.evidence,
         loss=found.loss,
     )

@@ -107,10 +107,10 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
             message=f"{says}. The plain pool queues too ({in_plain:.2g} s), so the load is the cause.",
             evidence=tuple(evidence),
             loss=loss,
-            fix="Add replicas, or admit less traffic. Speculation does not take the room.",
+            fix="Add replicas, or admit less traffic. Speculation does not use the memory.",
             excludes=frozenset({"admission-squeezed"}),
         )
-    same = "at a like load" if is_same_load(window, plain) else "under another load"
+    same = "at a similar load" if is_same_load(window, plain) else "under another load"
     return RuleMatch(
         message=f"{says}. In the plain pool, {same} it waits {in_plain:.2g} s.",
         evidence=tuple(evidence),
@@ -132,8 +132,10 @@ def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
     if _waiting(plain) > 0.5 * _waiting(window):
         return None
     return RuleMatch(
-        message=f"{_waiting(window):.0f} requests wait for an engine with {usage:.0%} of its cache in use, and the "
-        f"plain pool has {_waiting(plain):.0f} waiting at a like load.",
+        message=(
+            f"{_waiting(window):.0f} requests wait for an engine whose cache is {usage:.0%} full. The plain pool has "
+            f"{_waiting(plain):.0f} waiting at a similar load."
+        ),
         evidence=(tell("waiting", _waiting(window), _waiting(plain), of="plain"), tell("KV use", usage)),
         loss=_lose_queue(case),
     )
@@ -185,7 +187,7 @@ def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
         return None
     excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
     return RuleMatch(
-        message=(f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time."),
+        message=f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time.",
         evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of="plain"),),
         loss=find_request_loss(window, excess),
     )
@@ -217,7 +219,7 @@ def _find_outputs_short(case: PoolCase) -> RuleMatch | None:
         return None
     told = case.comparable is not None and is_same_load(case.window, case.comparable)
     return RuleMatch(
-        message=f"An answer has {tokens:.0f} tokens on average, fewer than {_SHORT:.0f} full drafts give"
+        message=f"An answer has {tokens:.0f} tokens on average, fewer than {_SHORT:.0f} full drafts produce"
         + (", and a token takes no less time than in the plain pool." if told else "."),
         evidence=(tell("output tokens", tokens),),
         fix="Leave speculation off for this route." if told else "",

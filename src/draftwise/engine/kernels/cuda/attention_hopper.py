@@ -27,9 +27,9 @@ from draftwise.engine.kernels.cuda.kernel_launch import Kernel
 from draftwise.engine.kernels.cuda.matmul_hopper import control, shared_layout
 
 ROWS = gl.constexpr(128)
-"""Of a tile."""
+"""Rows of a tile."""
 KEYS = gl.constexpr(128)
-"""Of a block."""
+"""Keys of a block."""
 _CHUNK = 64
 """16-bit elements that the copy engine swizzles as one."""
 

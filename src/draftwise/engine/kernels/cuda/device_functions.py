@@ -16,7 +16,7 @@ from draftwise.engine.kernels.sampling_constants import GOLDEN, LANE, MIX_1, MIX
 _GOLDEN, _POSITION, _LANE = tl.constexpr(GOLDEN), tl.constexpr(POSITION), tl.constexpr(LANE)
 _MIX_1, _MIX_2 = tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 LOWEST = tl.constexpr(-(2**63))
-"""Below every key."""
+"""A value below every key."""
 _LAST = tl.constexpr(2**31 - 1)
 
 

@@ -122,7 +122,7 @@ def _find_mismatch(
     if key == "method":
         since = _tell_history(history("methods", value))
         if (found := find_method(value)) is not None and found.distribution:
-            fix = f"It is added by {found.distribution}, for the embedded engine: `draftwise serve` runs it. {fix}"
+            fix = f"{found.distribution} adds it to the embedded engine: `draftwise serve` runs it. {fix}"
         yield from context.rules.ruling("unknown-method", written=written, since=since, where=key, fix=fix)
     else:
         yield from context.rules.ruling("unknown-choice", key=key, written=written, fix=fix)

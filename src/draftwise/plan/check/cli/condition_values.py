@@ -47,7 +47,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 _METHODS = frozenset({"lower", "upper", "strip", "startswith", "endswith"})
 _MOST_DIGITS = 10**6
-"""Beyond it no power is taken: numbers come from an operator's text."""
+"""Digits beyond which no power is computed, because numbers come from an operator's text."""
 
 
 def decide(expression: str, names: Mapping[str, Any]) -> Any:

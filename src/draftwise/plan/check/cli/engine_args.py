@@ -137,9 +137,9 @@ def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
         if _URL.match(name):
             raise InvalidSetup.because(
                 "model-is-url",
-                f"{name} is a URL, and vLLM looks for models in directories and under names of the hub.",
+                f"{name} is a URL, but vLLM loads models from directories or by their hub name.",
                 where=name,
-                fix="Write ORG/NAME for a model of the hub. A running server goes to `watch` or `decide --url`.",
+                fix="Write ORG/NAME for a hub model. For a running server, use `watch` or `decide --url`.",
             )
         return find_model_config(name, partly=True)
     except InvalidSetup as fault:

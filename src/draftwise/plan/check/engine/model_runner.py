@@ -65,15 +65,15 @@ def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
     """
     forced = _forces_v2(context, resolved)
     if not context.rules.holds("v2-exists"):
-        return Runner(name="V1", reason="This release has no other.", forced=forced)
+        return Runner(name="V1", reason="This release has only V1.", forced=forced)
     lacks = _find_met(context, resolved, _V2_LACKS)
     if forced:
         if context.platform == "cpu" and context.rules.holds("cpu-ignores-v2"):
-            reason = "A CPU server of this release has no other."
+            reason = "On a CPU, this release has only V1."
             return Runner(name="V1", reason=reason, lacks=lacks, forced=forced)
         return Runner(name="V2", reason=forced, lacks=lacks, forced=forced)
     if _read_variable(context) is False:
-        return Runner(name="V1", reason=f"{_VARIABLE} is set.")
+        return Runner(name="V1", reason=f"{_VARIABLE} turns V2 off.")
     if context.platform == "cpu":
         return Runner(name="V1", reason="Model Runner V2 needs Triton, which a CPU server does not have.")
     return _choose_default(context, resolved, lacks)
@@ -88,11 +88,11 @@ def _is_surely_v1(context: Context) -> bool:
 
 def _forces_v2(context: Context, resolved: Resolved | None) -> str:
     if context.rules.holds("v2-forced-by-watermark") and context.flags.get("watermark_config"):
-        return "Watermarking runs on V2 only."
+        return "Only V2 supports watermarking."
     variable = _read_variable(context)
     if variable:
-        return f"{_VARIABLE} is set."
-    return "Only V2 has this drafter." if variable is None and _find_met(context, resolved, _V2_FORCED) else ""
+        return f"{_VARIABLE} turns V2 on."
+    return "Only V2 supports this drafter." if variable is None and _find_met(context, resolved, _V2_FORCED) else ""
 
 
 def _read_variable(context: Context) -> bool | None:
@@ -104,12 +104,12 @@ def _read_variable(context: Context) -> bool | None:
 def _choose_default(context: Context, resolved: Resolved | None, lacks: tuple[str, ...]) -> Runner:
     takes = _takes_v2(context)
     if takes is None and not lacks:
-        return Runner(name=None, reason="This release chooses by the target's architecture, which is not known here.")
+        return Runner(name=None, reason="This release chooses by the target's architecture, which is unknown.")
     if takes is False:
-        return Runner(name="V1", reason="This release does not take V2 for such a target unless it is told to.")
+        return Runner(name="V1", reason="This release uses V2 for such a target only on request.")
     if lacks:
         return Runner(name="V1", reason=_describe_lacks(lacks, resolved), lacks=lacks)
-    return Runner(name="V2", reason="It is this release's default for such a target.")
+    return Runner(name="V2", reason="V2 is this release's default for such a target.")
 
 
 def _takes_v2(context: Context) -> bool | None:
@@ -149,7 +149,7 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
     """
     yield from _find_triton(context, chosen)
     if chosen.lacks and chosen.forced:
-        fix = f"Unset {_VARIABLE}, or drop the feature." if _VARIABLE in context.env else "Drop the feature."
+        fix = f"Unset {_VARIABLE}, or remove the feature." if _VARIABLE in context.env else "Remove the feature."
         yield from context.rules.ruling(
             "runner-v2-rejected", reason=chosen.reason, lacks=_describe_lacks(chosen.lacks, resolved), fix=fix
         )
@@ -178,9 +178,11 @@ def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iter
     for code in missing:
         yield from context.rules.ruling(
             code,
-            message=f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
+            message=f"{get_rule(code).title}, and V1 serves this setup. {chosen.reason}",
             where=SPEC,
-            fix="Serve it on a GPU." if context.platform == "cpu" else "Remove what keeps Model Runner V2 from it.",
+            fix="Serve it on a GPU."
+            if context.platform == "cpu"
+            else ("Remove the option that keeps Model Runner V2 from serving it."),
         )
     if not missing and chosen.lacks:
         yield from context.rules.ruling("runner-falls-back", reason=chosen.reason)
@@ -249,9 +251,12 @@ def _find_async_switched_off(context: Context, resolved: Resolved) -> Iterator[R
 def _advise_on_async(context: Context, resolved: Resolved) -> str:
     explicit = context.release.table(_ASYNC)["explicit"]
     if resolved.method in explicit:
-        return f"Give {_ASYNC_FLAG}: it is accepted with {resolved.method}; measure, it gained nothing on an H200."
+        return (
+            f"Pass {_ASYNC_FLAG}: vLLM accepts it with {resolved.method}. Measure it first, because it gained "
+            "nothing on an H200."
+        )
     if "ngram_gpu" in explicit and "prompt_lookup_max" in resolved.facts.keys:
-        return "ngram_gpu keeps it on, but was slower than ngram up to batch 32 on an H200: measure both."
+        return "ngram_gpu keeps it on, but was slower than ngram up to batch 32 on an H200. Measure both."
     return ""
 
 

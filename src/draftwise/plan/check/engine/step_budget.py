@@ -13,7 +13,7 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.stages import Context, Step
 
 _SMALL = 8192
-"""Below this many scheduled tokens vLLM warns of slow prefill."""
+"""Scheduled tokens below which vLLM warns of slow prefill."""
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 Entry = tuple[int, int, int]
 
@@ -61,7 +61,7 @@ def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Ite
             seqs=seqs,
             left=left,
             tokens=tokens,
-            hint=", few for prefill" if left < _SMALL else "",
+            hint=", which leaves little for prefill" if left < _SMALL else "",
             enough=tokens + taken,
         )
 
@@ -198,9 +198,9 @@ def _find_fault(schedule: Sequence[Entry]) -> str:
         if first <= 0 or last <= 0:
             return f"{entry} names batch size {min(first, last)}; they start at 1."
         if first > last:
-            return f"{entry} has a first batch size that is larger than the last."
+            return f"In {entry}, the first batch size is larger than the last."
         if k < 0:
-            return f"{entry} has a draft length below 0."
+            return f"{entry} has a negative draft length."
     ordered = sorted(schedule, key=lambda entry: entry[0])
     for before, after in pairwise(ordered):
         if after[0] <= before[1]:

@@ -126,9 +126,9 @@ def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
     ranks, requests = context.sizes.get("tensor_parallel_size") or 1, context.sizes.get("max_num_seqs")
     logprobs = context.sizes.get("max_logprobs")
     if ranks <= 1:
-        reason = "tensor_parallel_size is 1, so that there is nothing to share out"
+        reason = "tensor_parallel_size is 1, so there is nothing to distribute"
     elif requests is not None and requests < ranks:
-        reason = f"max_num_seqs is {requests}, below the {ranks} ranks"
+        reason = f"max_num_seqs is {requests}, fewer than the {ranks} ranks"
     elif logprobs is not None and logprobs < 0:
         reason = f"max_logprobs is {logprobs}, which lets requests ask for the whole vocabulary"
     else:
@@ -183,7 +183,7 @@ def _find_no_executor(context: Context) -> Iterator[Ruling]:
             "executor-unknown",
             fix="Give 1 or more.",
             where="tensor_parallel_size",
-            message=f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
+            message=f"The parallel sizes multiply to {world}, but no executor runs that many ranks.",
         )
 
 

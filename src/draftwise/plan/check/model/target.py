@@ -105,7 +105,7 @@ def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
 
 def _find_copy(context: Context, copy: ModelCopy) -> Iterator[Ruling]:
     """Yield what a copy is judged as, and what of it nobody here knows."""
-    weights = "" if copy.has_known_weights else " How its weights are quantized is not known here."
+    weights = "" if copy.has_known_weights else " The quantization of its weights is unknown."
     yield from context.rules.ruling("judged-as-base", what=copy.what, base=copy.base_name, weights=weights)
 
 

@@ -83,8 +83,8 @@ def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Itera
 def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
     flags = context.release.table("flags")
     flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
-    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
-    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."
+    amount = f"{flag} {tokens}" if tokens else f"{flag} with the token count of your largest batch"
+    return f"Raise {amount}, lower k as the batch grows, or stay at {covered} requests or fewer."
 
 
 def _find_holes(

@@ -16,7 +16,7 @@ from draftwise.plan.check.serving.settings import find_settings
 from draftwise.plan.check.stages import Context
 
 _DEFAULT_MEDUSA_HEADS = 5
-"""Of vLLM's MedusaConfig, for a config.json that does not say."""
+"""Default of vLLM's MedusaConfig, for a config.json without the key."""
 _INDEX = ".safetensors.index.json"
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 

@@ -15,12 +15,12 @@ _OVERRIDE = "--override-generation-config"
 _NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties and the value at which each does nothing."""
 _FATES: Mapping[str, tuple[str, str]] = {
-    "requests-refused": ("rejected", "Requests that set one of these are refused (HTTP 400)"),
+    "requests-refused": ("rejected", "vLLM rejects requests that set one of these (HTTP 400)"),
     "requests-not-drafted": (
         "not_speculated",
-        "Requests that set one of these are answered without drafting, silently",
+        "vLLM silently answers requests that set one of these without drafting",
     ),
-    "requests-parameters-ignored": ("ignored", "A request may set these, and they do nothing while speculating"),
+    "requests-parameters-ignored": ("ignored", "Requests may set these, but they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
 _SHORT_LOOKUP = 2

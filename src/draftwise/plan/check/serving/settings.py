@@ -77,7 +77,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
         method=resolved.method,
         target=target,
         able=able,
-        fix=f"Write {able[0]}, or leave it out: vLLM then finds one." if able else "",
+        fix=f"Write {able[0]}, or leave it out so that vLLM chooses one." if able else "",
     )
     if resolved.runner == "V2":
         yield from context.rules.ruling("dflash-target-backend-on-v2", method=resolved.method, target=target, able=able)

@@ -125,7 +125,7 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
     if asks_draft_model and context.rules.holds("draft-model-refused"):
         return spec.undecided("method", "draft")  # refused before anything else
     named = spec.method is not None
-    said = f"cannot run as {spec.method}" if named else "fits no method that can be told without `method`"
+    said = f"cannot run as {spec.method}" if named else "fits no method that vLLM can detect without `method`"
     kind = "" if spec.draft is None else spec.draft.config.model_type
     own = _is_target(context, spec)
     message = (
@@ -133,7 +133,7 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
         if own and named
         else f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
     )
-    fix = "Use a release from 0.15.0 on."
+    fix = "Use vLLM 0.15.0 or newer."
     yield from context.rules.ruling("draft-model-not-supported", message=message)
     where, fix = "method" if own and named else "model", _suggest_method(context, spec)
     yield from context.rules.ruling("drafter-fits-no-method", message=message, where=where, fix=fix)

@@ -127,12 +127,12 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     if refusals:
         return spec.undecided("draft")
     published = _find_published(context, spec)
-    known = "is neither a directory here nor in the table of known models"
+    known = "is neither a directory here nor a model that draftwise knows"
     if published is not None:
         made_for = f"{published.method} for {', '.join(published.targets)}"
-        known = f"is published as {published.model}, {made_for}; its config.json is not here"
+        known = f"is published as {published.model}, {made_for}, but its config.json is not available"
     elif context.drafter is not None:
-        known = f"is of the architecture {', '.join(context.drafter.architectures)}; its config.json is not here"
+        known = f"has the architecture {', '.join(context.drafter.architectures)}, but its config.json is not available"
     waiting, weights = (
         context.rules.count_waiting(missing, method=spec.method, drafts=True) for missing in ("drafter", "weights")
     )

@@ -348,7 +348,7 @@ def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> 
     elif not all(0 <= rate <= 1 for rate in rates):
         wrong = "has an entry outside 0 to 1"
     elif any(later > earlier for earlier, later in pairwise(rates)):
-        wrong = "rises; each position can be accepted at most as often as the one before it"
+        wrong = "rises, but a position cannot be accepted more often than the one before it"
     else:
         return
     yield from context.rules.ruling("synthetic-rates", wrong=wrong, tokens=tokens)

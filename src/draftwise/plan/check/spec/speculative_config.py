@@ -61,9 +61,9 @@ class Spec:
             return found
         raise MissingFacts.because(
             "method-not-known",
-            f"Nothing is known here of the method {self.method} but its name, so what becomes of it is not judged.",
+            f"draftwise knows only the name of the method {self.method}, so it cannot judge this setup.",
             where="method",
-            fix="Use a newer draftwise.",
+            fix="Upgrade draftwise: pip install --upgrade draftwise.",
         )
 
     @property
@@ -166,9 +166,9 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
         named = "method" in spec.fields.given
         yield from context.rules.ruling(
             "model-missing",
-            message=f"The method {spec.method} needs `model`, the drafter."
+            message=f"The method {spec.method} needs the key `model`, which names the drafter."
             if named
-            else "`method` or `model` must be given.",
+            else "The config needs the key `method` or `model`.",
         )
         return spec.undecided("model", "draft")
     return spec

@@ -168,9 +168,9 @@ def _split_pairs(words: Sequence[Word], found: Arguments) -> list[Word]:
             continue
         found.report(
             "flag-and-value-in-one",
-            f"{pair[1]} and its value are one argument, with a space inside.",
+            f"{pair[1]} and its value are a single argument, with a space inside.",
             word,
-            fix="Make two arguments of it, or put = between them.",
+            fix="Split them into two arguments, or put = between them.",
         )
         split += [replace(word, text=pair[1]), replace(word, text=pair[2].strip())]
     return split
@@ -187,9 +187,9 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
     if Rulebook(release.version).holds("serve-refuses-model-flag"):
         if joined:
             return words
-        code, message = "serve-refuses-model-flag", "is refused; the model comes first."
+        code, message = "serve-refuses-model-flag", "does not work: the model must come first."
     else:
-        code, message = "serve-model-flag-deprecated", "works, with a warning."
+        code, message = "serve-model-flag-deprecated", "works, but vLLM warns."
     if strict:
         found.report(code, message, word, fix="Write vllm serve MODEL.")
     if code == "serve-model-flag-deprecated":
@@ -212,9 +212,9 @@ def _report_lost_models(words: Sequence[Word], first: int, found: Arguments) -> 
     for word, model in lost:
         found.report(
             "second-model-not-served",
-            f"--model {model} is not served: the first --model counts{by}, {served}.",
+            f"vLLM does not serve --model {model}: the first --model counts{by}, {served}.",
             word,
-            fix="Give one --model; to replace that of a runtime, give command and args of your own.",
+            fix="Pass one --model. To replace a runtime's model, set your own command and args.",
             becomes=served,
         )
 
@@ -223,7 +223,7 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
     flags = [word.text.partition("=")[0].replace("_", "-") for word in words]
     nameless = "--served-model-name" in flags and "--config" not in flags and flags[0].startswith("-")
     if nameless and Rulebook(release.version).holds("served-name-without-model"):
-        found.report("served-name-without-model", "there is no model in front of the flags.", words[0])
+        found.report("served-name-without-model", "there is no model before the flags.", words[0])
 
 
 def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:
@@ -263,12 +263,12 @@ def _check_repeats(flags: Iterable[FlagUse], dotted: Mapping[str, Word], found: 
         if before.option in dotted or given.option in dotted:
             found.report(
                 "json-and-dotted-keys",
-                f"{given.name} is given as JSON and by dotted keys: the JSON is dropped as a whole.",
+                f"{given.name} appears both as JSON and with dotted keys, so vLLM drops the whole JSON.",
                 before.word,
-                fix="Write every key one way.",
+                fix="Write all keys in one of the two ways.",
             )
         elif not given.appends:
-            found.report("flag-given-twice", f"{given.name} is given twice; only the last one counts.", before.word)
+            found.report("flag-given-twice", f"{given.name} appears twice; only the last one counts.", before.word)
 
 
 def _join_spec(flags: Iterable[FlagUse], from_old_flags: dict[str, Any] | None, found: Arguments) -> None:
@@ -290,7 +290,10 @@ def _join_spec(flags: Iterable[FlagUse], from_old_flags: dict[str, Any] | None, 
             continue
         if json_value is not None and key in json_value:
             found.report(
-                "spec-flag-and-json-key", f"{key} is also in --speculative-config.", words.get(name), fix="Keep one."
+                "spec-flag-and-json-key",
+                f"{key} also appears in --speculative-config.",
+                words.get(name),
+                fix="Keep one.",
             )
         spec = {**(spec or {}), key: value}
     found.spec = spec
@@ -316,7 +319,7 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
         )
         found.report(
             code,
-            f"{positional.text!r} is not used here; it is read as the model all the same.",
+            f"{positional.text!r} has no place here, but vLLM reads it as the model.",
             positional,
             fix=f"Write --model {positional.text}.",
             becomes=str(by_flag or default),

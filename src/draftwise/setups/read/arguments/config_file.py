@@ -53,7 +53,11 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
 
     documents = read_yaml(read_text(path), name=str(path))
     if not documents or not isinstance(documents[0].value, dict):
-        findings.append(get_rule("config-file-refused").ruling(where=path, message=f"{path} holds no flags by name."))
+        findings.append(
+            get_rule("config-file-refused").ruling(
+                where=path, message=f"{path} must hold flags by name, one KEY: VALUE a line."
+            )
+        )
         return []
     return list(get_flags(documents[0], release, findings, name=str(path)))
 

@@ -108,40 +108,40 @@ def _with_closing_braces(text: str) -> str:
 _REPAIRS: tuple[tuple[Callable[[str], str], str, str], ...] = (
     (
         lambda text: text.translate(_TYPOGRAPHIC),
-        "has typographic quotes, as word processors make them",
+        "has typographic quotes, which word processors insert",
         "Type straight quotes.",
     ),
     (
         _without_outer_quotes,
-        "has quotes of its own around it, and no shell takes them away here",
-        "Leave the outer quotes out.",
+        "has an extra pair of quotes, and no shell removes them here",
+        "Remove the outer quotes.",
     ),
     (
         lambda text: text.replace('\\"', '"'),
-        "has a backslash before each quote, and no shell takes them away here",
-        "Leave the backslashes out.",
+        "has a backslash before each quote, and no shell removes them here",
+        "Remove the backslashes.",
     ),
     (
         _outside_strings(_SINGLE_QUOTED, lambda inner: json.dumps(inner.replace("\\'", "'"))),
         "has single quotes inside, as Python writes dictionaries",
-        "JSON wants double quotes inside and, in a shell, single quotes around the whole.",
+        "Use double quotes inside the JSON and, in a shell, single quotes around the whole.",
     ),
     (
         _outside_strings(_PYTHON_WORD, lambda word: {"True": "true", "False": "false", "None": "null"}[word]),
-        "has True, False or None of Python",
-        "JSON writes true, false and null.",
+        "has Python's True, False or None",
+        "Write true, false and null instead.",
     ),
     (
         _outside_strings(_TRAILING_COMMA, lambda _: ""),
         "has a comma before a closing brace",
-        "Take that comma away.",
+        "Remove that comma.",
     ),
     (
         _outside_strings(_BARE_WORD, json.dumps),
-        "has no quotes around its words: a shell took them away, or they were never there",
+        "has no quotes around its words, perhaps because a shell removed them",
         "Put double quotes around every word, and single quotes around the whole.",
     ),
-    (_with_closing_braces, "is never closed", "Close the last brace."),
+    (_with_closing_braces, "has an unclosed brace", "Close the last brace."),
 )
 
 
@@ -218,7 +218,7 @@ def _choose(given: FlagUse, text: str, choices: Any) -> Any:
             return choice
     listed = ", ".join(str(choice) for choice in choices[:_MAX_LISTED])
     more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""
-    raise _refuse(given, "not-a-choice", f"{text[:60]!r} is not among the values of {given.option}: {listed}{more}.")
+    raise _refuse(given, "not-a-choice", f"{text[:60]!r} is not a value of {given.option}: {listed}{more}.")
 
 
 def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
@@ -245,8 +245,8 @@ def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
 
 
 _SHELL_MISTAKES: Mapping[str, str] = {
-    "unquoted-json": "is JSON without quotes around it: the shell takes its quotes away and splits it at spaces",
-    "json-in-double-quotes": "is JSON in double quotes: the shell takes the inner quotes for the end of the outer ones",
+    "unquoted-json": "is unquoted JSON: the shell removes its double quotes and splits it at spaces",
+    "json-in-double-quotes": "is JSON in double quotes: the shell ends the string at the first inner quote",
 }
 
 

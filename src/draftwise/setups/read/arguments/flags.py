@@ -60,7 +60,7 @@ class MatchedFlags:
     """What argparse makes of a command line."""
 
     flags: tuple[FlagUse, ...]
-    """In the order given."""
+    """Flags in the given order."""
     model: Word | None
     """The positional argument."""
     unknown: tuple[Word, ...]
@@ -269,14 +269,14 @@ def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling
         elif word.text.lower() in ("true", "false"):
             yield get_rule("switch-with-value").ruling(
                 where=word.where(),
-                fix="Write --flag for on and --no-flag for off.",
-                message=f"{word.text!r} stands alone: switches take no value.",
+                fix="Write --flag to turn it on and --no-flag to turn it off.",
+                message=f"{word.text!r} is alone, because switches take no value.",
             )
         elif index == 0 or not words[index - 1].text.startswith("-"):
             yield get_rule("stray-argument").ruling(
                 where=word.where(),
-                fix="Check the quotes around it and the flag before it.",
-                message=f"{word.text[:60]!r} is neither a flag nor the value of one.",
+                fix="Check its quotes and the flag before it.",
+                message=f"{word.text[:60]!r} is neither a flag nor a value of one.",
             )
     if len(words) > _MAX_EXPLAINED:
         yield get_rule("stray-argument").ruling(num=len(words) - _MAX_EXPLAINED)

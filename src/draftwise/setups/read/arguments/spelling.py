@@ -106,7 +106,7 @@ class _Speller:
             self.first[name] = replace(first, unknown=tuple(dict.fromkeys((*first.unknown, *word.unknown))))
             made = json.loads(json.dumps(value.split(","))) if flag.endswith("+") else self._value(value)
             for twice in _merge(values.setdefault(name, {}), _nest(keys, made)):
-                self._report(word, "flag-given-twice", f"{name}.{twice} is given twice; only the last one counts.")
+                self._report(word, "flag-given-twice", f"{name}.{twice} appears twice; only the last one counts.")
         for name, value_by_key in values.items():
             word = self.first[name]
             rest += [replace(word, text=name), replace(word, text=json.dumps(value_by_key))]

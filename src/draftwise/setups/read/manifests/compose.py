@@ -16,7 +16,7 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
-_CALLER = "set where docker compose runs, or in a file .env beside this one"
+_CALLER = "set where docker compose runs, or in a .env file next to this one"
 _COMMANDS = ("entrypoint", "command")
 
 
@@ -88,7 +88,7 @@ class _Project:
     def _read_file(self, name: str) -> Environment:
         file = self.folder / COMPOSE.fill_in(Word(name), self.caller).text
         if not file.is_file():
-            return Environment(elsewhere=f"the env_file {name}, which is not there")
+            return Environment(elsewhere=f"the env_file {name}, which does not exist")
         env = NOTHING_SET
         for key, text in read_env_file(read_text(file)).items():
             env |= self._read_variable(key, text)

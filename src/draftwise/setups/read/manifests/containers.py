@@ -16,8 +16,8 @@ from draftwise.setups.read.shell.words import Word
 
 _KINDS: Mapping[str, str] = {"ConfigMap": "configMap", "Secret": "secret"}
 """Kind of a store -> how references to it begin."""
-_SECRET = "a secret, which is not read into reports"
-_AWAY = "which is not in this text"
+_SECRET = "a secret, which draftwise does not read"
+_AWAY = "which is outside this text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Stores:
                 if stored is None or key not in stored:
                     return "", f"key {key} of {kind} {store}, {_AWAY}"
                 return stored[key], ""
-        return "", f"a {next(iter(given))} that the cluster fills in"
+        return "", f"a {next(iter(given))} that the cluster sets"
 
 
 def read_stores(documents: Sequence[YamlDocument], given: Mapping[str, str]) -> Stores:

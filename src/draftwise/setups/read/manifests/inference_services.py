@@ -43,7 +43,9 @@ def _find(predictor: Mapping[str, Any]) -> Iterator[Finding]:
     given, model = predictor.get("storageUris"), predictor.get("model")
     entries = [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
     if entries and isinstance(model, Mapping) and "storageUri" in model:
-        yield _refused("storageUri and storageUris are given, and KServe takes one of them.", "Keep storageUris.")
+        yield _refused(
+            "storageUri and storageUris are both set, but KServe takes only one of them.", "Keep storageUris."
+        )
     mounts = [(str(each.get("uri", "")), str(each.get("mountPath", _DEFAULT))) for each in entries]
     for uri, path in mounts:
         yield from _check_mount(uri, path)
@@ -54,15 +56,15 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
     if not uri:
         yield _refused(f"The URI for {path} is empty.", "Give it.")
     if path == "/" or not path.startswith("/"):
-        yield _refused(f"The path {path!r} is no directory below the root.", f"Choose one below {_DEFAULT}.")
+        yield _refused(f"The path {path!r} is not a directory below the root.", f"Choose one below {_DEFAULT}.")
     if ".." in path:
-        yield _refused(f"The path {path!r} holds two dots.", "Write it without.")
+        yield _refused(f"The path {path!r} contains two dots.", "Write it without them.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
         yield Finding.error(
             "claim-path-ignored",
-            f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
-            fix=f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
+            f"KServe mounts the whole claim {claim} at {path} and ignores the path {inside!r} in the URI.",
+            fix=f"Write {_CLAIM}{claim}, and use {path}/{inside} in the arguments.",
         )
 
 
@@ -72,15 +74,15 @@ def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     others = [path for uri, path in mounts if not uri.startswith(_CLAIM)]
     # KServe compares the claims' paths only where two URIs are downloaded; two volumes in one place start no pod.
     for path in _find_repeated(claims):
-        yield _refused(f"Two claims are mounted at {path}.", "Give each a path of its own.")
+        yield _refused(f"Two claims are mounted at {path}.", "Give each its own path.")
     if len(others) > 1 and all(path.startswith("/") for path in others) and posixpath.commonpath(others) == "/":
         yield _refused(
-            f"The paths {', '.join(others)} have no directory in common below the root.",
+            f"The paths {', '.join(others)} have no common directory below the root.",
             f"Choose them below {_DEFAULT}.",
         )
     for parent in _find_repeated([posixpath.dirname(path.rstrip("/")) for path in images]):
         yield _refused(
-            f"Two images are mounted below {parent}, where the one hides the other.",
+            f"Two images are mounted below {parent}, so one hides the other.",
             f"Give them different parents, e.g. {_DEFAULT}/a/target and {_DEFAULT}/b/draft, or build one image.",
         )
 

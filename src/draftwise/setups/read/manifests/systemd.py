@@ -88,7 +88,7 @@ def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, s
         elif name == "EnvironmentFile":
             from_files |= _read_file(value)
         elif name == "PassEnvironment":
-            env |= Environment(unknown=dict.fromkeys(value.split(), "passed on from the system manager"))
+            env |= Environment(unknown=dict.fromkeys(value.split(), "inherited from the system manager"))
     return (env | from_files).given(given)
 
 
@@ -103,7 +103,7 @@ def _read_file(name: str) -> Environment:
     path = Path(name.removeprefix("-"))
     if path.is_absolute() and path.is_file():
         return Environment(values=read_env_file(read_text(path)))
-    return Environment(elsewhere=f"the EnvironmentFile {path}, which is not here")
+    return Environment(elsewhere=f"the EnvironmentFile {path}, which is missing here")
 
 
 def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
@@ -128,7 +128,7 @@ def _fill_specifiers(word: Word) -> Word:
     return replace(word, text=text, unknown=tuple(describe_unknown(f"%{name}", "a specifier") for name in names))
 
 
-_UNIT = Environment(elsewhere="the environment of the unit that Podman makes of this file")
+_UNIT = Environment(elsewhere="the environment of the unit that Podman generates from this file")
 
 
 def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:

@@ -129,7 +129,7 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
 def _not_rendered(where: str) -> InvalidSetup:
     return InvalidSetup.because(
         "template",
-        "The text is a template with {{ }} in it, not YAML yet.",
+        "The text is a template with {{ }}, which must be rendered to become YAML.",
         where=where,
         fix="Render it first: helm template RELEASE CHART > rendered.yaml.",
     )
@@ -158,7 +158,7 @@ class _Builder:
         if self.nodes > _MAX_NODES or id(node) in self.open:
             raise InvalidSetup.because(
                 "too-many-aliases",
-                f"The text holds more than {_MAX_NODES:,} values once its aliases are put in.",
+                f"The text expands to more than {_MAX_NODES:,} values through its aliases.",
                 where=_at(self.name, line),
             )
         self.lines[path] = line
@@ -214,6 +214,6 @@ class _Builder:
         self.findings.append(
             get_rule("duplicate-key").ruling(
                 where=f"{_at(self.name, line)} {get_text((*path, key))}",
-                message=f"{get_text((*path, key))} is written twice; of the two only the last counts.",
+                message=f"{get_text((*path, key))} appears twice; only the last one counts.",
             )
         )

@@ -83,7 +83,7 @@ class Expansion:
         if index is not None:
             items = dict(before.items) if isinstance(before, Items) else {}
             if not is_known(index):
-                self.open(name, state, "an item of an array whose index is not known")
+                self.open(name, state, "an array item with an unknown index")
                 return
             items[index.strip("\"'")] = value
             state.variables[name] = Items(tuple(items.items()))

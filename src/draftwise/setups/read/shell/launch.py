@@ -68,7 +68,7 @@ class Launch:
     entry: Entry
     env: Environment = NOTHING_SET
     version: str = ""
-    """From an image tag or a pinned package; empty where the text does not tell."""
+    """Version from an image tag or a pinned package; empty if the text does not name one."""
     image: str = ""
     image_unknown: tuple[str, ...] = ()
     """What the image's name depends on and the text does not tell."""
@@ -277,7 +277,7 @@ def _get_passed(word: Word) -> Environment:
     """Return what `docker run --env NAME=value` sets, or passes on where there is no value."""
     if "=" in word.text:
         return _get_assigned([word])
-    return Environment(unknown={word.text: "passed on by the command that runs the container"})
+    return Environment(unknown={word.text: "inherited from the command that runs the container"})
 
 
 def _count_gpus(value: str) -> int | None:

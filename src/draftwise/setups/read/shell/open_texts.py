@@ -30,8 +30,8 @@ def too_long() -> InvalidSetup:
     """Return the error of a text that is too long with its variables put in."""
     return InvalidSetup.because(
         "too-long",
-        f"The text is longer than {MAX_CHARS:,} characters with its variables put in.",
-        fix="Give the one command that starts the server.",
+        f"The text is longer than {MAX_CHARS:,} characters after its variables are expanded.",
+        fix="Pass only the command that starts the server.",
     )
 
 

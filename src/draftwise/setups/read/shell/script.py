@@ -114,7 +114,7 @@ def run_script(
     try:
         shell.run_all(parse(source.replace("\r\n", "\n"), line=line), state)
     except RecursionError:
-        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.") from None
+        raise InvalidSetup.because("too-deep", "The text is nested too deeply.") from None
     return _tell_run(shell)
 
 

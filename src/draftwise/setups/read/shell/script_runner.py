@@ -502,7 +502,7 @@ class Shell(Conditions):
             return
         file = self.holes.show(rest[0]) if rest else ""
         if not _HARMLESS.search(file):
-            self._assume_all(f"set by {file}, which is not read", state)
+            self._assume_all(f"set by {file}, which draftwise does not read", state)
 
     def _change(self, name: str, rest: Sequence[str], state: PathState) -> None:
         """Change the arguments, or unset variables."""

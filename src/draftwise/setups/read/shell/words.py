@@ -41,7 +41,7 @@ class Word:
 
     text: str
     line: int = 0
-    """Of the file or text, from 1; 0 where it is not known."""
+    """Line in the file or text, from 1; 0 if unknown."""
     place: str = ""
     """Path in a YAML document, e.g. `services.vllm.command[3]`."""
     mistake: Mistake = ""
@@ -68,9 +68,9 @@ def unclosed_quote(quote: str, line: int) -> InvalidSetup:
     """Return the error of a quote that is never closed."""
     return InvalidSetup.because(
         "unclosed-quote",
-        f"A {quote} is opened and never closed.",
+        f"A {quote} is opened but never closed.",
         where=f"line {line}",
-        fix="Close it, or write the apostrophe in a text as '\\''.",
+        fix="Close it, or write an apostrophe inside a text as '\\''.",
     )
 
 

@@ -1,0 +1,70 @@
+"""Waits for servers that break until they are back, and tells for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from draftwise.core import BackendError, Finding, Omission, Progress
+from draftwise.core.progress import check_stop
+from draftwise.measure.load.client import Client
+
+_AWAY_S, _AWAY, _POLL_S = 180.0, 0.25, 1.0
+"""Most seconds that a server that broke is waited for, the same as a share of what is left, and those between looks."""
+_MOST_RETURNS = 3
+"""Times that a server may break and come back."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Returns:
+    """Waits for servers of others that broke, which somebody may be restarting.
+
+    Args:
+        warm: warms up an arm's server that was away.
+        left_s: returns the seconds that are left for measuring.
+        keep: takes the record of what was interrupted.
+        progress: receives what is waited for, and for how long.
+    """
+
+    warm: Callable[[str], Awaitable[None]]
+    left_s: Callable[[], float]
+    keep: Callable[[Omission], None]
+    progress: Progress
+    _count: Counter[str] = field(default_factory=Counter, init=False)
+
+    async def wait(self, client: Client, error: BackendError, what: str) -> None:
+        """Return when a server that broke answers again, as the same model, and is warm.
+
+        Args:
+            client: of the server.
+            error: with which it broke.
+            what: was interrupted, in words.
+
+        Raises:
+            BackendError: the given one, where the server does not come back.
+        """
+        clock, arm = asyncio.get_running_loop().time, client.backend.name
+        began, why = clock(), str(error).partition("\n")[0]
+        self._count[arm] += 1
+        if self._count[arm] > _MOST_RETURNS:
+            raise BackendError(f"{error}\nIt came back {_MOST_RETURNS} times before: see why it ends.") from error
+        patience_s = min(_AWAY_S, _AWAY * max(0.0, self.left_s()))
+        text = f"its server failed: {why} Waiting up to {patience_s:.0f} s for it. Ctrl-C keeps all measurements."
+        self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, unchanged."))
+        while clock() < began + patience_s:
+            check_stop(self.progress)
+            waited = f"{clock() - began:.0f} of at most {patience_s:.0f} s"
+            self.progress.status(f"waiting for the server of {arm} to come back, {waited}")
+            with suppress(BackendError):
+                if (await client.backend.describe()).model == client.model:
+                    await self.warm(arm)
+                    text = f"its server failed and answered again after {clock() - began:.0f} s: {why}"
+                    self.progress.notice(Finding.warning("server-came-back", text, where=arm))
+                    first = f"the first attempt at {what} of {arm}"
+                    self.keep(Omission(what=first, reason=f"{text}; the turn was repeated"))
+                    return
+            await asyncio.sleep(_POLL_S)
+        raise BackendError(f"{error}\nIt did not come back within {patience_s:.0f} s.") from error
