@@ -51,7 +51,7 @@ def sized(case: Mapping[str, Any], target: str, version: str, drafter: str | Non
 
 def differences(answer: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """Return the numbers of `ours` that are not vLLM's."""
-    return [f"{key}: {ours[key]}, vLLM {answer[key]}" for key in ours if ours[key] != answer.get(key)]
+    return [f"{key}: {ours[key]}, vLLM {answer.get(key)}" for key in ours if ours[key] != answer.get(key)]
 
 
 def compare(case: Mapping[str, Any], answer: Mapping[str, Any], models: Path, version: str) -> list[str] | None:

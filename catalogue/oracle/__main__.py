@@ -1,7 +1,7 @@
 """Writes the oracle's cases and models, compares outcomes with `check`, and samples them for the test suite.
 
     python -m catalogue.oracle cases FOLDER [--seed N] [--count N] [--random-drafters N]
-    python -m catalogue.oracle lines FOLDER --releases 0.32.0,0.33.0 [--seed N] [--count N] [--names]
+    python -m catalogue.oracle lines FOLDER --releases 0.32.0,0.33.0 [--seed N] [--count N] [--names] [--objects]
     python -m catalogue.oracle compare FOLDER [FOLDER ...] [--releases 0.32.0,0.33.0] [--platform cuda|cpu]
         [--out REPORT.json] [-v]
     python -m catalogue.oracle sample FOLDER --out SAMPLE.jsonl.gz [--count N]
@@ -42,7 +42,8 @@ def main() -> None:
     if options.action == "cases":
         write_cases(options.folders[0], options.seed, options.count, options.random_drafters)
     elif options.action == "lines":
-        write_lines(options.folders[0], options.seed, options.count, options.releases or [], names=options.names)
+        styles = {"names": options.names, "objects": options.objects}
+        write_lines(options.folders[0], options.seed, options.count, options.releases or [], **styles)
     elif options.action == "sample":
         print(write_sample(options.folders[0], options.out, options.count), "cases")
     else:
@@ -72,6 +73,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--random-drafters", type=int, default=0, help="draw the cases over this many random drafters")
     parser.add_argument("--names", action="store_true", help="draw published names, which only vLLM has config.json of")
+    parser.add_argument("--objects", action="store_true", help="draw only flags that take JSON")
     parser.add_argument("--releases", type=lambda text: text.split(","))
     parser.add_argument("--platform", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path)
@@ -92,7 +94,9 @@ def write_cases(folder: Path, seed: int, count: int, random_drafters: int) -> No
     (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
-def write_lines(folder: Path, seed: int, count: int, releases: Sequence[str], *, names: bool = False) -> None:
+def write_lines(
+    folder: Path, seed: int, count: int, releases: Sequence[str], *, names: bool = False, objects: bool = False
+) -> None:
     """Write FOLDER/models, and FOLDER/VERSION.lines.jsonl for each release: whole command lines.
 
     With `names`, FOLDER/swapped holds the same lines and other models under the same names.
@@ -104,10 +108,11 @@ def write_lines(folder: Path, seed: int, count: int, releases: Sequence[str], *,
         else:
             write_models(place / "models")
         for version in releases:
-            cases = generate_lines(seed, count, get_release(version))
+            cases = generate_lines(seed, count, get_release(version), objects=objects)
             lines = (json.dumps(case) + "\n" for case in (name_models(seed, cases) if names else cases))
             (place / f"{version}.lines.jsonl").write_text("".join(lines), encoding="utf-8")
-        about = {"whole_lines": count, "seed": seed} | ({"names": True} if names else {})
+        styles = {name: True for name, asked in (("names", names), ("objects", objects)) if asked}
+        about = {"whole_lines": count, "seed": seed} | styles
         (place / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

@@ -68,6 +68,7 @@ _NOT_DECIDABLE = (
     ),
     ("has no attribute 'get_vocab'", "a reasoning parser wants the tokenizer, which the oracle does without"),
     ("tokenizer must be passed to the ReasoningParser", "a reasoning parser wants the tokenizer"),
+    ("'NoneType' object has no attribute 'encode'", "a reasoning config wants the tokenizer"),
     ("has no attribute 'is_text_generation_model'", "a package that serves other models is asked for"),
     ("cumem allocator is not supported", "a kernel is asked for that the oracle does not have"),
     ("'function' object has no attribute", "Triton kernels are imported, which the oracle does not have"),

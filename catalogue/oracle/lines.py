@@ -94,10 +94,15 @@ BY_FIELD: Mapping[str, Sequence[str]] = {
 """Values that mean something, right and wrong ones, of flags whose type alone says too little."""
 
 
-def generate_lines(seed: int, count: int, release: Release) -> Iterator[Case]:
-    """Yield `count` lines for a release; the same seed gives the same lines while its tables stay as they are."""
+def generate_lines(seed: int, count: int, release: Release, *, objects: bool = False) -> Iterator[Case]:
+    """Yield `count` lines for a release; the same seed gives the same lines while its tables stay as they are.
+
+    With `objects`, only flags that take JSON are drawn, so that nearly every key of every config comes.
+    """
     rng = Random(f"{seed} {release}")
     table = {name: row for name, row in release.table("flags").items() if name not in NOT_DRAWN}
+    if objects:
+        table = {name: row for name, row in table.items() if row["kind"] == "json"}
     usual = [name for name in USUAL if name in table]
     for index in range(count):
         case = _draw_shape(rng)
@@ -175,8 +180,8 @@ def _draw_flag(rng: Random, name: str, row: Mapping[str, Any], release: Release)
         words = [row["negation"] if negated and "negation" in row else flag]
         return words + ["true"] * (rng.random() < 0.02)
     config = str(row["type"]).removesuffix(" | None")
-    if row["kind"] == "json" and rng.random() < 0.4 and (keys := _keys_of(release, config)):
-        return _draw_dotted(rng, name, keys) if rng.random() < 0.4 else [name, _draw_json(rng, keys)]
+    if row["kind"] == "json" and rng.random() < 0.7 and (keys := _keys_of(release, config)):
+        return _draw_dotted(rng, name, keys, release) if rng.random() < 0.4 else [name, _draw_json(rng, keys, release)]
     values = _draw_values(rng, row)
     if flag == "-O":
         return [flag + values[0]]
@@ -221,23 +226,30 @@ def _keys_of(release: Release, config: str) -> dict[str, Any]:
     return {key.removeprefix(start): row for key, row in fields if key.startswith(start)}
 
 
-def _draw_dotted(rng: Random, name: str, keys: Mapping[str, Any]) -> list[str]:
+def _draw_dotted(rng: Random, name: str, keys: Mapping[str, Any], release: Release) -> list[str]:
     key = rng.choice(list(keys))
-    value = _draw_typed(rng, keys[key])
+    value = _draw_typed(rng, keys[key], release)
     text = value if isinstance(value, str) else json.dumps(value)
     return rng.choice([[f"{name}.{key}", text], [f"{name}.{key}={text}"], [f"{name}.{key.replace('_', '-')}", text]])
 
 
-def _draw_json(rng: Random, keys: Mapping[str, Any]) -> str:
-    chosen = rng.sample(list(keys), k=min(len(keys), rng.choice([1, 1, 2, 3])))
-    value = {key: _draw_typed(rng, keys[key]) for key in chosen}
+def _draw_json(rng: Random, keys: Mapping[str, Any], release: Release) -> str:
+    return json.dumps(_draw_object(rng, keys, release))
+
+
+def _draw_object(rng: Random, keys: Mapping[str, Any], release: Release) -> dict[str, Any]:
+    needed = [key for key, row in keys.items() if row.get("required") and rng.random() < 0.9]
+    chosen = list(dict.fromkeys([*needed, *rng.sample(list(keys), k=min(len(keys), rng.choice([1, 1, 2, 3])))]))
+    value = {key: _draw_typed(rng, keys[key], release) for key in chosen}
     if rng.random() < 0.08:
         value[chosen[0] + "s"] = 1
-    return json.dumps(value)
+    return value
 
 
-def _draw_typed(rng: Random, row: Mapping[str, Any]) -> Any:
+def _draw_typed(rng: Random, row: Mapping[str, Any], release: Release) -> Any:
     """Return a JSON value for a field: of its type three times of four."""
+    if "config" in row and (keys := _keys_of(release, row["config"])) and rng.random() < 0.8:
+        return _draw_object(rng, keys, release)
     if "enum" in row and rng.random() < 0.8:
         name = rng.choice(list(row["enum"]))
         return rng.choice([name, name.lower(), row["enum"][name]])
@@ -259,6 +271,6 @@ _TYPED: Mapping[str, Sequence[Any]] = {
     "float": (0, 0.1, 0.5, 1, 1.5, -1.0),
     "str": ("foo", "auto", "cuda", ""),
     "list[int]": ([1, 2, 4], [], [8], ["x"]),
-    "list[str]": (["a"], [], [1]),
+    "list[str]": (["a"], [], [1], "a", "a, b", ["a", None]),
     "dict": ({}, {"a": 1}, {"a": "b"}),
 }

@@ -265,7 +265,7 @@ def test_while_a_server_is_away_the_operator_reads_for_how_long_and_what_to_do(t
         virtual_time.run(session.run(), limit_s=10_000)
     waited = int(str(gone.value).split("within ")[1].split(" s")[0])
     assert 20 <= waited <= 50
-    assert any(f"waited for, for up to {waited} s; Ctrl-C keeps what is measured" in line for line in progress.told)
+    assert any(f"Waiting up to {waited} s for it. Ctrl-C keeps all measurements." in line for line in progress.told)
 
 
 def test_one_that_breaks_again_and_again_ends_the_run(tmp_path: Path) -> None:

@@ -45,6 +45,24 @@ def test_llama_cpp_tells_as_much_as_vllm_once_it_drafts() -> None:
     assert (window.acceptance_length, window.mean_k) == pytest.approx((2.45, 3.0))
 
 
+GAUGE = 'sglang:spec_accept_length{{dp_rank="{}"}} {}\n'
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (GAUGE.format(0, 2.9), 2.9),
+        (GAUGE.format(0, 0.0), None),  # nothing was drafted since the last log line
+        (GAUGE.format(0, 2.9) + GAUGE.format(1, 1.5), None),  # gauges of two engines are no total
+        ("", None),
+    ],
+)
+def test_a_gauge_of_sglang_is_told_as_it_is_and_counted_nowhere(after: str, expected: float | None) -> None:
+    window = watch(SGLANG.format(1000, 10) + GAUGE.format(0, 2.0), SGLANG.format(2000, 20) + after)
+    assert window.load.reported_length == expected
+    assert (window.tokens_per_step, window.acceptance_length, window.counts_drafts) == (None, None, None)
+
+
 def test_sglang_tells_tokens_per_step_by_its_verifications() -> None:
     verifies = "sglang:spec_verify_calls_total {}\n"
     window = watch(SGLANG.format(1000, 10) + verifies.format(400), SGLANG.format(11000, 110) + verifies.format(4400))

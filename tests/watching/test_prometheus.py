@@ -206,4 +206,4 @@ def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:
     with serving_answers(answer) as url:
         snapshot = asyncio.run(run(url))
     assert 'service="chat"' in asked[0]
-    assert "--namespace names one: prod, staging" in snapshot.findings[0].message
+    assert "Choose one with --namespace: prod, staging" in snapshot.findings[0].message

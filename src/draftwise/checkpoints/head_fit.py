@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _EXACT = frozenset({"I64", "I32", "U64", "U32", "F32", "F64"})
 """Types that hold any token id."""
+_MOST_LAYERS = 11
+"""Layers up to which a model may be a head: published heads have eight or fewer, language models twelve or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,9 @@ def judge_configs(
     if sizes is None or method.drafts_from != "target_states" or method.weights == "target":
         return
     drafter = recognize(head, ())
+    layers = get_int(drafter.config, "num_hidden_layers") or 0
+    if drafter.traits.drafts_from == "own_model" and (method.network == "heads" or layers > _MOST_LAYERS):
+        yield from rules.ruling("head-is-whole-model", method=method.name, layers=layers, where=where)
     aux = find_aux_layers(drafter.config) if method.aux_states == "several" else None
     drafter = replace(drafter, method=method.name, traits=method, aux_layers=aux)
     config = get_text_config(head) if drafter.layout == "plain" else drafter.config

@@ -209,6 +209,7 @@ def _describe_drafts(window: Window) -> str:
         return ""
     parts = [
         _number(window.acceptance_length, "acceptance length {:.2f}") if window.tokens_per_step is None else "",
+        _number(window.load.reported_length, "acceptance length {:.2f} by the server's gauge of its last steps"),
         _number(window.coverage, "coverage {:.2f}"),
         _number(window.mean_k, "k {:.1f}"),
         "by position " + " ".join(f"{100 * rate:.0f}" for rate in window.rate_per_pos) if window.rate_per_pos else "",

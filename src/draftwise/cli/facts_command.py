@@ -10,12 +10,13 @@ from rich.console import Console
 from draftwise.cli._bars import open_bar
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.facts import (
-    AddedRelease,
+    Answer,
     FactsRequest,
     FactsResult,
     KnownDefects,
     KnownRelease,
     KnownReleases,
+    KnownValidators,
     RemovedReleases,
 )
 from draftwise.verbs.facts import facts as run_facts
@@ -87,15 +88,33 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
     show(run_facts.run(FactsRequest(defects=True, vllm=vllm, method=method)), render, as_json=as_json)
 
 
+@facts.command(short_help="Count the validators of vLLM's configs.")
+@click.option("--vllm", metavar="VERSION", help="Count one release. List its unread refusals.")
+@json_option
+def validators(vllm: str | None, as_json: bool) -> None:
+    """Count the validators of vLLM's configs. They refuse what you give.
+
+    `check` reads a refusal's condition, or has a rule for it. Unread ones are counted. They may still stop vLLM.
+
+    \b
+    Examples:
+      draftwise facts validators
+      draftwise facts validators --vllm 0.33.0
+    """
+    show(run_facts.run(FactsRequest(validators=True, vllm=vllm)), render, as_json=as_json)
+
+
 def render(console: Console, result: FactsResult) -> None:
     """Print the releases, what was added or removed, or known defects."""
     for line in _lines(result.answer):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(answer: KnownReleases | AddedRelease | RemovedReleases | KnownDefects) -> list[str]:
+def _lines(answer: Answer) -> list[str]:
     if isinstance(answer, KnownDefects):
         return _list_defects(answer)
+    if isinstance(answer, KnownValidators):
+        return _list_validators(answer)
     if isinstance(answer, RemovedReleases):
         return [f"Removed vLLM {version}: {file}." for version, file in answer.removed.items()]
     if isinstance(answer, KnownReleases):
@@ -121,6 +140,15 @@ def _list_defects(known: KnownDefects) -> list[str]:
         ]
     where = "".join(f" of {each}" for each in (known.method, known.vllm and f"vLLM {known.vllm}") if each)
     return [*lines, "", f"{len(known.defects)} known defects{where}."]
+
+
+def _list_validators(known: KnownValidators) -> list[str]:
+    lines = [f"{'vLLM':<10}{'validators':>11}{'refusals':>10}{'read':>7}{'by rules':>10}{'unread':>8}"]
+    lines += [
+        f"{row.version:<10}{row.known:>11}{row.refusals:>10}{row.read:>7}{row.by_rules:>10}{len(row.unread):>8}"
+        for row in known.validators
+    ]
+    return [*lines, *(["", *known.validators[0].unread] if len(known.validators) == 1 else [])]
 
 
 def _list(known: KnownReleases) -> list[str]:

@@ -87,3 +87,5 @@ class ServerLoad:
     waiting: float | None = None
     kv_usage: float | None = None
     """Share of the KV cache in use."""
+    reported_length: float | None = None
+    """Acceptance length as the server's own gauge has it, of its last steps: nothing that can be added up."""

@@ -343,6 +343,7 @@ def _blend(a: ServerLoad, b: ServerLoad, share: float) -> ServerLoad:
         running=each(a.running, b.running),
         waiting=each(a.waiting, b.waiting),
         kv_usage=each(a.kv_usage, b.kv_usage),
+        reported_length=b.reported_length,
     )
 
 

@@ -47,6 +47,20 @@ def kv_connectors(tree: Tree) -> Facts:
     return {str(name): (True, module.source("KVConnectorFactory")) for name in names}
 
 
+def ir_providers(tree: Tree) -> Facts:
+    """Each operation of vLLM's IR -> names of its implementations; empty in releases without it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((tree.root / "vllm/kernels").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Attribute(attr=name), attr="register_impl"),
+                    args=[ast.Constant(value=str() as provider), *_],
+                ):
+                    found.setdefault(name, ["native"]).append(provider)
+    return {name: (sorted(set(known)), f"vllm/kernels: {name}") for name, known in sorted(found.items())}
+
+
 def listed(tree: Tree, alias: str, *paths: str) -> Facts:
     """Return the options of a Literal that one of these files names."""
     module = tree.get(*paths)

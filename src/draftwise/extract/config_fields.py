@@ -20,9 +20,9 @@ def config_fields(tree: Tree) -> Facts:
 
     Beside type, default, bounds and choices: `config` is the class that an object is read as, `enum` an enumeration's
     members with their values, `by_name` whether a member's name is taken in any case, `lowered` whether text is
-    lower-cased first and its dashes become underscores, `unset` whether null is taken beside the type, `unset_as` the
-    text that stands for null, `required` whether there is no default, and `opaque` whether a
-    validator decides that is not understood here.
+    lower-cased first and its dashes become underscores, `split` whether it is split at its commas,
+    `unset` whether null is taken beside the type, `unset_as` the text that stands for null, `required` whether there is
+    no default, and `opaque` whether a validator decides that is not understood here.
     """
     found: Facts = {}
     for name, (module, node) in config_classes(tree).items():
@@ -185,6 +185,8 @@ def _read_validator(function: ast.FunctionDef, *, has_enum: bool) -> dict[str, A
         return {"by_name": True}
     if "value.lower().replace('-', '_')" in text:
         return {"lowered": True}
+    if text == _SPLITS:
+        return {"split": True}
     if text == _MAKES_CONFIG.format(cls=_made(function)) or _only_looks(function):
         return {}
     return {"opaque": True}
@@ -193,6 +195,10 @@ def _read_validator(function: ast.FunctionDef, *, has_enum: bool) -> dict[str, A
 _SKIPS_NONE = (
     "return None if value is None else handler(value)",
     "if value is None:\n    return value\nreturn handler(value)",
+)
+_SPLITS = (
+    "if isinstance(value, str):\n    value = value.replace(' ', '').split(',')\n"
+    "assert all((isinstance(v, str) for v in value))\nreturn value"
 )
 _MAKES_CONFIG = "if isinstance(value, dict):\n    return {cls}(**value)\nreturn value"
 

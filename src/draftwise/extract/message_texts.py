@@ -93,15 +93,15 @@ def _find_told(nodes: Iterable[ast.AST], inside: str, condition: int) -> Iterato
             case ast.Assert(msg=ast.expr() as said):
                 told = "AssertionError", said
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[first, *_]):
-                about = level.startswith("info") and _ABOUT.search(_spell(first))
+                about = level.startswith("info") and _ABOUT.search(spell(first))
                 told = (level.removesuffix("_once"), first) if level in _LEVELS or about else None
-        if told and (text := _spell(told[1])):
+        if told and (text := spell(told[1])):
             assert isinstance(node, ast.stmt | ast.expr)
             yield name, line or node.lineno, node.end_lineno or node.lineno, told[0], text
         yield from _find_told(ast.iter_child_nodes(node), name, line)
 
 
-def _spell(node: ast.expr) -> str:
+def spell(node: ast.expr) -> str:
     """Return a text with `{}` for its values; empty for another expression."""
     match node:
         case ast.Constant(value=str() as text):
@@ -109,9 +109,9 @@ def _spell(node: ast.expr) -> str:
         case ast.JoinedStr(values=parts):
             spelled = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            spelled = f"{_spell(left) or '{}'}{_spell(right) or '{}'}"
+            spelled = f"{spell(left) or '{}'}{spell(right) or '{}'}"
         case ast.Call(func=ast.Attribute(value=inner, attr="format")):
-            spelled = _spell(inner)
+            spelled = spell(inner)
         case _:
             return ""
     return re.sub(r"\s+", " ", re.sub(r"(\{\}\s*)+\{\}", "{}", spelled)).strip()

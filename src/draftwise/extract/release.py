@@ -21,6 +21,7 @@ from draftwise.extract import (
     probes,
     server_surface,
     speculative,
+    validator_list,
     vllm_flags,
 )
 from draftwise.extract.speculative import Facts
@@ -49,6 +50,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         config_checks.config_changes,
         config_checks.config_checks,
         config_checks.engine_checks,
+        validator_list.validators,
         engine.batch_defaults,
         engine.cudagraph_sizes,
         engine.async_scheduling,
@@ -58,6 +60,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         choices.quantization_methods,
         choices.kv_cache_dtypes,
         choices.kv_connectors,
+        choices.ir_providers,
         choices.moe_backends,
         choices.reasoning_parsers,
         server_surface.metrics,

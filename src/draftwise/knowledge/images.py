@@ -12,7 +12,8 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
-_RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
+_RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){1,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
+_SERIES = re.compile(r"v?0\.\d{1,3}(?![\d.])")
 _RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 """A tag that names vLLM with its release, whoever's tag it is: `rocm6.4_vllm_0.10.1`."""
 
@@ -28,6 +29,11 @@ def carries_own_tags(image: str) -> bool:
     """Say whether an image's tags are releases of vLLM itself."""
     name, _ = split_image(image)
     return any(re.search(rf"(?:^|/){row['pattern']}$", name) for row in _read()["own_tags"])
+
+
+def has_half_a_release(image: str) -> bool:
+    """Say whether a tag that should be a release of vLLM has two of its three numbers, as `v0.33` has."""
+    return carries_own_tags(image) and _SERIES.match(split_image(image)[1]) is not None
 
 
 def find_release(image: str) -> str:

@@ -35,6 +35,12 @@ def reads_weights_of(method: str, checkpoint: str) -> bool:
     return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
 
 
+def find_plugin(method: str) -> str | None:
+    """Return the package that registers a method which vLLM itself does not have; None for any other."""
+    found: str | None = _data()["of_plugins"].get(method)
+    return found
+
+
 def runs_in_float32(method: str) -> bool:
     """Return whether a method may run in float32: False where no release lets it."""
     return method not in _data()["never_in_float32"]

@@ -72,6 +72,8 @@ class VllmRule:
     """Values of `Resolved` that stand in the row's code or texts: where the rule is in doubt, they are unknown."""
     stands_for: tuple[str, ...] = ()
     """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
+    answers: tuple[str, ...] = ()
+    """Refusals of the topic `validators` that the rule tells, beside that at the place of its probe: part of a key."""
     reads: tuple[str, ...] = ()
     """What it cannot be decided without: `target` and `drafter` (their config.json), `weights` (tensors and tokenizers
     of both), `gpu`. Only of rules that stop a server or warn."""
@@ -313,6 +315,7 @@ def _read(row: Mapping[str, Any]) -> VllmRule:
         "effect": Effect(row["effect"]),
         "stage": Stage(row["stage"]),
         "spans": tuple((first, last) for first, last in row["spans"]),
+        "answers": tuple(row.get("answers", ())),
         "reads": tuple(row.get("reads", ())),
         "probe": None if probe is None else Probe(**probe),
     }

@@ -285,10 +285,19 @@ def _explain_method(name: str, method: Method | None, spans: tuple[Span, ...]) -
     elif name != method.name:
         text = f"Another name of {method.name}, for one model family."
     else:
-        text = method.meaning
+        text = f"{method.meaning}{_tell_lengths(method)}"
         if not spans:
             text += f" No vLLM release has it. It belongs to draftwise's embedded engine{_tell_origin(method)}."
     return Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
+
+
+def _tell_lengths(method: Method) -> str:
+    """Return the acceptance that a healthy drafter of the method reaches, by traffic and k, as somebody measured it."""
+    rows = [
+        f"{each.length:g} on {each.traffic} at k {each.k} ({each.conditions}; {each.source})"
+        for each in method.advice.seen_acceptance
+    ]
+    return f" Tokens per step to expect, with a drafter trained for the target: {'; '.join(rows)}." if rows else ""
 
 
 def _tell_origin(method: Method) -> str:

@@ -17,7 +17,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
 from draftwise.knowledge.defects import Defect
-from draftwise.knowledge.vllm import Release, releases
+from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -45,8 +45,10 @@ class FactsRequest:
     """Release to remove: vllm==X."""
     defects: bool = False
     """Whether to list the known defects instead of the releases."""
+    validators: bool = False
+    """Whether to list the validators of vLLM's configs, and which of their refusals are judged."""
     vllm: str | None = None
-    """Release whose defects are listed; default: every release."""
+    """Release whose defects or validators are listed; default: every release."""
     method: str | None = None
     """Method whose defects are listed; default: every method."""
 
@@ -122,7 +124,30 @@ class KnownDefects:
     defects: tuple[Defect, ...]
 
 
-Answer = KnownReleases | AddedRelease | RemovedReleases | KnownDefects
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseValidators:
+    """How far the refusals of a release's configs are judged."""
+
+    version: str
+    known: int
+    """Functions that can refuse a config: pydantic's validators, `__post_init__`, and those called verify or check."""
+    refusals: int
+    read: int
+    """Refusals whose condition was read off the wheel, so that every setup is judged by it."""
+    by_rules: int
+    """Refusals that rows of rules stand for."""
+    unread: tuple[str, ...]
+    """The others, as `Class.function: text`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownValidators:
+    """Validators by release, oldest first."""
+
+    validators: tuple[ReleaseValidators, ...]
+
+
+Answer = KnownReleases | AddedRelease | RemovedReleases | KnownDefects | KnownValidators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +177,9 @@ def facts(request: FactsRequest, progress: Progress) -> FactsResult:
         return FactsResult(answer=_remove(request.remove))
     if request.defects:
         return FactsResult(answer=_list_defects(request))
+    if request.validators:
+        asked = releases("validators") if request.vllm is None else (get_release(request.vllm),)
+        return FactsResult(answer=KnownValidators(validators=tuple(map(_count_validators, asked))))
     listed = tuple(_describe(release, request.older_than_months) for release in releases())
     newest = NewestRelease(version=listed[-1].version, date=listed[-1].date)
     months = request.older_than_months
@@ -161,7 +189,6 @@ def facts(request: FactsRequest, progress: Progress) -> FactsResult:
 def _list_defects(request: FactsRequest) -> KnownDefects:
     from draftwise.knowledge.defects import all_defects
     from draftwise.knowledge.methods import all_methods, find_method
-    from draftwise.knowledge.vllm import get_release
 
     method = find_method(request.method)
     if request.method is not None and method is None:
@@ -177,10 +204,24 @@ def _list_defects(request: FactsRequest) -> KnownDefects:
     return KnownDefects(vllm=None if release is None else str(release), method=name, defects=tuple(rows))
 
 
+def _count_validators(release: Release) -> ReleaseValidators:
+    from draftwise.knowledge.validators import Coverage, list_refusals
+
+    functions, refusals = list_refusals(release)
+    unread = tuple(key for key, answered in refusals.items() if answered is Coverage.NOT)
+    return ReleaseValidators(
+        version=str(release),
+        known=functions,
+        refusals=len(refusals),
+        read=sum(each is Coverage.READ for each in refusals.values()),
+        by_rules=sum(each is Coverage.BY_RULE for each in refusals.values()),
+        unread=unread,
+    )
+
+
 def _add(request: FactsRequest, progress: Progress) -> AddedRelease:
     from draftwise.extract.release import add_release
     from draftwise.knowledge.rules import find_doubts
-    from draftwise.knowledge.vllm import get_release
 
     start = time.monotonic()
     with _open(request.add, request.python, progress) as sources:

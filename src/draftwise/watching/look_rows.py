@@ -72,6 +72,8 @@ class WindowRow:
     """Share of the steps that verified a draft."""
     acceptance_length: float | None
     """1 + accepted / drafts: tokens per step with a draft."""
+    reported_acceptance_length: float | None
+    """What the server's gauge says of its last steps; null for several engines, whose gauges cannot be added up."""
     mean_k: float | None
     """Draft tokens per draft."""
     wasted_per_token: float | None
@@ -128,7 +130,9 @@ class PoolRow(WindowRow):
 
 
 _NAMES = tuple(
-    each.name for each in fields(WindowRow) if each.name not in ("running", "waiting", "kv_usage", "counted")
+    each.name
+    for each in fields(WindowRow)
+    if each.name not in ("running", "waiting", "kv_usage", "reported_acceptance_length", "counted")
 )
 
 
@@ -154,6 +158,7 @@ def _read(window: Window) -> dict[str, Any]:
         "running": load.running,
         "waiting": load.waiting,
         "kv_usage": load.kv_usage,
+        "reported_acceptance_length": load.reported_length,
         "counted": CountRow(
             output_tokens=window.output_tokens,
             drafts=stats.num_drafts,

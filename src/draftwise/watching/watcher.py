@@ -209,7 +209,10 @@ def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
         return (x + y) / 2 if x is not None and y is not None else x if y is None else y
 
     return ServerLoad(
-        running=each(a.running, b.running), waiting=each(a.waiting, b.waiting), kv_usage=each(a.kv_usage, b.kv_usage)
+        running=each(a.running, b.running),
+        waiting=each(a.waiting, b.waiting),
+        kv_usage=each(a.kv_usage, b.kv_usage),
+        reported_length=b.reported_length,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_what_every_release_takes(llama: str, version: str, line: str) -> None:
         ("-cc.custom_ops=[\"rms_norm\"]", "flag-json-refused", "Invalid syntax"),
         ("--eplb-config null", "flag-json-value", "an object"),
         ("--kv-transfer-config {\"kv_connector\":\"NixlConnector\"}", "flag-json-refused", "specify kv_role"),
+        ("--override-generation-config null", "config-value", "an object"),
         ("--structured-outputs-config.backend foo", "flag-json-value", "xgrammar"),
         ("--structured-outputs-config.disable_any_whitespace true", "flag-json-refused", "only supported"),
         ("--limit-mm-per-prompt image=2", "flag-json-invalid", "not JSON"),
@@ -105,6 +107,8 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.32.0", "--profiler-config.proton_data trace", "flag-json-refused"),
         ("0.32.0", "--mm-processor-device foo", "not-a-choice"),
         ("0.33.0", "--reasoning-effort-map {\"low\":1}", "flags-refused"),
+        ("0.26.0", "--reasoning-config {}", "reasoning-config-without-parser"),
+        ("0.33.0", "--aux-output-config {\"enable_return_routed_experts\":1}", "routed-experts-without-experts"),
     ],
 )  # fmt: skip
 def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:
@@ -117,6 +121,59 @@ def test_a_data_parallel_size_below_two_gives_way_to_the_environment(llama: str)
     assert [each.code for each in refusals(llama, "--prefill-context-parallel-size 0", "0.20.2")] == [
         "executor-unknown"
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--ir-op-priority.rms_norm [1]", "a string"),
+        ('--kernel-config {"ir_op_priority":{"rms_norm":3}}', "a list"),
+        ("--kernel-config.linear_backend_per_quant {}", "of 1 entries or more"),
+    ],
+)
+def test_values_deep_inside_an_object_have_types_and_lengths(llama: str, line: str, said: str) -> None:
+    (found,) = refusals(llama, line, "0.33.0")
+    assert (found.code, said in found.message) == ("flag-json-value", True)
+
+
+@pytest.mark.parametrize("line", ["--ir-op-priority.rms_norm NAMES", "--kernel-config.ir_op_priority.rms_norm NAMES"])
+@pytest.mark.parametrize(("names", "is_known"), [("native, vllm_c", True), ("native,foo", False)])
+def test_implementations_of_the_ir_are_looked_up_when_a_worker_starts(
+    llama: str, line: str, names: str, is_known: bool
+) -> None:
+    words = ["vllm", "serve", llama, *(word.replace("NAMES", names) for word in line.split())]
+    report = judge(read_words(words, engine_version="0.33.0"))
+    found = {each.code for each in report.findings if isinstance(each, Ruling) and each.effect is Effect.FAILS_LATER}
+    assert ("ir-provider-unknown" in found) is not is_known
+    assert not refusals(llama, line.replace("NAMES", names.replace(" ", "")), "0.33.0")
+
+
+WATERMARK = {"key": 1, "algorithm": "dual_key_gumbel"}
+HEAD = {"method": "eagle3", "model": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "watermark", "expected"),
+    [
+        ({"draft_sample_method": "probabilistic"}, {}, set()),
+        ({}, {}, {"watermark-needs-probabilistic-drafts"}),
+        ({"draft_sample_method": "probabilistic"}, {"algorithm": "gumbel"}, {"watermark-algorithm"}),
+        ({"draft_sample_method": "probabilistic"},
+         {"algorithm": "gumbel", "allow_target_only_watermarking": True}, set()),
+        ({"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}, {},
+         {"watermark-needs-standard-rejection"}),
+        ({"method": "ngram", "prompt_lookup_max": 4, "draft_sample_method": "probabilistic"}, {},
+         {"watermark-rejects-method"}),
+    ],
+)  # fmt: skip
+def test_watermarks_go_with_sampled_drafts_of_heads(
+    spec: dict[str, object], watermark: dict[str, object], expected: set[str]
+) -> None:
+    keys = {**HEAD, **spec}
+    keys |= {"model": None} if keys["method"] == "ngram" else {}
+    line = ["--watermark-config", json.dumps({**WATERMARK, **watermark}), "-sc", json.dumps(keys)]
+    report = judge(read_words(["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", *line], engine_version="0.33.0"))
+    assert {each.code for each in report.findings if each.code.startswith("watermark-")} == expected
 
 
 def test_what_is_not_known_refuses_nothing(llama: str) -> None:

@@ -1,6 +1,7 @@
 """What is judged of a copy, and of a model of which the architecture alone is known."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from draftwise.core import CheckOutcome, Effect, Ruling, Setup, SpecConfig
 from draftwise.knowledge.models import find_model, read_names
 from draftwise.plan.check import Report, check
+from draftwise.plan.check import judge as judge_reading
+from draftwise.setups.read import read_words
 
 
 def judge(target: str, spec: dict[str, object] | None = None, version: str = "0.33.0", **args: object) -> Report:
@@ -152,3 +155,89 @@ def test_the_plugin_method_is_judged_by_nobody_where_the_plugin_is(
     report = check(setup, installed=frozenset(installed))
     assert report.outcome is outcome
     assert ("plugin-reads-config" in codes(report)) == (outcome is CheckOutcome.NOT_JUDGED)
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome", "code"),
+    [
+        ("Qwen/Qwen3-8B", CheckOutcome.REJECTED, "config-format-without-file"),
+        ("meta-llama/Llama-3.1-8B-Instruct", CheckOutcome.REJECTED, "config-format-without-file"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", CheckOutcome.NOT_JUDGED, "config-format-file-unknown"),
+    ],
+)
+def test_the_format_of_mistral_needs_a_file_that_only_some_models_have(
+    target: str, outcome: CheckOutcome, code: str
+) -> None:
+    report = judge(target, config_format="mistral")
+    assert (report.outcome, code in {each.code for each in report.findings}) == (outcome, True)
+    assert judge(target, config_format="auto").outcome is CheckOutcome.ACCEPTED
+
+
+@pytest.mark.parametrize(("version", "is_read_so"), [("0.33.0", True), ("0.13.0", True), ("0.12.0", False)])
+def test_a_drafter_is_read_in_the_format_of_the_target(version: str, is_read_so: bool) -> None:
+    spec = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 3}
+    report = judge("mistralai/Mistral-7B-Instruct-v0.3", spec, version, config_format="mistral")
+    assert ("drafter-format-without-file" in {each.code for each in report.findings}) is is_read_so
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.26.0", "0.32.0"])
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_a_language_model_is_no_head(method: str, version: str) -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    report = judge(name, {"method": method, "model": name, "num_speculative_tokens": 3}, version)
+    assert "head-is-whole-model" in codes(report, Effect.FAILS_LATER) or report.outcome is CheckOutcome.REJECTED
+    as_draft = judge(name, {"method": "draft_model", "model": name, "num_speculative_tokens": 3}, version)
+    assert "head-is-whole-model" not in {each.code for each in as_draft.findings}
+
+
+def judge_line(line: str, version: str) -> Report:
+    return judge_reading(read_words(shlex.split(line), engine_version=version))
+
+
+@pytest.mark.parametrize(
+    ("version", "k", "ranks", "more", "code"),
+    [
+        ("0.11.1", 2, 4, "", "graph-sizes-and-ranks"),
+        ("0.11.1", 2, 8, "", "graph-sizes-and-ranks"),
+        ("0.11.1", 3, 2, "", ""),
+        ("0.11.1", 2, 1, "", ""),
+        ("0.11.1", 2, 4, "--enforce-eager", ""),
+        ("0.11.2", 2, 4, "", ""),
+        (
+            "0.19.1",
+            2,
+            4,
+            '--compilation-config {"pass_config":{"enable_sp":true}}',
+            "graph-sizes-and-sequence-parallel",
+        ),
+        ("0.19.1", 2, 4, '--compilation-config {"pass_config":{"enable_sp":false}}', ""),
+        ("0.32.0", 2, 4, '--compilation-config {"pass_config":{"enable_sp":true}}', ""),
+    ],
+)
+def test_graph_sizes_are_multiples_of_the_draft_and_of_the_ranks(
+    version: str, k: int, ranks: int, more: str, code: str
+) -> None:
+    spec = json.dumps({"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4})
+    quoted = shlex.join(more.split())
+    report = judge_line(f"vllm serve Qwen/Qwen3-8B -tp {ranks} {quoted} --speculative-config '{spec}'", version)
+    assert {each.code for each in report.findings if each.code.startswith("graph-sizes-and")} == ({code} - {""})
+    assert (report.outcome is CheckOutcome.FAILS_LATER) is bool(code)
+
+
+@pytest.mark.parametrize(
+    "line", ["vllm serve Qwen/Qwen3-8B --quantization ascend", "vllm serve ORG/W8A8 --quantization=ascend"]
+)
+def test_a_quantization_of_a_plugin_is_judged_by_nobody(line: str) -> None:
+    report = judge_line(line, "0.18.0")
+    assert report.outcome is CheckOutcome.NOT_JUDGED
+    assert "quantization-of-plugin" in {each.code for each in report.findings}
+    assert judge_line(line.replace("ascend", "ascent"), "0.18.0").outcome is CheckOutcome.REJECTED
+
+
+def test_a_variable_that_turns_a_plugin_on_says_that_it_is_there() -> None:
+    spec = json.dumps({"method": "arctic", "model": "ORG/LSTM", "num_speculative_tokens": 3})
+    line = f"vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config '{spec}'"
+    assert judge_line(line, "0.9.2").outcome is CheckOutcome.REJECTED
+    with_plugin = judge_line(f"ARCTIC_INFERENCE_ENABLED=1 {line}", "0.9.2")
+    assert with_plugin.outcome is CheckOutcome.NOT_JUDGED
+    assert [each.code for each in with_plugin.defects] == ["arctic-speculator-sizes"]

@@ -52,6 +52,14 @@ def test_a_tag_that_moves_is_no_release(name: str, tag: str):
     assert judge(read_pod(f"{name}:v0.32.0-cu129", "--seed", "'1'")).outcome is CheckOutcome.ACCEPTED
 
 
+@pytest.mark.parametrize("tag", [":v0.33", ":0.33", ":v0.33-cu130", ":v0.19"])
+@pytest.mark.parametrize("name", ["vllm/vllm-openai", "registry.local/mirror/vllm-openai-cpu"])
+def test_two_numbers_are_no_release(name: str, tag: str):
+    reading = read_pod(name + tag, "--seed", "'1'")
+    assert (find_release(name + tag), judge(reading).outcome) == ("", CheckOutcome.NOT_JUDGED)
+    assert [each.code for each in reading.findings] == ["image-tag-no-release"]
+
+
 def test_nothing_of_the_newest_release_is_said_of_it():
     reading = read_pod(FOREIGN[0], "--swap-space", "'4'")
     assert [each.code for each in reading.findings] == ["image-release-unknown"]

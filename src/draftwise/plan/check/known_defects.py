@@ -49,6 +49,14 @@ def find_met(context: Context, resolved: Resolved) -> Iterator[Defect]:
             yield row
 
 
+def find_met_by_plugin(context: Context) -> Iterator[Defect]:
+    """Yield the rows of arctic-inference whose condition holds of the JSON as written: nothing else of it is known."""
+    facts = {"keys": context.keys, "written_method": context.keys.get("method")}
+    for row in find_open(context.release.version, None):
+        if row.component == "arctic-inference" and decide(row.when, facts) is True:
+            yield row
+
+
 def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Finding]) -> Iterator[Ruling]:
     """Yield the known defects that `check` tells of a setup.
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
+from draftwise.knowledge.images import has_half_a_release
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
@@ -217,8 +218,8 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
 
 
 def is_shown(variable: str) -> bool:
-    """Say whether a variable is vLLM's, and no secret."""
-    return variable.startswith("VLLM_") and variable not in _HIDDEN
+    """Say whether a variable is vLLM's or a plugin's, and no secret."""
+    return variable.startswith(("VLLM_", "ARCTIC_")) and variable not in _HIDDEN
 
 
 def _holds_always(finding: Finding) -> bool:
@@ -241,7 +242,8 @@ def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
     elif launch.image and not version:
-        yield "engine_version", get_rule("image-release-unknown").ruling(image=launch.image, where=launch.where)
+        code = "image-tag-no-release" if has_half_a_release(launch.image) else "image-release-unknown"
+        yield "engine_version", get_rule(code).ruling(image=launch.image, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
         described = (describe_unknown(name, launch.env.unknown[name]),)
         yield name, explain_unknown("The server", described, where=launch.where)

@@ -107,6 +107,8 @@ def coerce_field(row: Mapping[str, Any], value: Any) -> Any:
         limit = row.get(name)
         if limit is not None and isinstance(value, (int, float)) and not is_within(value, limit):
             raise _OutOfRange(f"{words} {limit}")
+    if isinstance(value, (list, dict)) and len(value) < row.get("min_length", 0):
+        raise _OutOfRange(f"of {row['min_length']} entries or more")
     return value
 
 

@@ -48,6 +48,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
+    yield from _find_providers(context)
     yield from _find_parser(context)
     yield from _find_mask(context)
     if context.platform == "cuda":
@@ -62,7 +63,7 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
         yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
     if "use_replayssm" in context.on and has_interface(context, "SupportsReplaySSM") is False:
         yield from context.rules.ruling("target-without-replay", names=target.config.architectures)
-    asked = routed in context.on or context.objects.get("aux_output_config", {}).get(routed) is True
+    asked = routed in context.on or context.objects.get("aux_output_config", {}).get(routed) in (True, "true")
     if asked and target.config.num_experts < 1:
         yield from context.rules.ruling("routed-experts-without-experts")
     has_engram = context.given.get("engram_config") is not None
@@ -204,10 +205,24 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("kv-connector-unknown", name=name, known=sorted(known))
 
 
+def _find_providers(context: Context) -> Iterator[Ruling]:
+    """Yield implementations of vLLM's IR that are asked for and do not exist."""
+    inner = context.objects.get("kernel_config", {}).get("ir_op_priority")
+    for asked in (context.objects.get("ir_op_priority"), inner):
+        for op, names in asked.items() if isinstance(asked, Mapping) else ():
+            known = context.release.table("ir_providers").get(op, ())
+            names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+            for name in names if isinstance(names, list) else ():
+                if known and name not in known:
+                    yield from context.rules.ruling("ir-provider-unknown", op=op, name=name, known=known)
+
+
 def _find_parser(context: Context) -> Iterator[Ruling]:
     config, known = context.objects.get("reasoning_config", {}), context.release.table("reasoning_parsers")
     is_complete = config.get("reasoning_start_str") and config.get("reasoning_end_str")
     name = context.given.get("reasoning_parser", None if is_complete else config.get("reasoning_parser"))
+    if not name and not is_complete and "reasoning_config" in context.objects:
+        yield from context.rules.ruling("reasoning-config-without-parser")
     if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
         return
     if known and name not in known:
@@ -405,6 +420,30 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what the engine's config refuses or lowers beside this drafter."""
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)
+    yield from _find_watermark(context, resolved)
+    if "return_sampling_mask" in context.on:
+        yield from context.rules.ruling("sampling-mask-rejects-speculation")
+    if (size := context.sizes.get("cp_kv_cache_interleave_size") or 1) > 1:
+        yield from context.rules.ruling("interleaved-contexts-reject-speculation", size=size)
+
+
+def _find_watermark(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what text watermarks do not go with."""
+    if (asked := context.objects.get("watermark_config")) is None:
+        return
+    if (drawn := context.keys.get("draft_sample_method", "greedy")) != "probabilistic":
+        yield from context.rules.ruling("watermark-needs-probabilistic-drafts", drawn=drawn)
+    if (judged := context.keys.get("rejection_sample_method") or "standard") != "standard":
+        yield from context.rules.ruling("watermark-needs-standard-rejection", judged=judged)
+    yield from context.rules.ruling("watermark-rejects-method", method=resolved.method)
+    yield from context.rules.ruling("watermark-rejects-dflash", method=resolved.method)
+    if resolved.parallel_drafting:
+        yield from context.rules.ruling("watermark-rejects-parallel-drafts", method=resolved.method)
+    if (
+        asked.get("algorithm", "gumbel") != "dual_key_gumbel"
+        and asked.get("allow_target_only_watermarking") is not True
+    ):
+        yield from context.rules.ruling("watermark-algorithm", algorithm=asked.get("algorithm", "gumbel"))
 
 
 def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
 from draftwise.knowledge.model_types import read_config_keys
-from draftwise.knowledge.quantization import is_deprecated, reads_weights_of, runs_in_float32
+from draftwise.knowledge.quantization import find_plugin, is_deprecated, reads_weights_of, runs_in_float32
 from draftwise.knowledge.transformers import fill_in, is_buildable
 from draftwise.plan.check.stages import Context, Step
 
@@ -263,6 +263,9 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
     known = context.release.table("spec_fields")["quantization"]["choices"]
     if chosen not in known and _LOADED_AS.get(chosen) in known:
         chosen = _LOADED_AS[chosen]
+    if chosen not in known and (plugin := find_plugin(chosen)):
+        yield from context.rules.ruling("quantization-of-plugin", chosen=chosen, plugin=plugin, where=place_of(role))
+        return chosen
     if chosen not in known:
         yield from context.rules.ruling(
             f"{role}-quantization-unknown", chosen=chosen, fix="Use one of " + ", ".join(sorted(known)) + "."

@@ -94,13 +94,26 @@ def _count_waiting(context: Context) -> int:
 
 
 def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
-    asked = context.flags.get("config_format") == "mistral"
-    if asked and target.directory is not None and not (target.directory / _MISTRAL_FILE).is_file():
-        yield from context.rules.ruling("config-format-without-file")
     given, known = context.given.get("config_format"), context.release.table("config_fields")
     formats = known.get("ModelConfig.config_format", {}).get("choices", ())
     if isinstance(given, str) and formats and given not in formats:
         yield from context.rules.ruling("config-format-unknown", asked=given, known=formats)
+    yield from find_mistral_format(context, target, role="target")
+
+
+def find_mistral_format(context: Context, model: ModelConfig, *, role: str) -> Iterator[Ruling]:
+    """Yield that a model has no params.json where one is asked for; a drafter is read as the target is."""
+    if context.flags.get("config_format") != "mistral":
+        return
+    if model.directory is not None:
+        is_there: bool | None = (model.directory / _MISTRAL_FILE).is_file()
+    else:  # of the hub: Mistral's own and their copies may have the file
+        is_there = None if "tral" in " ".join((model.name, model.model_type, *model.architectures)).lower() else False
+    if is_there is None:
+        yield from context.rules.ruling("config-format-file-unknown", name=model.name, where=place_of(role))
+    elif not is_there:
+        code = "drafter-format-without-file" if role == "drafter" else "config-format-without-file"
+        yield from context.rules.ruling(code, name=model.name)
 
 
 def _find_copy(context: Context, copy: ModelCopy) -> Iterator[Ruling]:

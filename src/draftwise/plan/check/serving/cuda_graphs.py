@@ -17,6 +17,7 @@ _FEW = 8
 """Batch sizes that a message names."""
 _MOST_TOKENS = 2**17
 """Largest size of a graph, or draft, up to which every size is looked at; no server has captured so many graphs."""
+_SEQUENCE_PARALLEL = ("enable_sp", "enable_sequence_parallelism")
 
 
 def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -24,6 +25,8 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if context.platform == "cpu" or context.runs_eagerly:
         return
     k = resolved.num_speculative_tokens
+    if k and resolved.runner != "V2":
+        yield from _find_shapes(context, k + 1)
     if k is not None and not context.keys.get(SCHEDULE):
         limits = get_limits(context)
         sizes = list_captured(context, k, limits)
@@ -34,6 +37,19 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             yield from _find_end(context, k, limits.requests, sizes[-1])
             yield from _find_holes(context, resolved, k, limits, sizes)
     yield from _find_mixed(context, resolved)
+
+
+def _find_shapes(context: Context, step: int) -> Iterator[Ruling]:
+    """Yield why the tokens of a step and the ranks have no common graph size."""
+    ranks = context.sizes.get("tensor_parallel_size") or 1
+    if ranks < 2 or context.lacks_full_graphs or context.cudagraph_mode == "FULL":
+        return
+    if max(step, ranks) % min(step, ranks):
+        passes = context.objects.get("compilation_config", {}).get("pass_config")
+        shares = isinstance(passes, dict) and any(passes.get(name) for name in _SEQUENCE_PARALLEL)
+        yield from context.rules.ruling("graph-sizes-and-ranks", step=step, ranks=ranks)
+        if shares:
+            yield from context.rules.ruling("graph-sizes-and-sequence-parallel", step=step, ranks=ranks)
 
 
 def list_captured(context: Context, k: int, limits: StepLimits) -> tuple[int, ...]:

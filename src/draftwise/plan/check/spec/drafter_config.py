@@ -10,12 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Ruling
+from draftwise.core import Effect, Ruling
 from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.model_copies import find_base
 from draftwise.knowledge.models import is_hub_name
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, build_model, find_quantization
+from draftwise.plan.check.model.target import find_mistral_format
 from draftwise.plan.check.spec.detection import (
     TOP_K_KEY,
     detect_method,
@@ -81,6 +82,11 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
             yield from _find_other_use(context, published)
     if is_target and spec.target is None:
         return spec.undecided("draft")  # what is wrong with the target has been said
+    if not is_target and context.rules.holds("drafter-format-without-file"):
+        refusals = [*find_mistral_format(context, own, role="drafter")]
+        yield from refusals
+        if any(each.effect is Effect.REJECTED for each in refusals):
+            return spec.undecided("draft")
     as_medusa = context.rules.applies("medusa-type-injected", spec.method)
     config = yield from read_hf_config(context, own, role="drafter", as_medusa=as_medusa)
     if config is None:

@@ -149,7 +149,7 @@ _MAX_LISTED = 12
 _HIDDEN = "(not shown)"
 """Stands for what must not travel into reports."""
 _SECRETS = frozenset({"api_key", "hf_token"})
-_CONFIG = re.compile(r"\w+Config(Args)?( \| None)?")
+_CONFIG = re.compile(r"\w+Config(Args)?( \| None)?|dict\[.*\]")
 """Types whose JSON is read as a config: null is refused there, and must not pass for a flag that is not given."""
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
 

@@ -151,7 +151,7 @@ def get_exported(way: Way) -> Environment:
 
 def _set_before(way: Way) -> Environment:
     """Return what a script has set up to here, for vLLM or for all programs."""
-    names = [name for name in way.variables if name.startswith("VLLM_") or name in way.exported]
+    names = [name for name in way.variables if name.startswith(("VLLM_", "ARCTIC_")) or name in way.exported]
     return _get_assigned(replace(way.variables[name], text=f"{name}={way.variables[name].text}") for name in names)
 
 

@@ -150,7 +150,7 @@ def _get_command(shell: Shell, reached: Sequence[ReachedCommand]) -> ScriptComma
     for each in reached:
         passed = each.state.exported
         items = each.state.variables.items()
-        shown = tuple((name, value) for name, value in items if name.startswith("VLLM_") or name in passed)
+        shown = tuple((name, value) for name, value in items if name.startswith(("VLLM_", "ARCTIC_")) or name in passed)
         groups.setdefault((each.words, shown, each.state.version), []).append(each)
     ways = sorted((_get_way(shell, each) for each in groups.values()), key=lambda way: way.deviations)
     partial = len(ways) > _MAX_WAYS or any(each.state.is_partial for each in reached)

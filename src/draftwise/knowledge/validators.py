@@ -1,0 +1,45 @@
+"""The refusals of vLLM's own validators: judged by conditions read off its sources, by rules, or not at all."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from draftwise.knowledge.rules import all_rules
+from draftwise.knowledge.vllm import Release
+
+
+class Coverage(Enum):
+    """Who judges what a validator refuses."""
+
+    READ = "read"
+    BY_RULE = "by_rule"
+    NOT = "not"
+
+
+def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
+    """Return how many validators a release has, and each of their refusals with who judges it.
+
+    A refusal is `Class.function: text`. It is read where a condition of the topics `config_checks` and `engine_checks`
+    says the same text, and by a rule where the rule's `answers` or the place of its probe names it.
+    """
+    known = release.table("validators")
+    read = {_bare(row["says"]) for topic in ("config_checks", "engine_checks") for row in release.table(topic).values()}
+    seen = {text for text, row in release.table("messages").items() if "rules" in row}
+    rules = [each for each in all_rules().values() if each.holds(release.version)]
+    answers = [pattern for each in rules for pattern in each.answers]
+    found: dict[str, Coverage] = {}
+    for key in known:
+        _, is_refusal, text = key.partition(": ")
+        if not is_refusal:
+            continue
+        bare = _bare(text)
+        is_ruled = bare in seen or any(pattern in key for pattern in answers)
+        found[key] = Coverage.READ if bare in read else Coverage.BY_RULE if is_ruled else Coverage.NOT
+    return len(known) - len(found), found
+
+
+def _bare(text: str) -> str:
+    """Return a message with `{}` in the place of each run of values."""
+    spaced = re.sub(r"(\{\}\s*)+\{\}", "{}", re.sub(r"\{[^{}]*\}", "{}", text))
+    return re.sub(r"\s+", " ", spaced).strip()
