@@ -1,25 +1,47 @@
-"""Finds for each rule a short command line that meets it: `python -m catalogue.examples` writes data/examples.json.
+"""Finds for each rule a short setup that meets it: `python -m catalogue.examples` writes data/examples.json.
 
-It tries vLLM's recipes, examples of known defects and configs of the methods' pages, as they are and changed in
-one setting, in the newest release in which the rule holds. The page of the rule and `explain` show the line.
+Examples that still hold stay. For other rules it runs the tests of `check`, and takes the shortest setup, command or
+file of theirs. With `--anew` it first tries vLLM's recipes, examples of known defects and configs of the methods'
+pages, changed in one setting. The page of the rule and `explain` show the example.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from docs.site.examples import run_example
+
+import draftwise.setups.read
+from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.defects import all_defects
+from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import Release, releases
-from draftwise.plan.check import judge
-from draftwise.setups.read import read_words
+from draftwise.plan.check import Context, judge
+from draftwise.setups.read import SourceText, read_words, setup_reading, sources
+from draftwise.setups.write import write_shell, write_words
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/draftwise/knowledge/data/examples.json"
+
+TESTS = ("tests/plan/check", "tests/setups", "tests/cli/test_check.py", "tests/cli/test_sources.py")
+"""Their setups become examples."""
+LONGEST = 30
+"""Lines of a file that is shown."""
+KNOWN = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "deepseek-ai/DeepSeek-V3")
+"""Targets that a reader knows."""
+KEPT = {"method", "model", "num_speculative_tokens"}
+"""Keys of a speculative config that an example keeps."""
+MOST_CHARS = 4000
+"""Of the configs of a setup, before parts are left out."""
 
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "num_speculative_tokens": (0, 2, 4, 40, 5000, None),
@@ -152,6 +174,159 @@ def _parse(words: list[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, .
                 return
 
 
+class Recorder:
+    """Keeps the setups, commands and texts that tests judge, with the config.json of models that are not known."""
+
+    def __init__(self) -> None:
+        self.setups: dict[str, dict[str, Sketch]] = {}
+        self.commands: set[tuple[str, tuple[str, ...]]] = set()
+        self.texts: dict[str, str] = {}
+        complete, read, words = Context.__post_init__, sources._read_text, setup_reading.read_words
+
+        def keep_context(context: Context) -> None:
+            complete(context)
+            self._keep(context)
+
+        def read_text(source: SourceText, asked: Any) -> Any:
+            if source.text.count("\n") <= LONGEST:
+                self.texts.setdefault(source.text, Path(source.name).name)
+            return read(source, asked)
+
+        def keep_words(given: Sequence[str], *, engine_version: str | None = None) -> Any:
+            self.commands.add((engine_version or "", tuple(given)))
+            return words(given, engine_version=engine_version)
+
+        for place, name, kept in (
+            (Context, "__post_init__", keep_context),
+            (sources, "_read_text", read_text),
+            (setup_reading, "read_words", keep_words),
+            (draftwise.setups.read, "read_words", keep_words),
+        ):
+            setattr(place, name, kept)
+
+    def _keep(self, context: Context) -> None:
+        setup, spec, files = context.setup, dict(context.spec or {}), {}
+        target = setup.target
+        if context.target and context.target.origin != "table":
+            target, files["target/config.json"] = "./target", dict(context.target.config)
+        if context.draft_config and not (context.drafter and context.drafter.origin == "table"):
+            spec["model"], files["drafter/config.json"] = "./drafter", dict(context.draft_config)
+        sketch = Sketch(str(context.release), target, spec, dict(setup.args), dict(setup.env), files)
+        if len(text := repr(replace(sketch, vllm=""))) < MOST_CHARS:
+            self.setups.setdefault(text, {})[sketch.vllm] = sketch
+
+    def choose(self) -> list[Sketch]:
+        """Return the setups, the shortest first, each with its last, first and middle release."""
+        order = {str(release): at for at, release in enumerate(releases())}
+        chosen: dict[str, Sketch] = {}
+        for text, each in self.setups.items():
+            known = sorted(each, key=lambda name: order.get(name, 0))
+            chosen |= {f"{text}{name}": each[name] for name in (known[-1], known[0], known[len(known) // 2])}
+        return [chosen[text] for text in sorted(chosen, key=lambda text: (len(text), text))]
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A setup of a test, of which parts can be left out."""
+
+    vllm: str
+    target: str
+    spec: Mapping[str, Any]
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+    files: Mapping[str, Any]
+
+    def draw(self) -> RuleExample:
+        spec = SpecConfig.keep(self.spec) if self.spec else None
+        setup = Setup(
+            target=self.target, engine="vllm", engine_version=self.vllm, spec=spec, args=self.args, env=self.env
+        )
+        files = {name: json.dumps(value) for name, value in self.files.items()}
+        if not self.env:
+            return RuleExample(vllm=self.vllm, command=shlex.join(write_words(setup)), files=files)
+        return RuleExample(vllm=self.vllm, command="serve.sh", files={**files, "serve.sh": f"{write_shell(setup)}\n"})
+
+    def shrink(self) -> Iterator[Sketch]:
+        """Yield it with each part left out."""
+        yield from (replace(self, files=left) for left in _leave_out(self.files))
+        yield from (replace(self, args=left) for left in _leave_out(self.args))
+        yield from (replace(self, env=left) for left in _leave_out(self.env))
+        yield from (replace(self, spec=left) for left in _leave_out(self.spec) if KEPT & set(self.spec) <= set(left))
+        for name, value in self.files.items():
+            yield from (replace(self, files={**self.files, name: left}) for left in _leave_out(value))
+
+    def name_models(self) -> Iterator[Sketch]:
+        """Yield it with a known target in place of its own."""
+        files = {name: text for name, text in self.files.items() if not name.startswith("target/")}
+        yield from (replace(self, target=name, files=files) for name in KNOWN)
+
+
+def _leave_out(held: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for key in held:
+        yield {name: each for name, each in held.items() if name != key}
+
+
+def find_codes(example: RuleExample) -> set[str]:
+    """Return the codes that an example meets; none where it names a place of this machine."""
+    if any(place in repr(example) for place in (tempfile.gettempdir(), str(ROOT))):
+        return set()
+    try:
+        return {finding.code for finding in run_example(example)}
+    except InvalidSetup as error:
+        return {finding.code for finding in error.findings}
+    except (OSError, ValueError, TypeError, SystemExit):
+        return set()
+
+
+def record() -> Recorder:
+    """Run the tests of `check`, and return what they judged."""
+    recorder = Recorder()
+    pytest.main(["-q", "-p", "no:cacheprovider", *(str(ROOT / each) for each in TESTS)])
+    return recorder
+
+
+def find_recorded(recorder: Recorder, wanted: set[str]) -> dict[str, RuleExample]:
+    """Return the shortest setup or text of a test for each wanted rule, without the parts that it does not need."""
+    found: dict[str, RuleExample] = {}
+    for sketch in recorder.choose():
+        for code in sorted((wanted - set(found)) & find_codes(sketch.draw())):
+            found[code] = _reduce(sketch, code).draw()
+    drawn = [RuleExample(vllm=vllm, command=shlex.join(words)) for vllm, words in recorder.commands if words]
+    drawn += [
+        RuleExample(vllm="", command=name, files={name: text})
+        for text, given in recorder.texts.items()
+        if text.strip() and (name := given.replace(" ", "-") or _name(text))
+    ]
+    for example in sorted(drawn, key=lambda each: (len(repr(each)), repr(each))):
+        for code in (wanted - set(found)) & find_codes(example):
+            found[code] = example
+    return found
+
+
+def _reduce(sketch: Sketch, code: str) -> Sketch:
+    while True:
+        smaller = next((each for each in sketch.shrink() if code in find_codes(each.draw())), None)
+        if smaller is None:
+            break
+        sketch = smaller
+    named = (each for each in sketch.name_models() if code in find_codes(each.draw()))
+    return sketch if sketch.target in KNOWN else next(named, sketch)
+
+
+def _name(text: str) -> str:
+    """Return a file name by which a text is read as what it is."""
+    kinds = {
+        "Dockerfile": sources.is_dockerfile,
+        "vllm.container": sources.is_quadlet,
+        "vllm.service": sources.is_unit,
+        "serve.py": sources.may_be_python,
+        "vllm.yaml": sources.is_yaml,
+    }
+    if text.lstrip().startswith(("{", "[")):
+        return "setup.json"
+    return next((name for name, fits in kinds.items() if fits(text)), "serve.sh")
+
+
 def find_examples() -> dict[str, dict[str, str]]:
     """Return the shortest command line that was found for each rule, and the newest release in which it meets it."""
     known = [release for release in releases() if release.added is None]
@@ -177,8 +352,17 @@ def _last(rule: VllmRule, known: list[Release]) -> Release:
     return next(release for release in reversed(known) if rule.holds(release.version))
 
 
+def main() -> None:
+    kept = {code: row for code in all_rules() if (row := find_example(code)) and code in find_codes(row)}
+    print(f"{len(kept)} examples still hold", flush=True)
+    if "--anew" in sys.argv:
+        kept |= {code: RuleExample(vllm=row["vllm"], command=row["command"]) for code, row in find_examples().items()}
+    kept |= find_recorded(record(), set(all_rules()) - set(kept))
+    rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
+    lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
+    DATA.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    print(f"{len(kept)} of {len(all_rules())} rules have an example")
+
+
 if __name__ == "__main__":
-    examples = find_examples()
-    rows = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in examples.items())
-    DATA.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
-    print(f"{len(examples)} of {len(all_rules())} rules have an example")
+    main()

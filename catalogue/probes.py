@@ -16,10 +16,10 @@ from draftwise.extract.tree import Tree
 from draftwise.knowledge.defects import Defect, all_defects
 from draftwise.knowledge.rules import Probe, VllmRule, all_rules
 
-__all__ = ["Probed", "Verdict", "judge", "report", "report_defects"]
+__all__ = ["ServerProbe", "Verdict", "judge", "report", "report_defects"]
 
 
-class Probed(Protocol):
+class ServerProbe(Protocol):
     """What a probe can tell of a release: a rule, or a known defect."""
 
     @property
@@ -52,7 +52,7 @@ class Verdict:
         return bool(self.missing or self.surplus or self.error)
 
 
-def judge(rule: Probed, folder: Path, releases: Sequence[str]) -> Verdict:
+def judge(rule: ServerProbe, folder: Path, releases: Sequence[str]) -> Verdict:
     """Compare a rule's spans with what its probe finds in each release under a folder."""
     assert rule.probe is not None
     try:

@@ -4,8 +4,9 @@
 
 Each run has a log of its own, drawn from traffic of a known gain, and a draw of its own. Says how often a gain of 1.00,
 1.03 and 1.08 is adopted, how wide intervals are and whether they hold the truth (RMS z: 1 is what 95 % intervals should
-have), how often a baseline that is slow at the start is named, and what a race of eleven candidates on three workloads
-answers in the time of the demo. The fast versions of these are in `tests/statistics`.
+have), how often a baseline that is slow at the start is named, what a race of eleven candidates on three workloads
+answers in the time of the demo, and how often outputs that differ by rounding are called different. The fast versions
+of these are in `tests/statistics`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ from draftwise.statistics import (
     leads_surely,
     prompt_ratio,
 )
+from draftwise.statistics.rounding import find_rounding_scale, is_beyond_rounding
 from draftwise.workloads.prompt_draw import spread_places
 
 MARGIN = 0.03
+PRIOR, STEP, ASKED_AGAIN = 0.2, 1 / 16, 24
+"""Of bfloat16: the scale of rounding that is expected, the distance of logits, and outputs that are asked for again."""
 SP, NOISE = 0.12, 0.085
 """Prompts among each other in their gain, and requests of one arm: 0.12 for a pair."""
 
@@ -118,6 +122,36 @@ def rows_of_guards(runs: int) -> list[dict]:
             answers.append(guard_tail(np.exp(own), np.exp(plain)).answer)
         rows.append({"prompts": count, **{str(each): answers.count(each) / runs for each in Guard}})
     return rows
+
+
+def rows_of_rounding(runs: int) -> list[dict]:
+    """Outputs that differ: how often rounding alone is called an error, and how often wrong answers are."""
+    rows = []
+    for sigma in (0.15, 0.3, 0.5):
+        for count, asked in ((40, 16), (200, 16), (200, 40)):
+            rng = np.random.default_rng([count, asked, round(100 * sigma)])
+            row = {"sigma_nats": sigma, "answers": count, "plain_against_plain": asked}
+            for what, wrong, back in (("called_different_by_rounding_alone", 0.0, 1.0),
+                                      ("called_different_5_percent_wrong", 0.05, 1.0),
+                                      ("called_different_10_percent_wrong", 0.1, 1.0),
+                                      ("the_same_where_3_in_10_come_back", 0.1, 0.3)):  # fmt: skip
+                row[what] = sum(differs(count, asked, sigma, wrong, back, rng) for _ in range(runs)) / runs
+            rows.append(row)
+    return rows
+
+
+def differs(count: int, asked: int, sigma: float, wrong: float, back: float, rng: np.random.Generator) -> bool:
+    """Return whether outputs are called different: flagged, and parted again when asked again, up to 24 of them.
+
+    Half of the answers part by rounding, at a uniform share of a Rayleigh value; wrong ones at 2 nats in the mean.
+    """
+    rounded = rng.random(asked) * rng.rayleigh(sigma, asked)
+    scale = find_rounding_scale(list(rounded[: rng.binomial(asked, 0.5)]), PRIOR, STEP)
+    is_wrong = rng.random(count) < wrong
+    gaps = np.where(is_wrong, rng.exponential(2.0, count), rng.random(count) * rng.rayleigh(sigma, count))
+    parts = is_wrong | (rng.random(count) < 0.5)
+    flagged = [bool(is_wrong[n]) for n in np.flatnonzero(parts) if is_beyond_rounding(gaps[n], scale)]
+    return any(rng.random() < (back if each else 0.5) for each in flagged[:ASKED_AGAIN])
 
 
 GAINS = np.array(
@@ -238,6 +272,7 @@ def main() -> None:
         "decisions": rows_of_decisions(given.runs),
         "guards": rows_of_guards(given.runs),
         "races": rows_of_races(given.runs),
+        "rounding": rows_of_rounding(given.runs),
     }
     write({**provenance("numpy"), "runs": given.runs, **tables}, given.out)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance, write
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -33,8 +34,8 @@ PLANTED = [fault for fault in FAULTS if fault.simulated is not None]
 SILENT = "nothing"
 REGIMES = tuple(product((2 / 60, 10 / 60, 1.0, 4.0, 14.0), (60.0, 300.0)))
 """Requests a second and seconds of a window."""
-PAIR_RATES = (10.0, 5.0)
-"""Of a server: at the first, one pair runs more requests at once than the run that decided had in flight."""
+PAIR_RATES = {10.0: range(len(PAIRS)), 5.0: (PAIRS.index(("zero-acceptance", "step-cost-up")),)}
+"""Pairs by requests a second: at the first rate, one of them has more in flight than the run that decided had."""
 WITHOUT = {
     "all readings": {},
     "no plain pool": {"with_plain": False},
@@ -109,10 +110,8 @@ def judge_pairs(given: argparse.Namespace) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(given.workers) as pool:
         return [
             row
-            for rate in PAIR_RATES
-            for row in pool.map(
-                judge_pair, range(len(PAIRS)), [rate] * len(PAIRS), [max(given.seeds // 2, 1)] * len(PAIRS)
-            )
+            for rate, pairs in PAIR_RATES.items()
+            for row in pool.map(judge_pair, pairs, [rate] * len(pairs), [max(given.seeds // 2, 1)] * len(pairs))
         ]
 
 
@@ -167,7 +166,8 @@ def main() -> None:
     given = parser.parse_args()
     for part in given.part or PARTS:
         known = json.loads(given.out.read_text()) if given.out.exists() else {}
-        given.out.write_text(json.dumps(known | {part: PARTS[part](given)}, indent=1) + "\n")
+        how = {"provenance": provenance("numpy"), "seeds": given.seeds, "windows": given.healthy}
+        write(known | how | {part: PARTS[part](given)}, given.out)
     for line in sum_up(json.loads(given.out.read_text())):
         print(line)
 

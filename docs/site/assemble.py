@@ -10,6 +10,7 @@ from os.path import relpath
 from pathlib import Path
 
 from docs.site import findings, methods, observability, reference, releases
+from docs.site.markdown import slug
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -77,11 +78,6 @@ def _name_headings(text: str) -> str:
         return f"{heading[0]} {{: #{slug(heading[2])} }}"
 
     return _HEADING.sub(name, text)
-
-
-def slug(title: str) -> str:
-    """Return the anchor of a heading, as code hosts spell it."""
-    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title.strip().lower())).replace(" ", "-")
 
 
 def _link(link: re.Match[str], path: str, into: Path) -> str:

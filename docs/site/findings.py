@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from docs.site.markdown import code_list, fence, links, plain, table
+from docs.site.examples import show_example
+from docs.site.markdown import fence, links, plain, slug, source, table
 
 from draftwise.core import Stage
 from draftwise.deciding.thresholds import Thresholds
@@ -16,9 +17,7 @@ from draftwise.knowledge.examples import find_example
 from draftwise.knowledge.findings import FindingFact, all_findings, get_finding, read_finding_rooms
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.check import judge
 from draftwise.plan.explanations import show_template
-from draftwise.setups.read import read_words
 
 FIRST_ROOM = "Measurement validity"
 STAGES = {
@@ -87,7 +86,7 @@ def _finding(fact: FindingFact) -> str:
         fact.title,
         {
             "Severity": " or ".join(fact.severities),
-            "From": fact.room,
+            "From": f"[{fact.room}](index.md#{slug(fact.room)})",
             "Threshold": _threshold(fact),
             "Needs": ", ".join(told.needs) if told else "",
             "Called until then": links([told.parent], "finding", ".") if told and told.parent else "",
@@ -98,7 +97,7 @@ def _finding(fact: FindingFact) -> str:
             "What it means": plain(fact.explains),
             "How draftwise tells": plain(told.told_by) if told else "",
             "What to do": plain(fact.fix),
-            "Source": plain(told.source) if told else "",
+            "Source": source(told.source) if told else "",
         },
     )
 
@@ -127,24 +126,24 @@ def _rule(rule: VllmRule) -> str:
         },
         {
             "What it means": plain(rule.explains),
-            "What draftwise says": fence(show_template(rule.message), "text") if rule.message else "",
+            "What draftwise says": _template(rule.message),
             "What to do": plain(show_template(rule.fix)),
             "What runs instead": plain(show_template(rule.becomes)),
             "Example": _example(rule.code),
-            "Source": plain(rule.source),
+            "Source": source(rule.source),
         },
     )
 
 
 def _example(code: str) -> str:
-    """Return a command that shows the finding, and what it says."""
     example = find_example(code)
-    if example is None:
-        return ""
-    report = judge(read_words(shlex.split(example.command), engine_version=example.vllm))
-    said = next(str(finding) for finding in report.findings if finding.code == code)
-    command = f"draftwise check --vllm {example.vllm} {example.command}"
-    return f"{fence(command, 'sh')}\n\n{fence(said, 'text')}"
+    return show_example(code, example) if example else ""
+
+
+def _template(message: str) -> str:
+    """Return a message with its placeholders; nothing of one that is a placeholder alone."""
+    shown = show_template(message)
+    return "" if re.fullmatch(r"(<[^<>]*>)?", shown) else fence(shown, "text")
 
 
 def _spans(spans: Iterable[tuple[str, str | None]]) -> str:
@@ -169,9 +168,9 @@ def _advice(rule: AdviceRule) -> str:
         },
         {
             "What it means": plain(rule.explains),
-            "What draftwise says": fence(show_template(rule.message), "text") if rule.message else "",
+            "What draftwise says": _template(rule.message),
             "What to do": plain(show_template(rule.fix)),
-            "Source": plain(rule.source),
+            "Source": source(rule.source),
         },
     )
 
@@ -187,13 +186,13 @@ def _defect(row: Defect) -> str:
             "Methods": links(row.methods, "method", ".."),
             "Only with": row.requests,
             "Symptoms": links(row.symptoms, "finding", "."),
-            "Fixed by": code_list(row.fixes),
+            "Fixed by": ", ".join(map(source, row.fixes)),
         },
         {
             "What to do": plain(row.fix),
             "In logs and errors": fence("\n".join(row.says), "text") if row.says else "",
             "A setup that meets it": fence(row.hit, "sh") if row.hit else "",
             "A setup that does not": fence(row.miss, "sh") if row.miss else "",
-            "Source": plain(row.basis),
+            "Source": source(row.basis),
         },
     )

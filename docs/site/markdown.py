@@ -11,12 +11,41 @@ from draftwise.knowledge.methods import all_methods
 FOLDERS = {"finding": "findings", "release": "releases", "method": "methods"}
 
 
+_NAME = re.compile(r"(?<![\w`])(?:--[a-z][\w-]*|\$?[\w./=]*\w_\w(?:[\w./=()-]*[\w)])?)")
+"""A flag, or a word or path with an underscore: what is typed."""
+_REPORT = re.compile(r"\b([\w-]+/[\w.-]+)#(\d+)\b")
+_FILE = re.compile(r"^vLLM (\d[\w.]*), (vllm/[\w/.-]+\.py)(?=:|$)")
+
+
 def plain(text: str) -> str:
-    """Return a text of the facts as Markdown that shows it as it is."""
+    """Return a text of the facts as Markdown that shows it as it is; names that are typed become code."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         pieces = ["\\`".join(pieces)]
-    return "`".join(each if at % 2 else re.sub(r"([*_\[<])", r"\\\1", each) for at, each in enumerate(pieces))
+    return "`".join(each if at % 2 else _mark(each) for at, each in enumerate(pieces))
+
+
+def _mark(text: str) -> str:
+    parts = _NAME.split(text)
+    names = _NAME.findall(text)
+    shown = [re.sub(r"([*_\[<])", r"\\\1", part) for part in parts]
+    return shown[0] + "".join(f"`{name}`{part}" for name, part in zip(names, shown[1:], strict=True))
+
+
+def source(text: str) -> str:
+    """Return where a fact is from, with links to reports and to files of vLLM."""
+    file = _FILE.match(text)
+    if file:
+        at, path = file.groups()
+        return (
+            f"[vLLM {at}, `{path}`](https://github.com/vllm-project/vllm/blob/v{at}/{path}){plain(text[file.end() :])}"
+        )
+    parts = _REPORT.split(text)
+    links = (
+        f"[{repository}#{number}](https://github.com/{repository}/issues/{number})"
+        for repository, number in zip(parts[1::3], parts[2::3], strict=True)
+    )
+    return plain(parts[0]) + "".join(f"{link}{plain(part)}" for link, part in zip(links, parts[3::3], strict=True))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -48,3 +77,8 @@ def links(names: Collection[str], kind: Literal["finding", "release", "method"],
     folder = "" if up == "." else f"{up}/{FOLDERS[kind]}/"
     known = [name for name in names if kind != "method" or name in all_methods()]
     return ", ".join(f"[`{name}`]({folder}{name}.md)" if name in known else f"`{name}`" for name in names)
+
+
+def slug(title: str) -> str:
+    """Return the anchor of a heading, as code hosts spell it."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title.strip().lower())).replace(" ", "-")

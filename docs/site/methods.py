@@ -213,11 +213,17 @@ def _list_predicts() -> str:
     return table(("Target (model_type or architecture)", "Key of config.json", "Default"), rows)
 
 
+def _is_about(page: str, conditions: str) -> bool:
+    """Say whether figures are those of a page: one for parallel drafts shares its method with another page."""
+    return ("P-EAGLE" in conditions or "PARD" in conditions) is bool(_rows()[page].get("parallel"))
+
+
 def _list_acceptance(page: str) -> str:
     advice = _method(page).advice
     seen = [
         (each.traffic, f"{each.length:g}", str(each.k), plain(each.conditions), plain(each.source))
         for each in advice.seen_acceptance
+        if _is_about(page, each.conditions)
     ]
     priors = [(each.overlap or "other", f"{each.low:g} to {each.high:g}", plain(each.source)) for each in advice.priors]
     texts = []
@@ -236,7 +242,11 @@ def _list_acceptance(page: str) -> str:
 
 def _list_results(page: str) -> str:
     advice = _method(page).advice
-    published = [(plain(each.result), plain(each.conditions), plain(each.source)) for each in advice.published_results]
+    published = [
+        (plain(each.result), plain(each.conditions), plain(each.source))
+        for each in advice.published_results
+        if _is_about(page, f"{each.result} {each.conditions}")
+    ]
     series = [
         (
             f"`{each.targets[0]}`",
@@ -246,7 +256,7 @@ def _list_results(page: str) -> str:
             "draftwise" if each.ours else plain(each.source),
         )
         for each in read_seen_speedups()
-        if each.method == _method(page).name
+        if each.method == _method(page).name and _is_about(page, each.conditions)
     ]
     texts = []
     if series:
@@ -256,7 +266,7 @@ def _list_results(page: str) -> str:
         )
     if published:
         texts.append("Published results:\n\n" + table(("Result", "Conditions", "Source"), published))
-    return "\n".join(texts) or "Nobody has published figures that draftwise could check."
+    return "\n".join(texts) or "Nobody has published a speed-up that draftwise could check."
 
 
 def _show_memory(page: str) -> str:

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +21,46 @@ from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.schema import schema
 
+ROOT = Path(__file__).parents[1]
+GUIDES: Mapping[str, tuple[str, ...]] = {
+    "check": ("start/manifest", "how-to/check-in-ci", "reference/checking"),
+    "pick": ("how-to/choose", "reference/checking"),
+    "size": ("how-to/size", "reference/checking"),
+    "inspect": ("how-to/choose", "reference/checking"),
+    "upgrade": ("how-to/upgrade", "reference/checking"),
+    "explain": ("findings/index", "how-to/troubleshoot"),
+    "facts": ("how-to/add-a-release", "releases/index"),
+    "schema": ("reference/checking",),
+    "config": ("reference/exit-codes", "reference/environment"),
+    "fetch": ("start/gpu", "understanding/engine"),
+    "decide": (
+        "how-to/measure-two-servers",
+        "how-to/measure-one-server",
+        "how-to/measure-one-gpu",
+        "reference/measuring",
+    ),
+    "compare": ("how-to/upgrade", "reference/measuring"),
+    "report": ("how-to/read-a-report", "reference/run-directory"),
+    "replay": ("how-to/replay", "reference/replaying"),
+    "calibrate": ("how-to/forecast", "reference/forecasting"),
+    "forecast": ("how-to/forecast", "reference/forecasting"),
+    "schedule": ("how-to/forecast", "reference/forecasting"),
+    "deploy": ("how-to/deploy", "how-to/canary", "reference/deploying"),
+    "verify": ("how-to/canary", "reference/exit-codes"),
+    "rollback": ("how-to/canary", "reference/exit-codes"),
+    "bundle": ("how-to/air-gap", "reference/deploying"),
+    "watch": ("start/server", "how-to/watch", "reference/watching"),
+    "ui": ("how-to/read-a-report",),
+    "guard": ("how-to/guard", "reference/guarding"),
+    "mcp": ("reference/exit-codes",),
+    "skill": ("reference/exit-codes",),
+    "serve": ("how-to/serve", "reference/serving", "understanding/engine"),
+    "warm-up": ("understanding/engine",),
+    "train": ("how-to/train", "reference/training"),
+    "export": ("how-to/train", "reference/training"),
+}
+"""Pages about a verb, the shortest way first."""
+
 _ROOT = click.Context(main, info_name="draftwise", **main.context_settings)
 
 
@@ -28,8 +69,20 @@ def pages() -> Iterator[tuple[str, str]]:
     for name, row in VERBS.items():
         command = main.get_command(_ROOT, name)
         assert command is not None
-        parts = [f"# draftwise {name}\n\n{row.summary}\n", *_commands(command, name), _json(name), _python(name)]
+        parts = [
+            f"# draftwise {name}\n\n{row.summary}\n",
+            _guides(name),
+            *_commands(command, name),
+            _json(name),
+            _python(name),
+        ]
         yield f"reference/verbs/{name}.md", "\n".join(filter(None, parts))
+
+
+def _guides(name: str) -> str:
+    """Return links to pages about a verb, by their titles."""
+    titles = ((page, (ROOT / f"{page}.md").read_text(encoding="utf-8").split("\n", 1)[0]) for page in GUIDES[name])
+    return f"Guides: {', '.join(f'[{title[2:]}](../../{page}.md)' for page, title in titles)}.\n"
 
 
 def list_verbs() -> str:
@@ -152,7 +205,7 @@ def _python(name: str) -> str:
         (f"`{each.name}`", _typed(each.annotation), _shown(each.default), plain(texts.get(each.name, "")))
         for each in fields
     )
-    said = plain(inspect.getdoc(verb) or "").replace("\n", " ")
+    said = re.sub(r"(?<!\n)\n(?!\n)", " ", plain(inspect.getdoc(verb) or ""))
     result = verb.result
     call = fence(
         f"import draftwise\n\nresult = draftwise.{name}(...)  # {result.__name__}\nprint(result, result.to_dict())",
@@ -162,7 +215,8 @@ def _python(name: str) -> str:
 
 
 def _typed(annotation: object) -> str:
-    return f"`{str(annotation).replace(' | ', ' or ')}`"
+    named = re.sub(r"Annotated\[(.+?), \w+\([^()]*\)\]", r"\1", str(annotation))
+    return f"`{named.replace(' | ', ' or ')}`"
 
 
 def _shown(default: object) -> str:

@@ -91,11 +91,13 @@ def _page(before: Release | None, release: Release) -> str:
             f"To see what the move means for your setup:\n\n```sh\ndraftwise upgrade compose.yaml --from {before} "
             f"--to {release}\n```\n"
         )
-    texts += [
+    changes = [
         f"## {title}\n\n{''.join(f'- {row}{chr(10)}' for row in rows)}" for title, rows in sections.items() if rows
     ]
     if before:
-        texts += [_changes(topic, title, before, release) for topic, title in TOPICS.items()]
+        changes += filter(None, (_changes(topic, title, before, release) for topic, title in TOPICS.items()))
+        changes = changes or [f"For speculation, nothing that draftwise knows of differs from {before}.\n"]
+    texts += changes
     texts += [
         f"## {title}\n\n{''.join(f'- {row}{chr(10)}' for row in rows)}"
         for title, rows in (

@@ -61,7 +61,7 @@ def test_a_baseline_has_what_the_run_found(measured: Path, tmp_path: Path) -> No
     )
     assert (found.expected.workload, found.expected.condition) == (strictest.workload, strictest.condition)
     assert [each.partition(":")[0] for each in found.missing] == [
-        "What it answers to the probe, and how much that changes by itself",
+        "Its answers to the probe, and how much they vary by chance",
         "Values to expect by hour of the week",
     ]
 

@@ -101,7 +101,7 @@ def test_a_trickle_is_a_twentieth(tmp_path, proxy):
 
 def test_a_trickle_needs_weights_that_can_be_divided(tmp_path, proxy):
     proxy.servers["llm/spec"] |= {"initial": 1, "weight": 0}
-    with pytest.raises(BackendError, match="needs `weight 20`"):
+    with pytest.raises(BackendError, match="only if every server has `weight 20` or more"):
         do(tmp_path, Step.TRICKLE)
     assert not proxy.orders
 

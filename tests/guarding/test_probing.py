@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.support.watched import make_baseline
 
-from draftwise.backends.backend import Probed
+from draftwise.backends.backend import ServerProbe
 from draftwise.core import Baseline, InvalidSetup, ProbeAnswer
 from draftwise.guarding import service_reading
 from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable
@@ -20,7 +20,7 @@ KNOWN = replace(make_baseline(), probe=ANSWERS * 2, probe_null=0.05)
 
 def read(monkeypatch: pytest.MonkeyPatch, answers: tuple[ProbeAnswer, ...], baseline: Baseline = KNOWN):
     monkeypatch.setattr(service_reading, "take_answers", lambda probed: answers)
-    return read_probe(Probed(info=None, answers=(), growth=None, counts_drafts=True), baseline, at_s=5.0)  # type: ignore[arg-type]
+    return read_probe(ServerProbe(info=None, answers=(), growth=None, counts_drafts=True), baseline, at_s=5.0)  # type: ignore[arg-type]
 
 
 def test_the_same_answers_are_what_the_traffic_was_measured_at(monkeypatch):

@@ -35,11 +35,11 @@ def test_these_keep_nothing(config: dict[str, object]) -> None:
             {"method": "suffix", "suffix_decoding_max_cached_requests": 100},
             "suffix drafts from what it answered before",
         ),
-        ({"method": "custom_class", "model": "my.Proposer"}, "what custom_class keeps from one request to the next is"),
-        ({"method": "telepathy"}, "what 'telepathy' keeps from one request to the next is not known"),
-        ({}, "what a config without a method keeps from one request to the next is not known"),
-        ({"method": "ngram", "learn_online": True}, "what its option 'learn_online' does is not known"),
-        ({"method": "dspark", "enable_adaptive_verification": True}, "enable_adaptive_verification may go by what it"),
+        ({"method": "custom_class", "model": "my.Proposer"}, "it is unknown what custom_class keeps from one request"),
+        ({"method": "telepathy"}, "it is unknown what 'telepathy' keeps from one request to the next"),
+        ({}, "it is unknown what a config without a method keeps from one request to the next"),
+        ({"method": "ngram", "learn_online": True}, "the effect of its option 'learn_online' is unknown"),
+        ({"method": "dspark", "enable_adaptive_verification": True}, "enable_adaptive_verification may use what it"),
     ],
 )
 def test_these_could_remember(config: dict[str, object], reason: str) -> None:
@@ -47,12 +47,12 @@ def test_these_could_remember(config: dict[str, object], reason: str) -> None:
 
 
 def test_a_server_of_which_nothing_is_known_could() -> None:
-    assert find_memory(None) == "its speculative config is not known"
+    assert find_memory(None) == "its speculative config is unknown"
 
 
 def test_only_candidates_are_asked_about() -> None:
     arms = (Arm(name="plain", url="http://a"), Arm(name="new", url="http://b"))
-    assert find_remembering(arms) == {"new": "its speculative config is not known"}
+    assert find_remembering(arms) == {"new": "its speculative config is unknown"}
 
 
 def test_options_that_turn_a_memory_off_are_keys_of_vllm() -> None:

@@ -12,9 +12,10 @@ import pytest
 from tests.measure.test_failing_servers import Failing
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend
+from tests.support.hostile_server import Hostile
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
-from draftwise.backends import BrokenStream, Exchange, UrlBackend
+from draftwise.backends import UrlBackend
 from draftwise.backends.patience import Patience, read_retry_after
 from draftwise.core import BackendError, Condition, InvalidSetup, OpenLoop, Run, Verdict
 from draftwise.deciding.conclusions import conclude_run
@@ -22,45 +23,6 @@ from draftwise.measure.measurement import _Waits
 from draftwise.runs import RunDirectory
 
 LONG = (make_workload(num_prompts=40),)
-
-
-class Hostile(FakeBackend):
-    """A fake that spoils generation requests by their numbers.
-
-    Args:
-        busy: numbers of requests that get a 429.
-        empty: numbers of requests whose answer holds no token.
-        away: (first, seconds): from this request on the server is away for so long.
-        retry_after: the header of its refusals.
-    """
-
-    def __init__(self, name, script, *, busy=(), empty=(), away=None, retry_after="2"):
-        super().__init__(name, script)
-        self.busy, self.empty, self.away, self.retry_after = busy, empty, away, retry_after
-        self.count = 0
-        self.back_at = 0.0
-        self.refused_at: list[float] = []
-        self.asked_at: list[float] = []
-
-    async def stream(self, path, body, received=None):
-        if self.now() < self.back_at:
-            raise BrokenStream(f"{self.name}: the connection broke (ConnectionRefusedError).")
-        if not body:
-            return await super().stream(path, body, received)
-        self.count += 1
-        self.asked_at.append(self.now())
-        if self.away is not None and self.count >= self.away[0]:
-            self.back_at, self.away = self.now() + self.away[1], None
-            raise BrokenStream(f"{self.name}: the connection broke (closed by the server).")
-        status = 429 if self.count in self.busy else 200
-        if status == 200 and self.count not in self.empty:
-            return await super().stream(path, body, received)
-        text = b'{"error": {"message": "rate limit"}}' if status == 429 else b"data: [DONE]\n\n"
-        self.refused_at.append(self.now())
-        piece = (self.now(), text)
-        return Exchange(
-            status=status, sent=self.now(), received=(piece,), finished=self.now(), retry_after=self.retry_after
-        )
 
 
 def measure(path: Path, *, urls: bool = True, plan=None, budget_s: float = 120.0, **spoiled) -> tuple[Run, Recorder]:
@@ -265,7 +227,7 @@ def test_while_a_server_is_away_the_operator_reads_for_how_long_and_what_to_do(t
         virtual_time.run(session.run(), limit_s=10_000)
     waited = int(str(gone.value).split("within ")[1].split(" s")[0])
     assert 20 <= waited <= 50
-    assert any(f"waited for, for up to {waited} s; Ctrl-C keeps what is measured" in line for line in progress.told)
+    assert any(f"Waiting up to {waited} s for it. Ctrl-C keeps all measurements." in line for line in progress.told)
 
 
 def test_one_that_breaks_again_and_again_ends_the_run(tmp_path: Path) -> None:

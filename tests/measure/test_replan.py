@@ -56,6 +56,20 @@ def test_the_least_plan_leaves_out_loads_then_candidates_and_never_prompts() -> 
     assert tiny.workloads == plan.workloads
 
 
+@pytest.mark.parametrize("gains", [(1.0, 2.0, 1.5), (2.0, 1.0, 1.0), (1.2, 1.2, 1.2)])
+def test_workloads_leave_the_least_promising_first(gains: tuple[float, ...]) -> None:
+    prompts = tuple(Prompt(id=f"p{i}", text="x", max_tokens=40) for i in range(10))
+    names = [f"w{n}" for n in range(len(gains))]
+    plan = plan_of(workloads=tuple(replace(make_workload(name, 1), prompts=prompts) for name in names))
+    per_token_s = {("plain", name): SECOND for name in names}
+    per_token_s |= {("candidate 1", name): SECOND / gain for name, gain in zip(names, gains, strict=True)}
+    texts = {(*place, "c=1"): TextPace(first_s=0.0, per_token_s=each) for place, each in per_token_s.items()}
+    fitted, omissions = fit_plan(plan, replace(estimate_of(plan), texts=texts), 12.5)
+    *gone, kept = sorted(names, key=lambda name: (gains[names.index(name)], -names.index(name)))
+    assert [each.name for each in fitted.workloads] == [kept]
+    assert [each.what for each in omissions] == [f"workload {name}" for name in gone]
+
+
 def test_where_not_even_the_fewest_prompts_fit_this_is_said() -> None:
     plan = plan_of(num_prompts=30)
     fitted, (omission,) = fit_plan(plan, estimate_of(plan), 5.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.core import InvalidSetup, Prompt, Recorded, Severity
+from draftwise.core import InvalidSetup, Prompt, RecordedAnswer, Severity
 from draftwise.replaying.anchors import UNLIMITED
 from draftwise.replaying.transcripts import Grouping, Transcripts, read_transcripts
 
@@ -27,12 +27,12 @@ class Characters:
         return "".join(str(message["content"]) for message in messages)
 
 
-def read(*recorded: Recorded, text: str | None = "ab", **options: Any) -> Transcripts:
+def read(*recorded: RecordedAnswer, text: str | None = "ab", **options: Any) -> Transcripts:
     prompts = [Prompt(id=f"r{number}", text=text, max_tokens=9, recorded=each) for number, each in enumerate(recorded)]
     return read_transcripts(prompts, Characters(), **{"name": "log.jsonl", "default_temperature": 1.0} | options)
 
 
-KNOWN = Recorded(answer="xyz", temperature=0.5)
+KNOWN = RecordedAnswer(answer="xyz", temperature=0.5)
 
 
 def test_text_is_encoded_and_limits_are_kept() -> None:
@@ -59,7 +59,7 @@ def test_a_counted_end_token_is_added() -> None:
 @pytest.mark.parametrize(
     ("faulty", "code"),
     [
-        (Recorded(temperature=0.0), "no-answer"),
+        (RecordedAnswer(temperature=0.0), "no-answer"),
         (replace(KNOWN, num_tokens=9), "token-drift"),
         (replace(KNOWN, num_tokens=2), "token-drift"),
         (replace(KNOWN, num_prompt_tokens=2), "cut-prompt"),
@@ -68,7 +68,9 @@ def test_a_counted_end_token_is_added() -> None:
     ],
 )
 @pytest.mark.parametrize(("others", "severity"), [(1, Severity.ERROR), (9, Severity.WARNING), (30, Severity.INFO)])
-def test_uncertain_rows_are_left_out_and_counted(faulty: Recorded, code: str, others: int, severity: Severity) -> None:
+def test_uncertain_rows_are_left_out_and_counted(
+    faulty: RecordedAnswer, code: str, others: int, severity: Severity
+) -> None:
     found = read(faulty, *[KNOWN] * others)
     assert len(found.requests) == others
     assert found.skipped == {code: 1}
@@ -122,5 +124,5 @@ def test_text_without_a_tokenizer_is_refused_with_what_to_install() -> None:
 
 def test_a_log_of_nothing_else_is_refused_with_its_reasons() -> None:
     with pytest.raises(InvalidSetup, match="2 of 2 requests without an answer") as caught:
-        read(Recorded(), Recorded())
+        read(RecordedAnswer(), RecordedAnswer())
     assert caught.value.findings[0].code == "nothing-to-replay"

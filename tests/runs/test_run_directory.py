@@ -89,7 +89,7 @@ def test_resuming_on_another_version_of_a_server_is_refused(measured: Path) -> N
 def test_a_changed_workload_is_refused(measured: Path) -> None:
     path = measured / "workload-code.jsonl"
     path.write_text(path.read_text().replace("code 3", "code 4"))
-    with pytest.raises(InvalidSetup, match=f"{path} is not what was measured"):
+    with pytest.raises(InvalidSetup, match=f"{path} has changed since the run"):
         RunDirectory(measured).read()
 
 
@@ -140,7 +140,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | Non
             "requests.jsonl",
             4,
             lambda row: row.pop("timing"),
-            "requests.jsonl:5 is not what a run writes (lacks the key 'timing')",
+            "requests.jsonl:5 is not a row of a run (lacks the key 'timing')",
         ),
         (
             "requests.jsonl",
@@ -153,11 +153,11 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | Non
             "turns.jsonl",
             0,
             lambda row: row.update(wall_s=math.nan),
-            "turns.jsonl:1 is not what a run writes (wall_s: must be a finite number",
+            "turns.jsonl:1 is not a row of a run (wall_s: must be a finite number",
         ),
         ("turns.jsonl", 0, lambda row: row.update(condition="c=3"), "readings of the condition 'c=3'"),
-        ("manifest.json", None, lambda row: row.pop("context"), "manifest.json is not what a run writes"),
-        ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json is not what a run writes"),
+        ("manifest.json", None, lambda row: row.pop("context"), "manifest.json is not a row of a run"),
+        ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json is not a row of a run"),
         ("manifest.json", None, lambda row: row.update(conditions=[]), "it plans no conditions"),
         ("manifest.json", None, lambda row: row.update(repeats="3"), "(repeats: must be a whole number, not '3')"),
         ("manifest.json", None, lambda row: row["arms"][1].update(name="y"), "readings of the arm 'candidate 1'"),
@@ -173,14 +173,14 @@ def test_what_was_changed_by_hand_is_named(measured: Path, file: str, line: int 
 def test_a_line_that_is_no_json_is_named(measured: Path) -> None:
     with (measured / "requests.jsonl").open("ab") as file:
         file.write(b"\xff not JSON\n")
-    with pytest.raises(InvalidSetup, match=r"requests.jsonl:49 is not what a run writes .* Restore the file"):
+    with pytest.raises(InvalidSetup, match=r"requests.jsonl:49 is not a row of a run .* Restore the file"):
         RunDirectory(measured).read()
 
 
 def test_a_file_that_cannot_be_read_is_named(measured: Path) -> None:
     (measured / "turns.jsonl").unlink()
     (measured / "turns.jsonl").mkdir()
-    with pytest.raises(InvalidSetup, match=r"turns.jsonl is not what a run writes \(IsADirectoryError"):
+    with pytest.raises(InvalidSetup, match=r"turns.jsonl is not a row of a run \(IsADirectoryError"):
         RunDirectory(measured).read()
 
 

@@ -56,7 +56,8 @@ BANNED = {
     "has not": r"\b(?:has|have) not(?=[.,;:)]|$)",
     "take a": r"^Take (?:a|an|the|another)\b",
     "there is nothing": r"\bwhich there (?:is|are)\b",
-    "British": r"(?i)\b(?:behaviour|colour|favour|neighbour|honour|labour|licence|artefact|learnt|whilst|analyse|"
+    "British": r"(?i)\b(?:behaviour|colour|favour|neighbour|honour|labour|licence|artefact|learnt|whilst|"
+    r"analyse(?!s\b)|"
     r"(?:token|recogn|normal|optim|initial|summar|minim|maxim|synchron|organ|special|util|serial|general|real|quant)"
     r"is(?:e|er|ed|es|ing|ation)|(?:cancel|label|model|travel|level|channel|signal)l(?:ed|ing|er))\w*\b",
 }

@@ -70,7 +70,10 @@ class TestRelease:
         assert (jobs["test"]["needs"], jobs["publish"]["needs"]) == ("build", "test")
         builds = [name for name, job in jobs.items() for step in job["steps"] if "-m build" in step.get("run", "")]
         assert builds == ["build"]
-        assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+        matrix = jobs["test"]["strategy"]["matrix"]
+        assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
+        assert matrix["file"] == ["*.whl", "*.tar.gz"]
+        assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
 
     def test_only_publishing_has_rights_and_none_has_a_secret(self) -> None:
         assert self.WORKFLOW["permissions"] == {"contents": "read"}

@@ -56,6 +56,9 @@ def test_arms_that_drift_apart_are_seen() -> None:
     assert change is not None
     assert change.ratio == pytest.approx(1.4, rel=0.1)
     assert find_drift_apart(0.2 * drift_T + noise(1, 40), noise(2, 40), np.arange(40.0)) is None
+    slow_T = 0.35 * drift_T + noise(1, 40, 0.01)
+    assert find_drift_apart(slow_T, noise(2, 40, 0.01), np.arange(40.0), claimed=np.log(0.75)) is None
+    assert find_drift_apart(slow_T, noise(2, 40, 0.01), np.arange(40.0), claimed=np.log(0.92)), "all that is claimed"
     assert find_drift_apart(drift_T, noise(2, 40, 0.5), np.arange(40.0)) is None, "a slope that may be chance"
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.watched import make_baseline
 
 from draftwise.backends import ServerInfo
-from draftwise.backends.backend import Probed
+from draftwise.backends.backend import ServerProbe
 from draftwise.core import Answer, Counters, InvalidSetup, ProbeAnswer, SpecStats, Timing, Window
 from draftwise.watching.fingerprint import (
     AS_SERVED,
@@ -110,9 +110,9 @@ def answer(chunks: int, tokens: int = 64, *, acceptance: tuple[int, ...] = (), e
                   text="hello", counts_exact=exact)  # fmt: skip
 
 
-def probed(*answers: Answer, generated: int | None = None, accepted: int = 0) -> Probed:
+def probed(*answers: Answer, generated: int | None = None, accepted: int = 0) -> ServerProbe:
     growth = Counters(spec=SpecStats(num_accepted_tokens=accepted), generation_tokens=generated)
-    return Probed(info=ServerInfo(model="m"), answers=answers, growth=growth, counts_drafts=True)
+    return ServerProbe(info=ServerInfo(model="m"), answers=answers, growth=growth, counts_drafts=True)
 
 
 def test_a_chunk_is_a_step_where_the_counters_agree() -> None:

@@ -64,7 +64,7 @@ def record_run(service: str, revision: str = "r1") -> list[tuple[dict[str, str],
     return [({"__name__": f"draftwise:{name}", **labels}, value, False) for name, value in values.items()]
 
 
-class Recorded:
+class RecordedAnswer:
     """An API that answers instant queries as Prometheus does: selectors by name and label, `max by` and `count by`."""
 
     def __init__(self, series: Sequence[tuple[dict[str, str], float, bool]]) -> None:
@@ -92,7 +92,7 @@ def see(series: Sequence[tuple[dict[str, str], float, bool]], selection: Selecti
         assert {each.name for each in found} == set(await list_services(PrometheusApi(url), selection or Selection()))
         return list(found)
 
-    with serving_answers(Recorded(series)) as url:
+    with serving_answers(RecordedAnswer(series)) as url:
         return asyncio.run(run(url))
 
 
@@ -143,7 +143,7 @@ def test_old_and_new_revision_are_one_service_and_the_worse_one_is_named() -> No
 
 
 def test_a_service_whose_data_ended_is_not_healthy() -> None:
-    class Ended(Recorded):
+    class Ended(RecordedAnswer):
         """The servers of `gone` are scraped no more."""
 
         def __call__(self, path: str, headers: Mapping[str, str]) -> Answer:
@@ -175,7 +175,7 @@ def test_without_deploys_labels_the_model_names_a_service() -> None:
 
 
 def test_histograms_are_not_asked_for() -> None:
-    recorded = Recorded(record_service([SPEC], "chat"))
+    recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
     assert len(recorded.asked) == 4
@@ -187,7 +187,7 @@ def test_the_table_names_services_by_what_they_lose(monkeypatch: pytest.MonkeyPa
     idle = replace(SPEC, steps=0.1, finished=0.001, running=0.0)
     series = [*record_service([SPEC] * 2, "good"), *record_service([DEAD] * 2, "bad"), *record_run("bad")]
     series += record_service([idle] * 2, "idle")
-    with serving_answers(Recorded(series)) as url:
+    with serving_answers(RecordedAnswer(series)) as url:
         shown = CliRunner().invoke(watch, ["--prometheus", url, "--once"], env={"COLUMNS": "200"})
         as_json = CliRunner().invoke(watch, ["--prometheus", url, "--once", "--json"])
     assert shown.exit_code == as_json.exit_code == 1, shown.output

@@ -2,14 +2,19 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.support import virtual_time
 from tests.support.simulated_service import Server, change, scrape
+from tests.support.simulated_watch import watch
 
 from draftwise.backends.exposition import parse_engines
 from draftwise.core import BackendError, Window
+from draftwise.guarding.service_reading import read_sample
+from draftwise.watching.diagnose import diagnose
+from draftwise.watching.diagnose.outliers import find_outliers
 from draftwise.watching.watcher import Look, Snapshot, Watcher, read_page
 
 GOOD = change(Server(), rate=8.0)
@@ -172,6 +177,42 @@ def test_replicas_in_turns_are_told_apart_where_no_start_is_told() -> None:
     assert snapshot.recent == ()
 
 
-def test_growth_that_no_engine_makes_is_no_reading() -> None:
-    small, large = (edit_lines(f'vllm:generation_tokens_total{{engine="0"}} {n}\n', str) for n in (10**6, 10**9))
-    assert play([small, large]).recent == ()
+def start_at(page: str, start_s: float) -> str:
+    begins = "process_start_time_seconds"
+    return edit_lines(page, lambda line: f"{begins} {start_s}\n" if line.startswith(begins) else line)
+
+
+def test_a_clock_that_is_set_makes_no_new_process() -> None:
+    pages = scrapes(7)
+    snapshot = play([start_at(page, 1_789_000_000.0 + 20 * (i > 9)) for i, page in enumerate(pages)])
+    assert snapshot.findings == ()
+    assert snapshot.recent[0].counters == play(pages).recent[0].counters
+
+
+def test_a_start_that_comes_back_is_of_another_process() -> None:
+    shown = [start_at(page, 1_789_000_000.0 + 20 * (5 < i < 9)) for i, page in enumerate(scrapes(7))]
+    assert [each.code for each in play(shown).findings] == ["several-behind-url"]
+
+
+def test_a_canary_of_few_requests_makes_no_outlier_of_the_others() -> None:
+    canary = change(GOOD, rate=0.06)
+    for seed in range(12):
+        large = [watch(GOOD, pool="spec", instance=f"s{i}", seed=90 * seed + i, seconds=45.0) for i in (1, 2)]
+        small = watch(canary, pool="spec", instance="c", seed=90 * seed + 3, seconds=45.0)
+        assert find_outliers([*large, small]) == ()
+    ill = watch(change(GOOD, rate=0.06, gate=1.0), pool="spec", instance="c", seed=3, seconds=300.0)
+    assert find_outliers([*large, ill]) == (ill,)
+
+
+@pytest.mark.parametrize("counts_drafts", [False, None])
+def test_pools_that_are_swapped_are_named_where_absence_tells_nothing_too(counts_drafts: bool | None) -> None:
+    drafting = watch(GOOD, pool="plain", instance="p", seed=1, seconds=300.0)
+    without = watch(change(GOOD, speculates=0.0), pool="spec", instance="s", seed=2, seconds=300.0)
+    found = diagnose({"spec": [replace(without, counts_drafts=counts_drafts)]}, None, [drafting])
+    assert found[0].code == "pools-swapped"
+
+
+def test_a_server_that_does_not_speculate_is_never_below_break_even() -> None:
+    window = watch(change(GOOD, speculates=0.0), pool="spec", instance="s", seed=2, seconds=300.0)
+    assert read_sample(window) is None
+    assert read_sample(replace(window, counts_drafts=True)) is not None

@@ -48,7 +48,7 @@ def test_a_prefix_stays_and_headers_are_sent() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((404, "no"), "answers 404: a gateway has no metrics of its own there. Give the address of each server"),
+        ((404, "no"), "answers 404: a gateway has no metrics of its own there. Pass the address of each server"),
         ((401, "no"), "answers 401: it requires a key or a header"),
         ((500, "no"), "answers 500."),
         ((200, "<html>hello</html>"), "shows no counters of a known server"),

@@ -72,10 +72,8 @@ def watch(
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
-        if query.startswith("resets("):
-            result = [each for each in turns if "resets(process_start" in query]
-        else:
-            result = list(starts) if query.startswith("process_start") else series
+        vectors = turns if "resets(" in query else starts
+        result = list(vectors) if "process_start" in query else series
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
     with serving_answers(answer) as url:
@@ -206,4 +204,4 @@ def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:
     with serving_answers(answer) as url:
         snapshot = asyncio.run(run(url))
     assert 'service="chat"' in asked[0]
-    assert "--namespace names one: prod, staging" in snapshot.findings[0].message
+    assert "recorded several services. Choose one with --namespace: prod, staging." in snapshot.findings[0].message

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.core import Prompt, Recorded
+from draftwise.core import Prompt, RecordedAnswer
 from draftwise.workloads import load_workloads
 from draftwise.workloads.prompt_draw import draw, locate, spread_places
 
@@ -36,7 +36,7 @@ def prompts(*sources: tuple[str | None, str | None, str | None]) -> tuple[Prompt
             id=str(number),
             text=f"t{number}",
             max_tokens=8,
-            recorded=Recorded(route=route, tenant=tenant, conversation=conversation),
+            recorded=RecordedAnswer(route=route, tenant=tenant, conversation=conversation),
         )
         for number, (route, tenant, conversation) in enumerate(sources)
     )

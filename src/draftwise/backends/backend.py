@@ -120,7 +120,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ServerProbe:
     """One server."""
 
     info: ServerInfo
@@ -141,7 +141,7 @@ class Probed:
 class ProbedPair:
     """A server, and the plain one that it is held against."""
 
-    server: Probed
-    plain: Probed | None = None
+    server: ServerProbe
+    plain: ServerProbe | None = None
     divergences: tuple[Divergence, ...] = ()
     """What both say of each position at which their answers part."""

@@ -59,7 +59,7 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
     if server is None:
         return ()
     found = _gather(text, apart=True)
-    shared = found.pop("") if len(found) > 1 and "" in found else _Gathered()  # vLLM's adapters name no engine
+    shared = found.pop("") if len(found) > 1 and "" in found else _EngineSamples()  # vLLM's adapters name no engine
     for each in found.values():
         each.adapters |= shared.adapters
     return tuple(each.to_reading(engine, server) for engine, each in sorted(found.items()))
@@ -78,7 +78,7 @@ def parse_gauges(text: str) -> ServerLoad:
 
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
     """Return what `parse_gauges` and `parse_counters` return, in one pass."""
-    gathered = _gather(text, apart=False).get("", _Gathered())
+    gathered = _gather(text, apart=False).get("", _EngineSamples())
     totals = gathered.totals
     return _to_load(totals), gathered.to_counters(totals)
 
@@ -114,7 +114,7 @@ def parse_cache_tokens(text: str) -> int | None:
     return total or None
 
 
-class _Gathered:
+class _EngineSamples:
     """The samples of one engine, or of all: totals by reading and rank, and what labels tell."""
 
     def __init__(self) -> None:
@@ -236,14 +236,14 @@ def _to_load(totals: Mapping[str, float]) -> ServerLoad:
     )
 
 
-def _gather(text: str, *, apart: bool) -> dict[str, _Gathered]:
+def _gather(text: str, *, apart: bool) -> dict[str, _EngineSamples]:
     """Return what each engine's samples say, by its label; of all engines together under the empty label."""
-    found: dict[str, _Gathered] = {}
+    found: dict[str, _EngineSamples] = {}
     for sample, reading, rank, labels, value in _samples(text):
         engine = _find_engine_label(labels) if apart else ""
         gathered = found.get(engine)
         if gathered is None:
-            gathered = found[engine] = _Gathered()
+            gathered = found[engine] = _EngineSamples()
         gathered.is_renamed |= is_renamed(sample)
         gathered.add(reading, rank, labels, value)
     return found

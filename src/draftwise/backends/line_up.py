@@ -182,8 +182,8 @@ class OneAtATime:
 def no_proof(name: str, command: str, seconds: float, seen: str) -> BackendError:
     """Return the error of a switch that nothing shows to have taken place."""
     return BackendError(
-        f"{name}: `{command}` ended well, and after {seconds:.0f} s nothing shows that the server was replaced by it: "
-        f"{seen}. Which one is up is not known; what was measured is kept."
+        f"{name}: `{command}` succeeded, but after {seconds:.0f} s nothing shows that it replaced the server: "
+        f"{seen}. It is unknown which server is up. All measurements are kept."
     )
 
 
@@ -251,7 +251,7 @@ class SwitchCommand:
         if child.returncode:
             tail = output.decode(errors="replace").strip()[-_TAIL:]
             text = f"--switch: {shlex.join(words)!r} ended with status {child.returncode}: {tail}"
-            raise BackendError(f"{text}\n{state} What was measured is kept.")
+            raise BackendError(f"{text}\n{state} All measurements are kept.")
 
     async def _wait(self, backend: UrlBackend, known: tuple[float | None, int | None] | None) -> None:
         clock = asyncio.get_running_loop().time

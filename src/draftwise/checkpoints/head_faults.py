@@ -31,7 +31,7 @@ def find_depth_fault(layers: object, *, where: str) -> Finding | None:
     """Return what is wrong with the number of layers that a head's config.json states."""
     if type(layers) is not int or layers > 0:
         return None
-    message = f"The head's num_hidden_layers is {layers}, so that its weights have no layer to go to."
+    message = f"The head's num_hidden_layers is {layers}, so its weights have no layer to go to."
     return Finding.error("head-without-layers", message, where=where, fix="Write how many layers it has, usually 1.")
 
 
@@ -92,7 +92,7 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
 
 def mask_missing(key: str, *, where: str) -> Finding:
     """Return what to say of a head that drafts in parallel and names no mask token."""
-    message = f"The head drafts in parallel, and its config.json has no {key} to stand for what is not known yet."
+    message = f"The head drafts in parallel, but its config.json has no {key} for the unknown tokens."
     return Finding.error(
         "mask-token-missing", message, where=where, fix=f"Add {key}: the token that it was trained with."
     )

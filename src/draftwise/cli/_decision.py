@@ -23,7 +23,7 @@ from draftwise.reporting.conditions import (
 from draftwise.reporting.predictions import describe_forecasts, hold_forecasts
 from draftwise.reporting.promql import ALERTS
 from draftwise.reporting.sentences import describe_decision
-from draftwise.reporting.tables import Repeated, group_findings, sort_comparisons
+from draftwise.reporting.tables import FindingGroup, group_findings, sort_comparisons
 from draftwise.reporting.units import format_change, format_number
 
 _COLORS = {
@@ -185,7 +185,7 @@ def _findings(decision: Decision) -> list[tuple[Finding, str]]:
     return [(each, str(each)) for each in decision.findings] + [(each.finding, _told(each)) for each in of_cells]
 
 
-def _told(repeated: Repeated) -> str:
+def _told(repeated: FindingGroup) -> str:
     """Return a finding with its first place in full, and where else it applies."""
     (where, _), *others = repeated.places
     more = f" The same at {', '.join(where for where, _ in others[:_MOST_PLACES])}" if others else ""

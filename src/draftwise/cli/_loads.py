@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from draftwise.cli._options import Parsed, add_options
+from draftwise.cli._options import ParsedOption, add_options
 from draftwise.core import Arrivals
 from draftwise.verbs.loads import read_numbers, read_phases
 
-WHOLE_NUMBERS = Parsed(partial(read_numbers, least=1, whole=True), "numbers")
-_RATES = Parsed(partial(read_numbers, least=0, open_end=True), "numbers")
-_TEMPERATURES = Parsed(partial(read_numbers, least=0), "numbers")
-_PHASES = Parsed(read_phases, "phases")
+WHOLE_NUMBERS = ParsedOption(partial(read_numbers, least=1, whole=True), "numbers")
+_RATES = ParsedOption(partial(read_numbers, least=0, open_end=True), "numbers")
+_TEMPERATURES = ParsedOption(partial(read_numbers, least=0), "numbers")
+_PHASES = ParsedOption(read_phases, "phases")
 
 
 class Finite(click.FloatRange):

@@ -67,7 +67,7 @@ class PanelCommand(click.Command):
                     formatter.write_dl(shown)
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class ParsedOption(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """Text that a function of the verbs reads; what the function refuses is an error of the option."""
 
     def __init__(self, read: Callable[[str], Any], name: str) -> None:

@@ -174,7 +174,7 @@ class ConsoleProgress(Silent):
             if quiet >= _QUIET_S:
                 self._heard += quiet
                 self._console.print(
-                    f"nothing has been measured for {quiet:.0f} s: {self._doing}; Ctrl-C keeps what is measured",
+                    f"no answer has been measured for {quiet:.0f} s: {self._doing}. Ctrl-C keeps all measurements",
                     soft_wrap=True,
                 )
 
@@ -193,7 +193,7 @@ def refuse_others(ctx: click.Context, stay: Container[str]) -> None:
     if others := sorted(
         each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
     ):
-        raise click.UsageError(f"--resume goes on with the run as it was planned; leave out {', '.join(others)}.")
+        raise click.UsageError(f"--resume continues the run as planned. Leave out {', '.join(others)}.")
 
 
 def _is_given(ctx: click.Context, param: click.Parameter) -> bool:

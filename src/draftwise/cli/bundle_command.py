@@ -72,7 +72,7 @@ def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
     show(run_bundle.run(request), render, as_json=as_json)
 
 
-@bundle.command(name=_VERIFY, short_help="Prove that a bundle is what was written, and whole.")
+@bundle.command(name=_VERIFY, short_help="Check that a bundle is complete and unchanged.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @json_option
 def verify(folder: Path, as_json: bool) -> None:

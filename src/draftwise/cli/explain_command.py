@@ -70,7 +70,10 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
             _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
     if example := explanation.example:
-        _print(console, f"example: draftwise check --vllm {example.vllm} {example.command}")
+        for name, text in example.files.items():
+            _print(console, f"example, {name}:\n{text.rstrip()}")
+        release = f"--vllm {example.vllm} " if example.vllm else ""
+        _print(console, f"example: draftwise check {release}{example.command}")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:

@@ -18,14 +18,14 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import Parsed
+from draftwise.cli._options import ParsedOption
 from draftwise.cli._results import json_option, show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
 from draftwise.verbs.forecast import ForecastRequest, ForecastResult
 from draftwise.verbs.forecast import forecast as run_forecast
 from draftwise.verbs.loads import read_range
 
-_LOADS = Parsed(read_range, "loads")
+_LOADS = ParsedOption(read_range, "loads")
 _OWN_K = re.compile(r" k=\d+$")
 """The largest k, by which servers are named that have no other name."""
 _MOST_SHOWN = 8

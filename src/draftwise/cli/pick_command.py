@@ -15,15 +15,14 @@ from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
+from draftwise.verbs.offered_names import list_gpus, list_traffic_kinds
 from draftwise.verbs.pick import (
     STRUCTURED_OUTPUT,
     MethodRanking,
     PickRequest,
     PickResult,
     RankedMethod,
-    list_gpus,
     list_models,
-    list_traffic_kinds,
 )
 from draftwise.verbs.pick import pick as run_pick
 
@@ -199,7 +198,10 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
 def _basis(advice: MethodRanking) -> str:
     """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
-        return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
+        return (
+            "There is no speed-up estimate, because the target's shape or the GPU's speed is unknown. The guides' "
+            "order stands."
+        )
     return (
         "Speed-up of decoding = tokens per step / break-even, unless readings of the pair stand for it or limit it. "
         "Tokens per step are published or prior, not yours; break-even is computed from the GPU's data sheet and "

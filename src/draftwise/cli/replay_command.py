@@ -17,7 +17,7 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, open_console, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import Parsed
+from draftwise.cli._options import ParsedOption
 from draftwise.core import Acceptance
 from draftwise.core.progress import Silent
 from draftwise.verbs.replay import DEVICES, DTYPES, PAGE, PROFILE, Grouping, ReplayRequest, ReplayResult, read_ks
@@ -37,7 +37,7 @@ _SHOWN_KS = (1, 3, 5, 7)
 @click.option(
     "--k",
     "ks",
-    type=Parsed(read_ks, "numbers"),
+    type=ParsedOption(read_ks, "numbers"),
     default=(),
     metavar="K,K,...",
     help="Draft lengths to report  [default: all]",

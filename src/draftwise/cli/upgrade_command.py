@@ -25,7 +25,7 @@ from draftwise.verbs.upgrade import (
 from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 
-@setup_command(short_help="Say what breaks, changes and becomes possible between two vLLM releases.")
+@setup_command(short_help="Show what breaks, changes and becomes possible between two vLLM releases.")
 @click.option("--from", "before", required=True, metavar="VERSION", help="Release that runs now.")
 @click.option("--to", "after", required=True, metavar="VERSION",
               help="Release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
@@ -60,7 +60,7 @@ def _show(console: Console, upgrade: UpgradedSetup) -> None:
     if upgrade.starts_on_neither:
         console.print(Text("The setup starts on neither of the two.", "bold red"))
     _section(console, "Not judged", "bold yellow", upgrade.unknown)
-    breaks = "nothing of what could be checked" if upgrade.unknown else "nothing more" if upgrade.still else "nothing"
+    breaks = "nothing that draftwise could check" if upgrade.unknown else "nothing more" if upgrade.still else "nothing"
     _section(console, "Breaks", "bold red", upgrade.breaks, empty=breaks)
     _section(console, "Fails on both", "bold red", upgrade.still)
     _section(console, "Known defects that appear", "bold yellow", upgrade.appearing)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
-    from draftwise.core.workload import Origin, Prompt, Recorded, Workload
+    from draftwise.core.workload import Origin, Prompt, RecordedAnswer, Workload
 
 __all__ = [
     "NO_PROBE",
@@ -134,7 +134,7 @@ __all__ = [
     "Reason",
     "ReasonCode",
     "Recommendation",
-    "Recorded",
+    "RecordedAnswer",
     "Relation",
     "Replay",
     "ReplayedLog",
@@ -198,6 +198,6 @@ _MODULES = {
     "stats": "SpecStats",
     "timing": "Timing",
     "window": "Sums Window",
-    "workload": "Origin Prompt Recorded Workload",
+    "workload": "Origin Prompt RecordedAnswer Workload",
 }
 __getattr__ = import_on_use(__name__, _MODULES)

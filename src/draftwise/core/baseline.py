@@ -15,7 +15,7 @@ from draftwise.core.load import Condition
 from draftwise.core.rollback import Rollback
 from draftwise.core.window import Window
 
-NO_PROBE = "What it answers to the probe, and how much that changes by itself: it was not asked."
+NO_PROBE = "Its answers to the probe, and how much they vary by chance: nobody asked it."
 """Entry of `Baseline.missing` if there is no probe."""
 
 _FORMAT = Format(

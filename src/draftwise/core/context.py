@@ -13,7 +13,7 @@ _KNOWN = json_form(omit_empty=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
+class _OpenValue:
     """A value that is a JSON object on disk; what has no field of its own is kept in `others`."""
 
     JSON_OTHERS: ClassVar[str] = "others"
@@ -21,7 +21,7 @@ class _Described:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware(_Described):
+class Hardware(_OpenValue):
     """The machine that serves."""
 
     told: str | None = field(default=None, metadata=json_form(key="as told", omit_empty=True))
@@ -35,7 +35,7 @@ class Hardware(_Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software(_Described):
+class Software(_OpenValue):
     """Versions of what measures and, for the embedded engine, of what computes."""
 
     os: str | None = field(default=None, metadata=_KNOWN)
@@ -45,7 +45,7 @@ class Software(_Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetModel(_Described):
+class TargetModel(_OpenValue):
     """The model that is measured."""
 
     name: str | None = field(default=None, metadata=_KNOWN)

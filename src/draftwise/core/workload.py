@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedAnswer:
     """What a recording says of one request and its answer; None and empty where it does not say."""
 
     answer: str | None = None
@@ -66,7 +66,7 @@ class Prompt:
     """When it arrived in a recording, in seconds from the recording's begin."""
     ignore_eos: bool = False
     """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
-    recorded: Recorded = field(default=Recorded(), compare=False)
+    recorded: RecordedAnswer = field(default=RecordedAnswer(), compare=False)
     """What became of it when it was recorded; never sent, and no part of the prompt's identity."""
     origin: Origin | None = field(default=None, compare=False)
     """None where it is not known: in runs from before prompts were drawn."""
@@ -115,7 +115,7 @@ class Workload:
 
     def without_answers(self) -> Workload:
         """Return the workload as it is sent: without what was answered when it was recorded."""
-        return replace(self, prompts=tuple(replace(prompt, recorded=Recorded()) for prompt in self.prompts))
+        return replace(self, prompts=tuple(replace(prompt, recorded=RecordedAnswer()) for prompt in self.prompts))
 
     def first(self, count: int | None) -> Workload:
         """Return the workload cut to its first `count` prompts (None: all of them)."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import yaml
@@ -446,9 +446,46 @@ def _propose(source: SourceText, spec: SpecConfig | None, place: Place | None) -
                 yield from _find_alias_changes(source.text, words)
                 yield from _find_scalar_changes(source.text, words)
                 yield from _find_first_lists(source.text, words, place)
+                yield from _find_key_changes(source.text, spec)
             except yaml.YAMLError:
                 pass  # what reads the file is less strict: it is changed as text
+        else:
+            yield from _find_array_changes(source.text, words)
         yield from _find_command_changes(source.text, words)
+
+
+_ARRAY = re.compile(r'\[(?:"(?:[^"\\]|\\.)*"|[\s,\\])*\]')
+
+
+def _find_array_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
+    """Yield changes of a Dockerfile's words in brackets, the last ones first."""
+    for match in reversed(list(_ARRAY.finditer(text))):
+        array = match[0].replace("\\\n", "  ")
+        node = yaml.compose(array, Loader=_Loader)
+        for each in _find_lists(node, "", _start_lines(array)):
+            yield tuple(
+                replace(splice, start=match.start() + splice.start, end=match.start() + splice.end)
+                for splice in _change_flow(each, words)
+            )
+
+
+def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
+    """Yield changes of the key that holds the config, in engine arguments that are keys: of Ray, of vLLM's --config."""
+    starts, config = _start_lines(text), None if spec is None else json.dumps(spec.to_dict())
+    nodes = [each for each in _walk(yaml.compose_all(text, Loader=_Loader)) if isinstance(each, yaml.MappingNode)]
+    for node in (each for each in nodes if each.value):
+        found = [(key, value) for key, value in node.value if str(key.value).replace("-", "_") == "speculative_config"]
+        for key, value in found:
+            begin, end = _at(starts, value.start_mark), _at(starts, value.end_mark)
+            if config is not None:
+                yield from ((_Splice(begin, end, shown),) for shown in (config, f"'{config}'"))
+            elif not node.flow_style:
+                line, last = _find_line(starts, _at(starts, key.start_mark)), _find_line(starts, end - 1)
+                yield (_Splice(starts[line], starts[last + 1], ""),)
+        if config is not None and not found:
+            # Older releases take only text in a file of --config, and Ray takes only a mapping.
+            for added in (f"speculative-config: '{config}'", f"speculative_config: {config}"):
+                yield _insert_key(text, starts, node, added)
 
 
 def _find_alias_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
@@ -490,6 +527,8 @@ _FIRST_KEYS: Mapping[str, Sequence[tuple[tuple[str, ...], str]]] = {
     "services": (((), "command"),),
 }
 """Places of a server's first arguments, by the form of the text: path of a mapping and key in it."""
+_AROUND_VALUES = ((), ("spec", "values"), ("spec", "source", "helm", "valuesObject"))
+"""Paths of a chart's values: in a file of their own, in Flux's HelmRelease, in Argo CD's Application."""
 
 
 def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> Iterator[_Change]:
@@ -498,8 +537,8 @@ def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> I
         return
     starts = _start_lines(text)
     for document in yaml.compose_all(text, Loader=_Loader):
-        for inside, key in _FIRST_KEYS.get(place.form, ()):
-            node = _follow_nodes(document, (*place.path, *inside))
+        for above, (inside, key) in product(_AROUND_VALUES, _FIRST_KEYS.get(place.form, ())):
+            node = _follow_nodes(document, (*above, *place.path, *inside))
             if node is None and inside == ("vllmConfig",) and "kind" in place.value:
                 node = _follow_nodes(document, ("spec", *inside))
             if isinstance(node, yaml.MappingNode) and node.value and key not in {each.value for each, _ in node.value}:

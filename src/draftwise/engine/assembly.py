@@ -81,7 +81,10 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
             "engine-out-of-memory",
             f"The model does not fit into memory: {str(error).splitlines()[0] if str(error) else 'no memory is left'}",
             where=config.model,
-            fix="Run `draftwise size` for what it takes, and choose a smaller model, context or number of sequences.",
+            fix=(
+                "Run `draftwise size` to see the memory it needs, and choose a smaller model, context or number of "
+                "sequences."
+            ),
         ) from None
 
 

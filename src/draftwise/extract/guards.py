@@ -47,7 +47,7 @@ class RaiseGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ConfigCall:
     """A config that is made: its class, its arguments (`**` for a whole mapping of them), and when it is."""
 
     name: str
@@ -68,7 +68,7 @@ class CheckWalk:
     """Classes whose making is noted."""
     subject: str = "self"
     guards: list[RaiseGuard] = field(default_factory=list)
-    made: list[Made] = field(default_factory=list)
+    made: list[ConfigCall] = field(default_factory=list)
     names: Names = field(default_factory=dict)
     settled: Names = field(default_factory=dict)
     """What was assigned inside a config before the config was given away."""
@@ -440,7 +440,7 @@ class CheckWalk:
     def _make(self, name: str, node: ast.Call) -> ast.expr:
         arguments = {each.arg or "**": self._follow(each.value) for each in node.keywords}
         if not node.args and ("**" not in arguments or len(arguments) == 1):
-            self.made.append(Made(name, arguments, _join(ast.And(), list(self.path))))
+            self.made.append(ConfigCall(name, arguments, _join(ast.And(), list(self.path))))
         return ast.Name(name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, sqrt
 
-from draftwise.backends.backend import Probed
+from draftwise.backends.backend import ServerProbe
 from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
 from draftwise.core.action import Step
 from draftwise.watching.fingerprint import compare_probe, take_answers
@@ -223,7 +223,7 @@ def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
     return baseline
 
 
-def read_probe(probed: Probed, baseline: Baseline, *, at_s: float) -> ProbeReading | None:
+def read_probe(probed: ServerProbe, baseline: Baseline, *, at_s: float) -> ProbeReading | None:
     """Return what a probe says of a replica; None where its steps cannot be counted, or too few prompts be compared.
 
     The probe's prompts are not the service's. What carries over is the change: by the factor that the probe's tokens

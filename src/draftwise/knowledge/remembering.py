@@ -25,26 +25,26 @@ def find_memory(spec: SpecConfig | None) -> str | None:
     What is not known could: a method, an option, a config that nobody has told (None).
     """
     if spec is None:
-        return "its speculative config is not known"
+        return "its speculative config is unknown"
     return next(_list_reasons(spec), None)
 
 
 def _list_reasons(spec: SpecConfig) -> Iterator[str]:
     methods = _find_methods(spec)
     if not methods:
-        yield f"what {_quote(spec.method)} keeps from one request to the next is not known"
+        yield f"it is unknown what {_quote(spec.method)} keeps from one request to the next"
     for method in methods:
         if method.remembers == "unknown":
-            yield f"what {method.name} keeps from one request to the next is not known"
+            yield f"it is unknown what {method.name} keeps from one request to the next"
         elif method.remembers == "answers" and not _is_off(method, spec):
             off = ", ".join(f"{key} {value}" for key, value in method.forgets_with.items())
             yield f"{method.name} drafts from what it answered before" + (f"; {off} turns that off" if off else "")
     keys = read_spec_keys()
     for name, value in spec.options.items():
         if name not in keys:
-            yield f"what its option {_quote(name)} does is not known"
+            yield f"the effect of its option {_quote(name)} is unknown"
         elif keys[name].remembers != "nothing" and value:
-            yield f"{name} may go by what it saw in earlier requests"
+            yield f"{name} may use what it saw in earlier requests"
 
 
 def _find_methods(spec: SpecConfig) -> tuple[Method, ...]:

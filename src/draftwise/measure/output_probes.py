@@ -16,8 +16,8 @@ from draftwise.runs.turn_order import Turn
 
 _PROBES = 8
 _PROBE_TOKENS = 24
-_NULL = 16
-"""Prompts that plain decoding answers again in batches of another shape."""
+_NULL, _NULL_OF = 16, 5
+"""Prompts that plain decoding answers again in batches of another shape: at least so many, of many one in so many."""
 _NULL_TOKENS = 96
 _WIDEST = 16
 _DEFAULT_K = 5
@@ -102,7 +102,7 @@ async def find_null(
     first: dict[tuple[str, str], Answer] = {}
     for answer in answers:
         first.setdefault((answer.workload, answer.prompt_id), answer)
-    wanted = [(unit, each) for unit, each in first.items() if unit in prompts][:_NULL]
+    wanted = [(unit, each) for unit, each in first.items() if unit in prompts][: max(_NULL, len(first) // _NULL_OF)]
     lengths = [arm.spec.num_speculative_tokens or _DEFAULT_K for arm in plan.arms if arm.spec is not None]
     width = min(_WIDEST, 1 + max(lengths, default=_DEFAULT_K))
     await client.backend.wake()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from draftwise.backends import UrlBackend
-from draftwise.backends.backend import Probed, ProbedPair
+from draftwise.backends.backend import ProbedPair, ServerProbe
 from draftwise.core import Answer, BackendError, Divergence, Workload
 from draftwise.deciding.comparison.cell import OutputDifference, find_difference
 from draftwise.measure.divergences import ask, conclude
@@ -61,10 +61,10 @@ async def _open(backend: UrlBackend, workloads: Sequence[Workload], salt: str) -
         await backend.stop()
 
 
-async def _ask_all(backend: UrlBackend, client: Client, workloads: Sequence[Workload]) -> Probed:
+async def _ask_all(backend: UrlBackend, client: Client, workloads: Sequence[Workload]) -> ServerProbe:
     before = await backend.counters()
     answers = [answer for workload in workloads for answer in await _ask(backend, client, workload)]
-    return Probed(
+    return ServerProbe(
         info=await backend.describe(),
         answers=tuple(answers),
         growth=await backend.counters() - before,
@@ -81,7 +81,7 @@ async def _ask(backend: UrlBackend, client: Client, workload: Workload) -> list[
     return answers
 
 
-def _find_differences(plain: Probed, server: Probed) -> Iterator[OutputDifference]:
+def _find_differences(plain: ServerProbe, server: ServerProbe) -> Iterator[OutputDifference]:
     for theirs, ours in zip(plain.answers, server.answers, strict=True):
         difference = find_difference((ours.workload, ours.prompt_id), theirs, ours)
         if difference is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -181,9 +181,9 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
 
     Prompts are drawn as long as there is time: nothing of them is left out beforehand. Where not even the fewest that
     decide anything fit for everything, loads go, those in the middle before the ends (between which a crossover can
-    still be searched), then the candidates that were slowest in the look at their paces, then the last workloads: one
-    that is decided is worth more than several that are not. If even the rest does not fit it is returned: the time
-    ends it. Where one server is up at a time, each repetition asks the same prompts
+    still be searched), then the candidates that were slowest in the look at their paces, then the workloads where they
+    promised least: one that is decided is worth more than several that are not. If even the rest does not fit it is
+    returned: the time ends it. Where one server is up at a time, each repetition asks the same prompts
     (`_fit_stretches`).
     """
     if plan.one_at_a_time:
@@ -202,9 +202,10 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         found.append(Omission(what=f"candidate {name}", reason=why, candidate=name, is_final=True))
         fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
     while _expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:
-        *kept, last = fitted.workloads
-        found.append(Omission(what=f"workload {last.name}", reason=reason, is_final=True))
-        fitted = replace(fitted, workloads=tuple(kept))
+        name = _find_least_promising(fitted, estimate)
+        why = f"{reason}; candidates promised least there in a look at their paces, which is no claim"
+        found.append(Omission(what=f"workload {name}", reason=why, is_final=True))
+        fitted = replace(fitted, workloads=tuple(each for each in fitted.workloads if each.name != name))
     if (least_s := _expect_least(fitted, estimate)) > seconds:
         reason = (
             f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, but only {seconds / 60:.1f} min "
@@ -308,6 +309,17 @@ def _find_slowest(plan: RunPlan, estimate: TimeEstimate) -> str:
     for turn in plan_turns(few, few.conditions, 1):
         seconds[turn.arm] += estimate.expect(turn)
     return max(reversed(plan.arms[1:]), key=lambda arm: seconds[arm.name]).name
+
+
+def _find_least_promising(plan: RunPlan, estimate: TimeEstimate) -> str:
+    """Return the workload on which the best candidate is expected to gain least; of equal ones the last."""
+    few = replace(plan, workloads=tuple(each.first(FEWEST_PROMPTS) for each in plan.workloads))
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for turn in plan_turns(few, few.conditions, 1):
+        seconds[turn.workload, turn.arm] += estimate.expect(turn)
+    plain, *others = (arm.name for arm in plan.arms)
+    names = [each.name for each in reversed(plan.workloads)]
+    return min(names, key=lambda name: seconds[name, plain] / min(seconds[name, other] for other in others))
 
 
 def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:

@@ -64,9 +64,11 @@ class ReplayDirectory:
         if found != json.loads(json.dumps(manifest)):
             raise InvalidSetup.because(
                 "replay-exists",
-                f"{path} holds something else than this replay.",
+                f"{path} holds another replay.",
                 where=str(path),
-                fix="Choose another --out; a replay goes on only with the same log, target, candidates and options.",
+                fix=(
+                    "Choose another --out. A replay continues only with the same log, target, candidates and options."
+                ),
             )
         return cls(path)
 

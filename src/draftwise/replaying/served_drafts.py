@@ -52,8 +52,8 @@ class ServedReplayer:
         if self.target is not None and (hot := [each for each in requests if each.temperature not in (0, 1)]):
             raise InvalidSetup.because(
                 "temperature-not-served",
-                f"{hot[0].id} was sampled at temperature {hot[0].temperature:g}, and servers tell log-probabilities at "
-                "temperature 1.",
+                f"{hot[0].id} was sampled at temperature {hot[0].temperature:g}, but servers report "
+                "log-probabilities at temperature 1.",
                 where="--draft-url",
                 fix="Replay with the models on disk, or without draft_sample_method: probabilistic.",
             )

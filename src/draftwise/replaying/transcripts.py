@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Protocol
 
-from draftwise.core import Finding, InvalidSetup, Prompt, Recorded, Severity
+from draftwise.core import Finding, InvalidSetup, Prompt, RecordedAnswer, Severity
 from draftwise.replaying.anchors import UNLIMITED
 
 _MANY, _TOO_MANY = 0.05, 0.2
@@ -152,7 +152,7 @@ def _read(
     )
 
 
-def _encode_answer(recorded: Recorded, encoder: Encoder | None) -> tuple[int, ...]:
+def _encode_answer(recorded: RecordedAnswer, encoder: Encoder | None) -> tuple[int, ...]:
     """Return the answer's tokens as the model wrote them.
 
     Raises:
@@ -220,7 +220,7 @@ def _tell_left_out(skipped: Mapping[str, int], rows: int, name: str) -> Iterator
             yield Finding(
                 code=code,
                 severity=Severity.ERROR if share > _TOO_MANY else Severity.WARNING if share > _MANY else Severity.INFO,
-                message=f"{name} holds {count} of {rows} requests {what}, which are left out: {means}.",
+                message=f"{name} holds {count} of {rows} requests {what}, which draftwise leaves out: {means}.",
                 where=name,
                 fix=fix,
             )
@@ -240,20 +240,20 @@ def _tell_left_out(skipped: Mapping[str, int], rows: int, name: str) -> Iterator
     )
     yield from tell(
         "hidden-reasoning",
-        "with reasoning beside the answer",
-        "the reasoning was decoded too, and how it is joined with the answer is not in the log",
+        "with reasoning next to the answer",
+        "the server decoded the reasoning too, but the log does not show how the two join",
         f"{_LOG_IDS}, which hold both.",
     )
     yield from tell(
         "tool-calls",
         "with tool calls in the answer",
-        "how the model wrote the calls is not in the log",
+        "the log does not show how the model wrote the calls",
         f"{_LOG_IDS}, which hold the calls.",
     )
     yield from tell(
         "unrendered-prompt",
         "whose messages the target's chat template refuses",
-        "their prompt is not known",
+        "their prompt is unknown",
         "Name the target that was served, with its chat template.",
     )
 
@@ -270,25 +270,27 @@ def _tell_assumed(
     if silent := sum(prompt.recorded.temperature is None for prompt in prompts):
         yield Finding.info(
             "assumed-temperature",
-            f"{name} holds {silent} of {len(prompts)} requests that do not say their temperature, which is "
-            f"taken as {default_temperature:g}.",
+            f"{name} holds {silent} of {len(prompts)} requests without a temperature. draftwise assumes "
+            f"{default_temperature:g}.",
             where=name,
-            fix="Say it with --default-temperature; a server's own default is in the model's generation_config.json.",
+            fix=(
+                "Set it with --default-temperature. The server's own default is in the model's generation_config.json."
+            ),
         )
     temperatures = Counter(request.temperature for request in requests)
     if len(temperatures) > 1:
         counts = ", ".join(f"{count} at {temperature:g}" for temperature, count in sorted(temperatures.items()))
         yield Finding.info(
             "several-temperatures",
-            f"{name} holds answers of several temperatures ({counts}), each of which has an entry of its own: "
-            "the acceptance at one says little about another.",
+            f"{name} holds answers at several temperatures ({counts}). Each has a separate entry, because "
+            "acceptance at one says little about another.",
             where=name,
         )
     if not in_order:
         yield Finding.info(
             "no-time-order",
-            f"{name} does not say when its requests came, so that they are replayed in the order of the file: "
-            "what a drafter remembers of earlier answers may differ from what it knew when they were served.",
+            f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
+            "A drafter may remember other answers than when they were served.",
             where=name,
         )
 

@@ -9,9 +9,9 @@ from typing import Any
 from draftwise.core import Interval
 from draftwise.deciding.compare.changes import TOKENS_PER_S, CellChange, ReadingChange
 from draftwise.deciding.compare.run_pair import (
-    Compared,
     ContextDifference,
     PairSide,
+    RunPair,
     VerdictChange,
     VerdictOutcome,
     find_shared,
@@ -33,7 +33,7 @@ _MOST_ROWS = 120
 """Rows of a Markdown table; more would not fit into a pull request comment."""
 
 
-def describe_comparison(compared: Compared) -> str:
+def describe_comparison(compared: RunPair) -> str:
     """Return the sentence that answers whether the first answer is still true."""
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
@@ -128,7 +128,7 @@ def _ratio(ratio: Interval) -> str:
     return format_ratio(ratio)
 
 
-def to_markdown(compared: Compared) -> str:
+def to_markdown(compared: RunPair) -> str:
     """Return a comment for a pull request."""
     before, after = (_title(side) for side in (compared.before, compared.after))
     parts = [f"**{escape(describe_comparison(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
@@ -143,7 +143,7 @@ def to_markdown(compared: Compared) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def list_notes(compared: Compared) -> list[str]:
+def list_notes(compared: RunPair) -> list[str]:
     """Return what a reader must know about the numbers."""
     found = [
         f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes

@@ -17,8 +17,8 @@ from draftwise.reporting.conditions import (
 )
 from draftwise.reporting.sentences import describe_decision
 from draftwise.reporting.tables import (
+    FindingGroup,
     Grid,
-    Repeated,
     group_findings,
     list_band_rows,
     list_context_rows,
@@ -168,7 +168,7 @@ def _context(found: Conclusions, room: int) -> str:
     return _cut(("", ""), rows, room)
 
 
-def _finding(each: Repeated) -> str:
+def _finding(each: FindingGroup) -> str:
     finding: Finding = each.finding
     more = f" (and at {len(each.places) - 1} more)" if len(each.places) > 1 else ""
     return f"{finding.severity} {finding.code}: {each.places[0][0]}{more}: {finding.message} {finding.fix}"

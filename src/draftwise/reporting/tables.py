@@ -32,7 +32,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
+class FindingGroup:
     """A finding and everywhere it applies."""
 
     finding: Finding
@@ -76,7 +76,7 @@ def name_workload(workload: str) -> str:
     return "all workloads together" if workload == ALL else workload
 
 
-def group_findings(decision: Decision) -> list[Repeated]:
+def group_findings(decision: Decision) -> list[FindingGroup]:
     """Return every finding once, the gravest first, with all places where it applies."""
     several = len({each.condition for each in decision.comparisons}) > 1
     given = [("the run", finding) for finding in decision.findings]
@@ -84,7 +84,7 @@ def group_findings(decision: Decision) -> list[Repeated]:
         names = (each.workload, *((each.condition.label,) if several else ()), each.candidate)
         given += [(" · ".join(names), finding) for finding in each.findings]
     found = [
-        Repeated(finding=group[0][1], places=tuple((where, each.message) for where, each in group))
+        FindingGroup(finding=group[0][1], places=tuple((where, each.message) for where, each in group))
         for group in group_by(lambda each: (each[1].code, each[1].severity), given).values()
     ]
     return sorted(found, key=lambda each: _ORDER[each.finding.severity])

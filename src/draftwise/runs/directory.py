@@ -302,7 +302,7 @@ class RunDirectory:
         if workload.sha256 != row.sha256:
             raise InvalidSetup.because(
                 "workload-changed",
-                f"{path} is not what was measured: its hash differs from the one in {_MANIFEST}.",
+                f"{path} has changed since the run: its hash differs from the one in {_MANIFEST}.",
                 where=str(path),
                 fix="Restore the file or start a new run.",
             )

@@ -66,9 +66,9 @@ def blame(where: str) -> Iterator[None]:
     except InvalidSetup:
         raise
     except DocumentError as error:
-        raise damaged(where, f"is not what a run writes ({error}).") from None
+        raise damaged(where, f"is not a row of a run ({error}).") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(where, f"is not what a run writes ({type(error).__name__}: {error}).") from None
+        raise damaged(where, f"is not a row of a run ({type(error).__name__}: {error}).") from None
 
 
 def damaged(where: str, message: str) -> InvalidSetup:

@@ -16,7 +16,7 @@ _LEAST_SIDE = 4
 """Readings on either side of a split."""
 _SPLIT_T, _SLOPE_T = 5.0, 4.0
 """Values of |t| beyond which a split, or a slope, is no chance: the largest of all splits is looked at."""
-_LEAST_CHANGE = math.log(1.15)
+_LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest change that is a reason for doubt."""
 _FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALIKE_Z = 20, 1.25, 3.3
 """Readings from which on spells are looked for, ratio of the slower half's steps to the others' that is one, and
@@ -70,13 +70,14 @@ def _split(series_T: Array) -> tuple[int, float]:
     return int(at_K[best]), float(t_K[best])
 
 
-def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array) -> PaceChange | None:
+def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed: float = math.inf) -> PaceChange | None:
     """Return that two arms' paces drift apart along a line; None where they do not.
 
     Args:
         own_T: as for `find_pace_change`.
         other_T: likewise.
         seconds_T: when each block was measured, ascending.
+        claimed: the logarithm of the ratio of the whole: a drift as large as that may be all that there is to it.
     """
     count, length = len(own_T), float(seconds_T[-1] - seconds_T[0]) if len(own_T) else 0.0
     if count < 2 * _LEAST_SIDE or length <= 0:
@@ -88,7 +89,8 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array) -> PaceChan
     slope = float(along_T @ apart_T) / total
     rest_T = apart_T - apart_T.mean() - slope * along_T
     error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
-    if abs(slope) <= max(_LEAST_CHANGE, _SLOPE_T * error):
+    least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
+    if abs(slope) <= max(least, _SLOPE_T * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 

@@ -45,7 +45,7 @@ _BIASED = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedDrafter:
     """An exported drafter, and how to serve it."""
 
     out: str
@@ -54,7 +54,7 @@ class Exported:
     speculative_config: dict[str, Any]
 
 
-def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: int | None = None) -> Exported:
+def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: int | None = None) -> ExportedDrafter:
     """Write a drafter to a new directory.
 
     MTP modules are joined with their target, since vLLM reads them from its checkpoint. EAGLE-3, P-EAGLE and DFlash
@@ -89,8 +89,8 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
             _write(checkpoint, config, folder, layout, target, spec["num_speculative_tokens"])
             load_back(target, spec | {"model": str(folder)})
     if in_target:
-        return Exported(out=str(out), model=str(out), speculative_config=spec)
-    return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
+        return ExportedDrafter(out=str(out), model=str(out), speculative_config=spec)
+    return ExportedDrafter(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from draftwise.core import Comparison, Interval, Verdict
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.deciding.compare import Compared, compare_sides, read_side
+from draftwise.deciding.compare import RunPair, compare_sides, read_side
 from draftwise.deciding.compare.changes import CellChange
 from draftwise.deciding.compare.run_pair import KINDS, ContextDifference, PairSide, VerdictChange, VerdictOutcome
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
@@ -110,10 +110,10 @@ class CompareResult(Result):
     cells: tuple[CellChange, ...]
     notes: tuple[str, ...]
     """What a reader must know about the numbers."""
-    compared: Compared = field(metadata=HIDDEN)
+    compared: RunPair = field(metadata=HIDDEN)
 
     @classmethod
-    def of(cls, compared: Compared) -> CompareResult:
+    def of(cls, compared: RunPair) -> CompareResult:
         """Return the result of a comparison."""
         return cls(
             sentence=describe_comparison(compared),

@@ -18,7 +18,7 @@ from draftwise.verbs.verb import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concluded(Result):
+class ConcludedRun(Result):
     """A measured run with its decision."""
 
     summary: Summary = field(metadata=HIDDEN)
@@ -60,7 +60,7 @@ class Concluded(Result):
         return render_markdown(self.conclusions)
 
 
-R = TypeVar("R", bound=Concluded)
+R = TypeVar("R", bound=ConcludedRun)
 
 
 def conclude(kind: type[R], directory: RunDirectory, *, writes: bool = True) -> R:

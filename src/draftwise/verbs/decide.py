@@ -15,7 +15,7 @@ from draftwise.core.progress import Progress
 from draftwise.measure import measurement as measurements
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import MeasurementSpec
-from draftwise.verbs.concluded_runs import Concluded, conclude
+from draftwise.verbs.concluded_runs import ConcludedRun, conclude
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import make_conditions, read_numbers
 from draftwise.verbs.measuring import (
@@ -85,7 +85,7 @@ class DecideRequest(ServersRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecideResult(Concluded):
+class DecideResult(ConcludedRun):
     """What a measurement came to."""
 
     VERB: ClassVar[str] = "decide"

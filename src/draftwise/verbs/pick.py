@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, overload
 from draftwise.core import Calibration, Finding, Ruling, Setup, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.knowledge.advice import all_advice, give_advice, read_traffic_kinds
-from draftwise.knowledge.gpus import get_gpu, read_gpus
+from draftwise.knowledge.advice import all_advice, give_advice
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import read_models, read_names
 from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
@@ -32,9 +32,7 @@ __all__ = [
     "PickRequest",
     "PickResult",
     "RankedMethod",
-    "list_gpus",
     "list_models",
-    "list_traffic_kinds",
     "pick",
 ]
 
@@ -57,7 +55,7 @@ class PickRequest:
     nearest: bool = False
     """Whether an unknown release is judged by the nearest known one; the findings say so."""
     workload: str | None = None
-    """Kind of requests: a name of `list_traffic_kinds()`."""
+    """Kind of requests: a name of `offered_names.list_traffic_kinds()`."""
     overlap: Literal["none", "some", "high"] | None = None
     """How much of the output repeats the prompt; default: the workload's."""
     temperature: Annotated[float, Range(0)] = 0.0
@@ -258,16 +256,6 @@ def list_models() -> list[str]:
     """Return the models that are known by name; of some the architecture alone is."""
     names = {name for model in (*read_models(), *read_names()) for name in model.names}
     return sorted(names, key=str.lower)
-
-
-def list_gpus() -> list[str]:
-    """Return the GPUs that are known by name."""
-    return [gpu.name for gpu in read_gpus()]
-
-
-def list_traffic_kinds() -> list[str]:
-    """Return the kinds of traffic that `workload` takes."""
-    return list(read_traffic_kinds())
 
 
 def _read_requirements(request: PickRequest, version: str) -> Requirements:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from draftwise.backends.backend import Probed
+from draftwise.backends.backend import ServerProbe
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
 from draftwise.machine.network import find_proxy
@@ -83,12 +83,12 @@ async def record(
     return Finding.info("baseline-recorded", text, where=url)
 
 
-async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[Probed]:
+async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[ServerProbe]:
     """Return what a server answers each time, of as many times as tell what changes without a cause."""
     return [await ask(url, workloads, headers) for _ in range(_REPEATS)]
 
 
-async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
+async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> ServerProbe:
     """Return what a server answers, under a salt of its own: no answer begins from the prefix of an earlier probe."""
     server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers), proxy=find_proxy(url))
     return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

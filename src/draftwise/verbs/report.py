@@ -15,7 +15,7 @@ from draftwise.deciding.interchange import FORMATS, export_run
 from draftwise.machine.whole_files import write_whole
 from draftwise.measure.run_context import add_notes
 from draftwise.runs import RunDirectory
-from draftwise.verbs.concluded_runs import Concluded, conclude
+from draftwise.verbs.concluded_runs import ConcludedRun, conclude
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.verb import refuse, verb
 
@@ -41,7 +41,7 @@ class ReportRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportResult(Concluded):
+class ReportResult(ConcludedRun):
     """What a run came to."""
 
     VERB: ClassVar[str] = "report"

@@ -174,7 +174,7 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
     if known is not None:
         findings.append(judge_probe(probed.server, known, where=url)[0])
-    return _describe(url, report_of(*findings, setup=setup), "as ordered, as far as visible")
+    return _describe(url, report_of(*findings, setup=setup), "as ordered, as far as draftwise can see")
 
 
 def _read_log(name: str | PathLike[str], setup: Setup) -> Judgement:

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import comb, exp, log, sqrt
 from statistics import fmean, stdev
 
-from draftwise.backends.backend import Probed
+from draftwise.backends.backend import ServerProbe
 from draftwise.core import (
     NO_PROBE,
     Answer,
@@ -94,7 +94,7 @@ class Fingerprint:
         return 1.0 - sum(few)
 
 
-def take_answers(probed: Probed) -> tuple[ProbeAnswer, ...]:
+def take_answers(probed: ServerProbe) -> tuple[ProbeAnswer, ...]:
     """Return what is kept of a probe's answers; empty where their steps cannot be counted.
 
     vLLM from 0.29 on tells the steps of a request (--per-request-spec-decode-metrics). Elsewhere a chunk of the stream
@@ -148,7 +148,7 @@ def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
     return max(pairs, default=None)
 
 
-def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
+def judge_probe(probed: ServerProbe, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
     """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint."""
     answers = take_answers(probed)
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
@@ -171,7 +171,7 @@ def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Find
     return Finding.info("probe-same", text, where=where), found
 
 
-def _list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
+def _list_limits(probed: ServerProbe, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
     """Yield what limits what a probe tells, a sentence each."""
     if not answers:
         yield (
@@ -182,7 +182,7 @@ def _list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str
         yield f"Other clients received {others} tokens meanwhile. In a fuller batch, rounding may differ."
 
 
-def _count_others(probed: Probed) -> int | None:
+def _count_others(probed: ServerProbe) -> int | None:
     """Return the tokens that others were sent while the server was probed."""
     generated = probed.growth.generation_tokens
     return None if generated is None else max(0, generated - probed.num_tokens)
@@ -199,7 +199,7 @@ def _count_steps(answer: Answer) -> int | None:
     return len(answer.timing.chunks) if answer.counts_exact else None
 
 
-def _misses_counters(probed: Probed, steps: int) -> bool:
+def _misses_counters(probed: ServerProbe, steps: int) -> bool:
     """Return whether the steps counted here are not those of the server, where it served nobody else meanwhile."""
     growth = probed.growth
     if growth.generation_tokens is None or growth.generation_tokens != probed.num_tokens:

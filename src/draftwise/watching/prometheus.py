@@ -41,6 +41,8 @@ Series = Mapping[str, Any]
 """A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
 
 
+_TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
+"""How often the start of a target went back, by more than it is rounded."""
 _READ_LABELS = frozenset(
     {
         *("engine", "ReplicaId", "position", "le", "sleep_state", "running_lora_adapters", "cache_dtype"),
@@ -168,12 +170,13 @@ class PrometheusWatcher:
         try:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
-            turns = await self._ask_starts(f"resets(process_start_time_seconds[{span_s:.0f}s]) > 0")
+            turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         pages = list(looks)
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
-        several |= {_place(each["metric"]) for each in turns}  # the start of one process never goes back
+        # The start of one process never goes back; some APIs answer what they do not understand with something else.
+        several |= {_place(each["metric"]) for each in turns if 0 < float(each.get("value", (0, 0))[1]) < span_s}
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
         stalls = Stalls()
         stalls.add(window for each in pairs for windows in each for window in windows)

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Window
-from draftwise.plan.release_changes import compare_releases
-from draftwise.setups.read import SetupReading, read_setups
+
+if TYPE_CHECKING:
+    from draftwise.setups.read import SetupReading
 
 LAST = "last"
 """Says: when the newest server was started."""
@@ -99,6 +101,8 @@ def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
     Raises:
         InvalidSetup: a file starts no server, or one of a release that is not known.
     """
+    from draftwise.plan.release_changes import compare_releases
+
     before, after = _read(before_file), _read(after_file)
     upgrade = compare_releases(before, after)
     findings: list[Finding] = [*upgrade.breaks, *upgrade.other]
@@ -113,6 +117,8 @@ def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
 
 
 def _read(path: Path) -> SetupReading:
+    from draftwise.setups.read import read_setups
+
     readings = read_setups(path)
     return next((reading for reading in readings if reading.setup.spec is not None), readings[0])
 

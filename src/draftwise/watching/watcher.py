@@ -24,8 +24,6 @@ _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
 _FASTEST = 20_000.0
 """Tokens a second by which a server's counter may grow between two looks at it, milliseconds apart."""
-_IMPOSSIBLE = 10 * _FASTEST
-"""Tokens a second that no engine makes: its counters are not those of the look before."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
@@ -147,8 +145,18 @@ def _grow_edges(
 
 
 def _is_new_start(before: Look, after: Look) -> bool:
-    starts = (before.started_s, after.started_s)
-    return None not in starts and abs(starts[1] - starts[0]) > _START_TOLERANCE_S  # type: ignore[operator]
+    """Return whether a page is another process's: a clock that is set moves the start, and no counter falls."""
+    shift = _find_shift(before, after)
+    if shift <= _START_TOLERANCE_S:
+        return False
+    return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
+
+
+def _find_shift(before: Look, after: Look) -> float:
+    """Return by how many seconds the start moved; 0 where it is not told."""
+    if before.started_s is None or after.started_s is None:
+        return 0.0
+    return abs(after.started_s - before.started_s)
 
 
 def _are_several(before: Look, after: Look) -> bool:
@@ -446,6 +454,7 @@ class Watcher:
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
+        self._starts: dict[tuple[str, str], deque[float]] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -495,15 +504,19 @@ class Watcher:
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
         falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        leaps = any((window.output_tokens_per_s or 0.0) > _IMPOSSIBLE for window in windows)
-        if leaps or falls_back(before, look):
+        if falls_back(before, look):
             falls.append(look.clock_s)
+        starts = self._starts.setdefault(key, deque(maxlen=8))
+        returns = False
+        if _find_shift(before, look) > _START_TOLERANCE_S:
+            returns = any(abs(each - (look.started_s or 0.0)) <= _START_TOLERANCE_S for each in starts)
+            starts.append(before.started_s or 0.0)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if _are_several(before, look) or alternates:
+        if _are_several(before, look) or alternates or returns:
             self._several[key] = look.clock_s
             self._recent.drop(key)
-        if leaps or look.clock_s - self._several.get(key, -math.inf) < self._span_s:
+        if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
         self._several.pop(key, None)
         return iter(windows)

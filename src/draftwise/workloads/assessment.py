@@ -117,26 +117,28 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
     if workload.random_tokens and measures_acceptance:
         yield Finding.error(
             "random-tokens",
-            f"The prompts of {workload.name} are random tokens and say nothing about acceptance: what follows "
-            "noise is noise or a loop, which no drafter meets in real traffic.",
+            f"The prompts of {workload.name} are random tokens and say nothing about acceptance. After noise, a "
+            "model writes noise or a loop, which no drafter meets in real traffic.",
             where=workload.name,
-            fix="Use real prompts (--workload code, or a file of your own) or synthetic:source=code; random tokens "
-            "serve for load, with acceptance drawn by the engine (rejection_sample_method synthetic).",
+            fix=(
+                "Use real prompts (--workload code, or your own file) or synthetic:source=code. Random tokens are "
+                "useful only for load with synthetic acceptance (rejection_sample_method synthetic)."
+            ),
             source=_RANDOM_SOURCE,
         )
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):
         yield Finding.error(
             "no-arrivals",
-            f"{workload.name} holds no recorded arrival times to replay.",
+            f"{workload.name} has no recorded arrival times to replay.",
             where=workload.name,
-            fix="Give a log or a trace with a time in every row, or a rate (--rate) instead of a replay.",
+            fix="Give a log or a trace with a time in every row, or pass --rate instead of --replay.",
         )
     repeated = workload.num_repeats
     if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
         yield Finding.warning(
             "repeated-prompts",
-            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones: what a "
-            "server remembers (prefix cache, suffix drafts) makes them faster than at the first time.",
+            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones. What a "
+            "server remembers (prefix cache, suffix drafts) makes them faster than the first time.",
             where=workload.name,
-            fix="Fine if your traffic repeats itself as much; else leave the repetitions out.",
+            fix="Keep them if your traffic repeats itself as much. Otherwise remove them.",
         )

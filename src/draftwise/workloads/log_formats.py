@@ -33,7 +33,7 @@ _MEDIA = ("blob", "file", "uri", "image")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class LoggedRequest:
     """One logged request."""
 
     body: Mapping[str, Any]
@@ -96,7 +96,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def find_logged(row: Line) -> Logged | None:
+def find_logged(row: Line) -> LoggedRequest | None:
     """Return the request in a line of a log; None in a shape that is not known."""
     try:
         return _find(row)
@@ -110,7 +110,7 @@ def has_request(row: Line) -> bool:
     return logged is not None and any(key in logged.body for key in _BODY_KEYS)
 
 
-def _find(row: Line) -> Logged | None:
+def _find(row: Line) -> LoggedRequest | None:
     for each in FORMATS:
         line = read_span(row) if each.is_span else row
         if line is not None and (logged := _read(line, each)) is not None:
@@ -150,7 +150,7 @@ def join_batches(rows: list[Any]) -> list[Any]:
     return joined
 
 
-def _read(row: Line, form: LogFormat) -> Logged | None:
+def _read(row: Line, form: LogFormat) -> LoggedRequest | None:
     if not all(any(_at(row, place) is not None for place in group.split("|")) for group in form.known_by):
         return None
     given = next((each for place in form.request if (each := _request(_at(row, place), form)) is not None), None)
@@ -159,10 +159,12 @@ def _read(row: Line, form: LogFormat) -> Logged | None:
     response = _response(find_first(row, form.response))
     skipped = _skipped(row, form, given, response)
     if given is None:
-        return Logged(body={}, skipped=skipped, id=_text(find_first(row, form.id)), lacks=form.lacks, fix=form.fix)
+        return LoggedRequest(
+            body={}, skipped=skipped, id=_text(find_first(row, form.id)), lacks=form.lacks, fix=form.fix
+        )
     body = given if isinstance(given, Mapping) else {"prompt" if isinstance(given, str) else "messages": given}
     parameters = [each for place in form.parameters if isinstance(each := from_json_text(_at(row, place)), Mapping)]
-    return Logged(
+    return LoggedRequest(
         body={key: value for each in (*parameters, body) for key, value in each.items()},
         response=response,
         id=_text(find_first(row, form.id)),
@@ -263,13 +265,13 @@ def _is_body(value: Any) -> bool:
     )
 
 
-def _read_bare(row: Line) -> Logged | None:
+def _read_bare(row: Line) -> LoggedRequest | None:
     """A request body alone, or a line of a file made for this program, which may have the answer too."""
     if not any(key in row for key in _BODY_KEYS):
         return None
     if all(isinstance(value, str) for value in row.values()):
         row = _typed(row)
-    return Logged(
+    return LoggedRequest(
         body=row,
         bare=True,
         response=_response(next((row[key] for key in _ANSWERS if row.get(key)), None)),

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwise.core import Recorded
+from draftwise.core import RecordedAnswer
 from draftwise.workloads.conversation import from_json_text, plain_text
-from draftwise.workloads.log_formats import Line, Logged
+from draftwise.workloads.log_formats import Line, LoggedRequest
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of a request for the longest answer."""
@@ -20,7 +20,7 @@ _CALLED = ("function_call", "custom_tool_call", "tool_use")
 """Types of what an answer is made of: Responses API, Anthropic's Messages API."""
 
 
-def read_recorded(row: Line, logged: Logged, said: str | None) -> Recorded:
+def read_recorded(row: Line, logged: LoggedRequest, said: str | None) -> RecordedAnswer:
     """Return what a line says of a request and its answer.
 
     Args:
@@ -35,7 +35,7 @@ def read_recorded(row: Line, logged: Logged, said: str | None) -> Recorded:
     parts = (*_output_items(response), *_items(response.get("content")))
     items = {str(_mapping(each).get("type")) for each in parts}
     limit = next((body[key] for key in LIMITS if _is_count(body.get(key))), None)
-    return Recorded(
+    return RecordedAnswer(
         answer=said or _answer_text(logged.response) or None,
         token_ids=() if said is not None else _answer_ids(row, choice),
         prompt_token_ids=_prompt_ids(row, body, response, choice),
@@ -52,7 +52,7 @@ def read_recorded(row: Line, logged: Logged, said: str | None) -> Recorded:
     )
 
 
-def read_answer_tokens(logged: Logged) -> int | None:
+def read_answer_tokens(logged: LoggedRequest) -> int | None:
     """Return how many tokens the logged answer had, as its server counted; None where the log does not say."""
     body = _body_of(logged.response)
     if len(_items(body.get("choices"))) > 1:

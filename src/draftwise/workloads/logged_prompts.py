@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.core import Origin, Prompt
 from draftwise.workloads.conversation import Turns, as_chat, plain_text, split_turns, to_messages
-from draftwise.workloads.log_formats import SHAPES, Logged, find_logged, join_batches
+from draftwise.workloads.log_formats import SHAPES, LoggedRequest, find_logged, join_batches
 from draftwise.workloads.logged_answers import LIMITS, read_answer_tokens, read_recorded, token_ids_of
 from draftwise.workloads.logged_spans import join_messages
 from draftwise.workloads.text_lengths import Tokens
@@ -49,7 +49,7 @@ class LogReader:
         self._takes_ids = takes_ids
         self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
         self.passed_over: Counter[str] = Counter()
-        self._bodiless: tuple[str, Logged] | None = None
+        self._bodiless: tuple[str, LoggedRequest] | None = None
 
     def read(self, rows: Sequence[FileRow], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
         """Return the prompts of all rows, in order of arrival where every row says when it came.
@@ -120,7 +120,7 @@ class LogReader:
             )
             yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)
 
-    def _contents(self, logged: Logged) -> Iterator[tuple[dict[str, Any], str | None]]:
+    def _contents(self, logged: LoggedRequest) -> Iterator[tuple[dict[str, Any], str | None]]:
         """Yield (text or messages, what the conversation goes on with)."""
         given = _messages_of(logged.body)
         if given is None:
@@ -134,7 +134,7 @@ class LogReader:
         for messages, answer in split_turns(given, turns):
             yield {"messages": messages}, answer
 
-    def _limit(self, logged: Logged, answer: str | None) -> int:
+    def _limit(self, logged: LoggedRequest, answer: str | None) -> int:
         own = next((logged.body[key] for key in LIMITS if logged.body.get(key) is not None), None)
         if not self._logged:
             return own or DEFAULT_MAX_TOKENS
@@ -159,7 +159,7 @@ def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | Non
     return messages
 
 
-def _find_faults(value: Any, logged: Logged | None, *, takes_ids: bool) -> Iterator[str]:
+def _find_faults(value: Any, logged: LoggedRequest | None, *, takes_ids: bool) -> Iterator[str]:
     """Yield what is wrong with a row, as a predicate whose subject is the row's place."""
     if not isinstance(value, Mapping):
         yield "is not a JSON object."

@@ -9,7 +9,7 @@ import pytest
 from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run, workload
 
 from draftwise.core import Interval, InvalidSetup, Run
-from draftwise.deciding.compare import Compared, PairSide, compare_sides, read_side
+from draftwise.deciding.compare import PairSide, RunPair, compare_sides, read_side
 from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, make_results
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
@@ -33,7 +33,7 @@ def measured(gain: float = 1.5, plain: Truth | None = None, seed: int = 0, **oth
     return side(make_run(truths, seed=seed, **{"context": context(), **others}))
 
 
-def compare(before: PairSide, after: PairSide, asked: tuple[str, ...] = ("version",)) -> Compared:
+def compare(before: PairSide, after: PairSide, asked: tuple[str, ...] = ("version",)) -> RunPair:
     return compare_sides(before, after, asked)
 
 

@@ -83,3 +83,29 @@ def test_who_shares_a_list_by_an_alias_keeps_it() -> None:
     merged = text.replace("*words", "*all").replace(shared, '["x"]') + "x-all: &all [a]\n"
     with pytest.raises(InvalidSetup):
         edit(source_of(merged), NGRAM, engine_version="0.26.0")
+
+
+NAMED = {
+    "Dockerfile": f'FROM {IMAGE}\nENTRYPOINT ["vllm", "serve", "{MODEL}"]\nCMD ["--port", "8000"]\n',
+    "whole.Dockerfile": f'FROM {IMAGE}\nCMD ["--model", "{MODEL}", \\\n     "--seed", "1"]\n',
+    "ray.yaml": "applications:\n- name: llm\n  import_path: ray.serve.llm:build_openai_app\n  args:\n    llm_configs:\n"
+    f"    - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n      engine_kwargs:\n        max_model_len: 8192\n",
+    "config.yaml": f"model: {MODEL}\nport: 8000\nmax-model-len: 8192\n",
+    "flux.yaml": "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: vllm}\nspec:\n  chart: {spec: {chart: vllm-stack}}\n"
+    f"  values:\n{''.join(f'    {line}' for line in CHART.splitlines(keepends=True))}",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_file_of_another_form_is_switched_on_and_off_again(name: str) -> None:
+    source = SourceText(text=NAMED[name], name=name)
+    on = edit(source, NGRAM, engine_version="0.26.0").text
+    (changed,) = read_setups(SourceText(text=on, name=name))
+    assert (changed.setup.spec, changed.setup.target) == (NGRAM, MODEL)
+    again = edit(
+        SourceText(text=on, name=name), SpecConfig(method="ngram", num_speculative_tokens=2), engine_version="0.26.0"
+    ).text
+    assert on.replace("5", "2").count("num_speculative_tokens") == again.count("num_speculative_tokens") == 1
+    off = edit(SourceText(text=again, name=name), None, engine_version="0.26.0").text
+    assert off == NAMED[name] or name == "flux.yaml"
+    assert read_setups(SourceText(text=off, name=name))[0].setup.spec is None

@@ -1,5 +1,5 @@
 """Two measurements beside each other: what differs in how they came about, and whether the answer is still true."""
 
-from draftwise.deciding.compare.run_pair import Compared, PairSide, compare_sides, read_side
+from draftwise.deciding.compare.run_pair import PairSide, RunPair, compare_sides, read_side
 
-__all__ = ["Compared", "PairSide", "compare_sides", "read_side"]
+__all__ = ["PairSide", "RunPair", "compare_sides", "read_side"]

@@ -32,7 +32,7 @@ class PairSide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class RunPair:
     """Two measurements beside each other."""
 
     before: PairSide
@@ -76,7 +76,7 @@ def read_side(path: Path) -> PairSide:
     return PairSide(results=read_results(path), decision=None)
 
 
-def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> Compared:
+def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> RunPair:
     """Return what two measurements have in common.
 
     Args:
@@ -96,7 +96,7 @@ def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> 
         if id(cell) not in taken
     ]
     comparisons = [() if side.decision is None else side.decision.comparisons for side in (before, after)]
-    return Compared(
+    return RunPair(
         before=before,
         after=after,
         differences=(*find_context_differences(before.results, after.results, asked), *_other_places(pairs, asked)),

@@ -392,7 +392,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         comparison=comparison,
         estimates=estimates,
         outlook=outlook,
-        pace=_find_doubt_of_pace(run, cell),
+        pace=_find_doubt_of_pace(run, cell, ratios.deciding.log),
         lost=_sum_up(lost, run, estimates.whole),
         order_break=_find_order_break(estimates),
         left=next((each.reason for each in reversed(run.settled) if each.key == comparison.key), ""),
@@ -417,7 +417,7 @@ def _find_order_break(estimates: Estimates) -> tuple[int, OrderBreak] | None:
     return None if found is None else (rows[ordered[found.place - 1]], found)
 
 
-def _find_doubt_of_pace(run: Run, cell: Cell) -> PaceDoubt | None:
+def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | None:
     """Return which of the two servers changed its pace in the course of the run, by its own decoding steps or by
     prompts that were asked again; None where neither did.
 
@@ -432,7 +432,7 @@ def _find_doubt_of_pace(run: Run, cell: Cell) -> PaceDoubt | None:
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own)) is not None:
             return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
-    if change := find_drift_apart(paces[1], paces[0], times):
+    if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
     moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
     return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None

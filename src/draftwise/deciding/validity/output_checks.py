@@ -60,9 +60,17 @@ def _judge(
     real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
     once = [each for each in differences if each.unit in views and views[each.unit].again is False]
     unknown = [each for each in differences if each not in ties and each not in real and each not in once]
-    early = [each for each in unknown if is_early(each)]
+    # Rounding seldom swaps tokens so far apart, and never those of most outputs: another model of the kind does.
+    apart = [each for each in ties if (views[each.unit].gap or 0.0) > _CLOSE * scale]
+    early = [each for each in (*unknown, *apart) if is_early(each)]
     if real or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or early, views)
+        if 2 * len(parted := [*filter(is_early, real), *early]) > len(cell.units):
+            text = (
+                f"{len(parted)} of {len(cell.units)} greedy answers part from the baseline's within {_EARLY_TOKENS} "
+                "tokens by more than rounding: it is another model, or broken."
+            )
+            yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
     elif unknown:
         text = (
             f"{len(unknown)} of {len(cell.units)} outputs differ from the baseline's. Cannot tell whether by more "

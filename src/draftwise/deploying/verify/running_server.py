@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from draftwise.backends.backend import Probed, ProbedPair
+from draftwise.backends.backend import ProbedPair, ServerProbe
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
@@ -115,12 +115,12 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
             )
 
 
-def _get_text(server: Probed, key: str) -> str | None:
+def _get_text(server: ServerProbe, key: str) -> str | None:
     value = server.info.version.get(key)
     return value if isinstance(value, str) else None
 
 
-def _check_model(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
+def _check_model(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:
     named = setup.args.get("served_model_name", setup.target)
     names = [named] if isinstance(named, str) else list(named)
     if server.info.model not in names:
@@ -132,7 +132,7 @@ def _check_model(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
         yield Finding.error("runs-otherwise", text, where=where)
 
 
-def _check_drafting(setup: Setup, server: Probed, where: str) -> Iterator[Finding]:
+def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:
     """Yield whether drafts are counted and stand, as far as the counters tell."""
     stats = server.growth.spec
     if setup.spec is None:
@@ -168,7 +168,7 @@ def _always_drafts(setup: Setup) -> bool:
     return method is not None and method.drafts_from not in ("none", "text")
 
 
-def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator[Finding]:
+def _check_steps(server: ServerProbe, where: str, expected: float | None) -> Iterator[Finding]:
     """Yield the tokens per step, held against those that were expected where nobody else was served meanwhile."""
     found, generated = server.growth.tokens_per_step, server.growth.generation_tokens
     if found is None or generated is None:

@@ -218,8 +218,8 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     if k is not None and settings.block_size is not None and k >= settings.block_size:
         raise InvalidSetup.because(
             "block-too-long",
-            f"A block of {settings.block_size} tokens has no room for {k} draft tokens beside the last token. They "
-            "look at each other, so those that the drafter was not trained to make would spoil the others.",
+            f"A block of {settings.block_size} tokens has no room for {k} draft tokens and the last token. They "
+            "attend to each other, so positions beyond the drafter's training would spoil the others.",
             where=where,
             fix=f"Set num_speculative_tokens to {settings.block_size - 1} or less.",
         )

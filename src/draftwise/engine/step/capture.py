@@ -140,7 +140,7 @@ _ROOM = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured(Generic[T]):
+class _CapturedGraph(Generic[T]):
     graph: torch.cuda.CUDAGraph
     result: T
 
@@ -162,7 +162,7 @@ class Graphs:
         self.paused = False
         """Whether capturing is: work that is done meanwhile counts as its first time."""
         self._seen: set[Hashable] = set()
-        self._captured: dict[Hashable, _Captured[Any]] = {}
+        self._captured: dict[Hashable, _CapturedGraph[Any]] = {}
         self._pool: Any = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
@@ -178,7 +178,7 @@ class Graphs:
         captured.graph.replay()
         return captured.result
 
-    def _capture(self, work: Callable[[], T]) -> _Captured[T]:
+    def _capture(self, work: Callable[[], T]) -> _CapturedGraph[T]:
         """Capture work, without `torch.cuda.graph`, which gives back all memory that is free: what runs next would ask
         for it again, and a start captures hundreds of graphs."""
         if self._pool is None:
@@ -193,7 +193,7 @@ class Graphs:
                 result = work()
             finally:
                 graph.capture_end()
-        return _Captured(graph, result)
+        return _CapturedGraph(graph, result)
 
 
 @cache

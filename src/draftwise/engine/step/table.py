@@ -51,7 +51,7 @@ class _Share(IntEnum):
     MIN_P = 2
 
 
-class _Derived(IntEnum):
+class _DerivedColumn(IntEnum):
     """Integers that follow from the others at the start of a step."""
 
     LIMIT = 0
@@ -183,11 +183,11 @@ class SequenceTable:
         integers_CB, derived_DB, shares_CB, pages_BP = self._look_up(slots_B, k)
         return View(
             slots_B=slots_B,
-            limits_B=derived_DB[_Derived.LIMIT],
-            last_B=derived_DB[_Derived.LAST],
-            position_B=derived_DB[_Derived.POSITION],
+            limits_B=derived_DB[_DerivedColumn.LIMIT],
+            last_B=derived_DB[_DerivedColumn.LAST],
+            position_B=derived_DB[_DerivedColumn.POSITION],
             num_prompt_B=integers_CB[_Column.NUM_PROMPT],
-            num_output_B=derived_DB[_Derived.NUM_OUTPUT],
+            num_output_B=derived_DB[_DerivedColumn.NUM_OUTPUT],
             seeds_B=integers_CB[_Column.SEED],
             tempering=Tempering(
                 temperature_B=shares_CB[_Share.TEMPERATURE],
@@ -200,7 +200,7 @@ class SequenceTable:
             page_table_BP=pages_BP,
             new_tokens_BW=integers_CB[len(_Column) :].t(),
             num_new_B=integers_CB[_Column.NUM_NEW],
-            new_start_B=derived_DB[_Derived.NEW_START],
+            new_start_B=derived_DB[_DerivedColumn.NEW_START],
             features_BWF=None if features is None else features.index_select(0, slots_B),
         )
 
@@ -214,14 +214,14 @@ class SequenceTable:
         integers_CB = self._integers_SC.index_select(0, slots_B).t().contiguous()
         capacity_B, num_tokens_B, num_prompt_B, max_tokens_B, max_draft_B, num_new_B = integers_CB[:6]
         derived = {
-            _Derived.LIMIT: draft_limits(k, max_draft_B, max_tokens_B, capacity_B, num_tokens_B),
-            _Derived.LAST: integers_CB[len(_Column) :].gather(0, (num_new_B - 1).unsqueeze(0)).squeeze(0),
-            _Derived.POSITION: num_tokens_B - 1,
-            _Derived.NEW_START: num_tokens_B - num_new_B,
-            _Derived.NUM_OUTPUT: num_tokens_B - num_prompt_B,
+            _DerivedColumn.LIMIT: draft_limits(k, max_draft_B, max_tokens_B, capacity_B, num_tokens_B),
+            _DerivedColumn.LAST: integers_CB[len(_Column) :].gather(0, (num_new_B - 1).unsqueeze(0)).squeeze(0),
+            _DerivedColumn.POSITION: num_tokens_B - 1,
+            _DerivedColumn.NEW_START: num_tokens_B - num_new_B,
+            _DerivedColumn.NUM_OUTPUT: num_tokens_B - num_prompt_B,
         }
         shares_CB = self._shares_SC.index_select(0, slots_B).t().contiguous()
-        return integers_CB, torch.stack([derived[each] for each in _Derived]), shares_CB, self.pages(slots_B)
+        return integers_CB, torch.stack([derived[each] for each in _DerivedColumn]), shares_CB, self.pages(slots_B)
 
     def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
         """Confirm what a step emitted.

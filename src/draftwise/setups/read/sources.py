@@ -117,11 +117,11 @@ def read_setups(
     """
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))
     if len(texts) == 1:
-        return _read_text(texts[0], _Asked(engine_version, given))
+        return _read_text(texts[0], _SourceHints(engine_version, given))
     readings: list[SetupReading] = []
     for text in texts:
         try:
-            readings += _read_text(text, _Asked(engine_version, given))
+            readings += _read_text(text, _SourceHints(engine_version, given))
         except NoServer:
             continue
     if not readings:
@@ -130,7 +130,7 @@ def read_setups(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SourceHints:
     """What the operator says beside the sources."""
 
     engine_version: str | None
@@ -141,7 +141,7 @@ class _Asked:
     """How many scripts stand around the text."""
 
 
-def _read_text(source: SourceText, asked: _Asked) -> tuple[SetupReading, ...]:
+def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, ...]:
     text, name = source.text, source.name
     if source.faults:
         raise UnreadableSource(source.faults)
@@ -188,7 +188,7 @@ def _in_file(where: str, name: str, *, one_line: bool) -> str:
     return (head + where[found.end() :]).strip()
 
 
-def _read(source: SourceText, asked: _Asked) -> list[SetupReading]:
+def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     text, name, engine_version = source.text, source.name, asked.engine_version
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
@@ -218,7 +218,7 @@ def _read(source: SourceText, asked: _Asked) -> list[SetupReading]:
     return _read_commands(source, asked)
 
 
-def _read_commands(source: SourceText, asked: _Asked) -> list[SetupReading]:
+def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
     bare = text.lstrip("\ufeff \t\r\n")
@@ -234,7 +234,7 @@ def _read_commands(source: SourceText, asked: _Asked) -> list[SetupReading]:
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
 
 
-def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[SetupReading]:
+def _read_here_documents(source: SourceText, asked: _SourceHints, env: Environment) -> Iterator[SetupReading]:
     """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
     if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
         return
@@ -270,7 +270,7 @@ def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[SetupReading]:
+def _read_launches(launches: Iterator[Launch], asked: _SourceHints, folder: Path) -> list[SetupReading]:
     readings: list[SetupReading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
@@ -287,7 +287,7 @@ def _is_evident(setup: Setup) -> bool:
     return bool(setup.target) and (spec is not None or bool(setup.args))
 
 
-def _read_documents(documents: Sequence[YamlDocument], asked: _Asked, source: SourceText) -> list[SetupReading]:
+def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, source: SourceText) -> list[SetupReading]:
     manifests = [document for document in documents if is_manifest(document.value)]
     inner = _find_embedded(manifests)
     readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
@@ -306,7 +306,7 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _Asked, source: So
     return readings
 
 
-def _find_objects(manifests: Sequence[YamlDocument], asked: _Asked) -> Iterator[Launch]:
+def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Iterator[Launch]:
     """Yield the servers of Kubernetes objects."""
     if manifests:
         from draftwise.setups.read.manifests.kubernetes import find_objects
@@ -315,7 +315,7 @@ def _find_objects(manifests: Sequence[YamlDocument], asked: _Asked) -> Iterator[
 
 
 def _find_in_values(
-    document: YamlDocument, manifests: Sequence[YamlDocument], asked: _Asked, folder: Path
+    document: YamlDocument, manifests: Sequence[YamlDocument], asked: _SourceHints, folder: Path
 ) -> Iterator[Launch] | None:
     """Return the servers of a compose file or of a chart's values; None for another document."""
     if is_compose(document.value):

@@ -12,6 +12,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import to_json
 from draftwise.verbs import load_verb
+from draftwise.verbs.offered_names import list_gpus, list_releases, list_traffic_kinds
 
 ANSWERED = ("check", "upgrade", "size", "pick", "explain")
 """Verbs that forms ask for: they start nothing and write nothing."""
@@ -51,11 +52,4 @@ def _run(verb: str, asked: Mapping[str, Any]) -> Any:
 
 def list_choices() -> dict[str, Any]:
     """Return what forms offer: releases (the newest first), GPUs, kinds of traffic."""
-    from draftwise.verbs import facts, pick
-
-    known: Any = facts.facts().answer
-    return {
-        "releases": [each.version for each in reversed(known.releases)],
-        "gpus": pick.list_gpus(),
-        "traffic": pick.list_traffic_kinds(),
-    }
+    return {"releases": list_releases(), "gpus": list_gpus(), "traffic": list_traffic_kinds()}

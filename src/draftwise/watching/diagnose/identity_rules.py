@@ -74,7 +74,7 @@ def describe_mute(mute: Sequence[Window], windows: Sequence[Window]) -> RuleMatc
 
 def _find_pools_swapped(case: PoolCase) -> RuleMatch | None:
     plain = case.plain
-    if plain is None or not _drafts(plain) or case.window.counts_drafts is not False:
+    if plain is None or not _drafts(plain) or case.window.counts_drafts or case.window.counters.spec.num_drafts:
         return None
     return RuleMatch(
         message="The servers of this pool have no draft counter, but those given as plain make drafts.",

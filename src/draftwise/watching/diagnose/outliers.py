@@ -11,6 +11,7 @@ from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
     RuleMatch,
+    count_requests,
     draft_error,
     is_less,
     relative_error,
@@ -21,6 +22,8 @@ _LESS = 0.25
 """Share by which an engine accepts less than the median of the others."""
 _SLOWER = 0.25
 """1 - 1/1.33: a step takes a third longer than the median of the others, at no larger batch."""
+_SMALL = 4
+"""Times the requests of an engine from which another one tells nothing about it."""
 _ALIKE = 1.25
 """Ratio of batches up to which the time of their steps is compared."""
 
@@ -46,11 +49,18 @@ def _compare(
     return None if own is None or not others else (own, median(others))
 
 
+def _leave_out_small(window: Window, windows: Sequence[Window]) -> Sequence[Window]:
+    """Return a window and those with enough requests to be held against it; all if there are no such others."""
+    large = [each for each in windows if each is window or _SMALL * count_requests(each) >= count_requests(window)]
+    return large if len(large) > 1 else windows
+
+
 def _accepts_less(window: Window, windows: Sequence[Window]) -> bool:
-    pair = _compare(window, windows, _accepted)
+    known = _leave_out_small(window, [each for each in windows if _accepted(each) is not None])
+    pair = _compare(window, known, _accepted)
     if pair is None:
         return False
-    others = [each for each in windows if each is not window and _accepted(each)]
+    others = [each for each in known if each is not window and _accepted(each)]
     error = draft_error(others[0], window) if others else inf
     return is_less(*pair, by=_LESS, error=error)
 
@@ -60,7 +70,7 @@ def _is_slower(window: Window, windows: Sequence[Window]) -> bool:
         return False
     same = [each for each in windows if bool(each.counters.spec.num_drafts) == bool(window.counters.spec.num_drafts)]
     alike = [each for each in same if each is window or _is_alike(window, each)]
-    pair = _compare(window, alike, lambda each: each.step_s)
+    pair = _compare(window, _leave_out_small(window, alike), lambda each: each.step_s)
     return pair is not None and is_less(pair[1], pair[0], by=_SLOWER, error=relative_error(window))
 
 

@@ -52,7 +52,7 @@ def find_load_faults(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=json.dumps(value))
 
 
-class _Refused(ValueError):  # noqa: N818  (the config refuses a value)
+class _ValueRefusal(ValueError):  # noqa: N818  (the config refuses a value)
     """What a config says of a value: the field is the subject."""
 
 
@@ -137,7 +137,7 @@ class _Judge:
             return self._read_config(row["config"], value, flag, place) if _takes_only(row) else UNKNOWN
         try:
             return _read(row, value)
-        except _Refused as refused:
+        except _ValueRefusal as refused:
             subject = f"{place} of {_spell(flag)}" if place else _spell(flag)
             code = "flag-json-value" if place else "config-value"
             self._refuse(code, flag, f"{subject} must be {refused}, got {_show(value)}.")
@@ -334,7 +334,7 @@ def _read(row: Mapping[str, Any], value: Any) -> Any:
     try:
         return coerce_field(row, value)
     except Mismatch as mismatch:
-        raise _Refused(str(mismatch)) from None
+        raise _ValueRefusal(str(mismatch)) from None
 
 
 def _read_member(row: Mapping[str, Any], value: Any) -> Any:
@@ -346,13 +346,13 @@ def _read_member(row: Mapping[str, Any], value: Any) -> Any:
     if row.get("by_name") and isinstance(value, str):
         if value.upper() in members:
             return value.upper()
-        raise _Refused("one of " + ", ".join(members))
+        raise _ValueRefusal("one of " + ", ".join(members))
     for name, held in members.items():
         if held is not None and (value == held or (isinstance(held, int) and _is_number(value, held))):
             return name
     if None in members.values() and not isinstance(value, str):
         return UNKNOWN
-    raise _Refused("one of " + ", ".join(str(held) for held in members.values() if held is not None))
+    raise _ValueRefusal("one of " + ", ".join(str(held) for held in members.values() if held is not None))
 
 
 def _is_number(value: Any, held: int) -> bool:

@@ -19,7 +19,7 @@ _MAX_DOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class ArgparseWords:
     """Words ready for argparse."""
 
     words: tuple[Word, ...]
@@ -30,12 +30,12 @@ class Spelled:
     findings: tuple[Ruling, ...]
 
 
-def spell(words: Sequence[Word], release: Release) -> Spelled:
+def spell(words: Sequence[Word], release: Release) -> ArgparseWords:
     """Rewrite the words of a command line as the release's parser does, without the flags of old guides."""
     speller = _Speller(release)
     plain = speller.merge_dotted(list(speller.respell(words)))
     rest, spec, about_old = _replace_old_flags(plain, release)
-    return Spelled(rest, speller.first, spec, (*speller.findings, *about_old))
+    return ArgparseWords(rest, speller.first, spec, (*speller.findings, *about_old))
 
 
 @dataclass(slots=True)
