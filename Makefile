@@ -21,7 +21,7 @@ help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which way of speculating pays on this machine
-	$(BIN)/draftwise decide bundle/target --minutes 6 \
+	$(BIN)/draftwise decide bundle/target --minutes 6 --serve-args '--quantization int8' \
 	  --candidate '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "ngram_gpu", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "suffix"}' \

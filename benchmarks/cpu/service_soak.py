@@ -32,6 +32,8 @@ from provenance import provenance, write
 
 _ENDS = ("drain", "drain in time", "kill the engine", "kill the readers")
 _FLAT_MIB_PER_HOUR = 4.0
+_FILLING = 24
+"""Prompts at least that fill the pool: it holds sixteen of the longest."""
 _T_95 = {10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04, 60: 2.0, 1000: 1.96}
 """Student's t, two-sided, by degrees of freedom."""
 _TEXT = "Once upon a time there was a small server. "
@@ -69,12 +71,12 @@ def list_children(pid: int) -> list[int]:
 
 
 def read_memory(*pids: int) -> float:
-    """Return the resident memory of processes together, in MiB."""
-    pages = 0
+    """Return the resident memory of processes together, in MiB, without pages of files: the system takes these back."""
+    kib = 0
     for pid in pids:
         with suppress(OSError):  # a reader that has just ended
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGESIZE") / 2**20, 1)
+            kib += int(re.findall(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+    return round(kib / 2**10, 1)
 
 
 def make_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
@@ -169,7 +171,7 @@ async def fill_pool(url: str, engine: int) -> int:
     sent, sizes = 0, [read_memory(engine)]
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         longest = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
-        while len(sizes) < 5 or sizes[-1] - sizes[-5] > 1:
+        while len(sizes) < _FILLING or sizes[-1] - sizes[-5] > 1:
             prompt = [5 + len(sizes), *[7] * (longest - 9)]
             (await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
             sent += len(prompt)

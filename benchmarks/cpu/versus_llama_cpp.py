@@ -1,6 +1,12 @@
 """The embedded engine and llama.cpp on the same GGUF file: tokens/s, prompts, and how far each is from float32.
 
     python benchmarks/cpu/versus_llama_cpp.py --model FILE.gguf --llama-python VENV/bin/python --out results.json
+    python benchmarks/cpu/versus_llama_cpp.py --model FILE.gguf --llama-python VENV/bin/python --random 1B \
+        --kind Q4_0 --rounds 3 --tokens 48 --busy --out results.json
+
+`--random` writes a model with the layers of Llama 3.2 1B and random weights, and its first two layers as a draft model,
+into a folder that is removed in the end; FILE.gguf lends the vocabulary. Its text is noise: only speed says something.
+`--busy` measures everything again while another program holds a core.
 
 Each engine has a process of its own and answers one turn at a time, so that the others are idle meanwhile. For one
 thread seconds are processor time, so that other programs on the machine matter less; for more they are wall time.
@@ -16,15 +22,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TEXTS = {
-    "chat": "Explain how a bicycle stays upright, in detail.",
-    "edit": "Write this again and correct the spelling: "
-    + "Yesterday we goed to the market and buyed apples, pears and bred for diner. " * 6,
+    "chat": _TURN.format("Explain how a bicycle stays upright, in detail."),
+    "edit": _TURN.format(
+        "Write this again and correct the spelling: "
+        + "Yesterday we goed to the market and buyed apples, pears and bred for diner. " * 6
+    ),
 }
+"""As the heads in `bundle/smollm2` were trained to continue them."""
 CONTEXT = 2048
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
@@ -87,8 +98,14 @@ def load_llama(model: str, options: dict[str, Any]) -> tuple[Generate, Callable[
 def work() -> None:
     """Answer one line after the other: prompt and tokens in, seconds and tokens out."""
     name, model, options = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+    if name == "draftwise":
+        import draftwise.engine.kernels.cpu_layers
+        import draftwise.engine.llm  # noqa: F401 - memory of the libraries alone is taken
+    else:
+        import llama_cpp  # noqa: F401 - likewise
+    alone = memory_of(os.getpid())
     generate, encode = (load_draftwise if name == "draftwise" else load_llama)(model, options)
-    print("RESULT {}", flush=True)
+    print("RESULT " + json.dumps({"alone": alone}), flush=True)
     for line in sys.stdin:
         task = json.loads(line)
         prompt = encode(task["text"])[: task.get("cut", CONTEXT)]
@@ -96,6 +113,12 @@ def work() -> None:
         tokens = generate(prompt, task["count"])
         answer = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
         print("RESULT " + json.dumps(answer | {"tokens": tokens, "prompt": len(prompt)}), flush=True)
+
+
+def memory_of(pid: int) -> int:
+    """Return bytes of memory that is the process's own or maps files."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
 class Peer:
@@ -108,7 +131,8 @@ class Peer:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.pid = self._child.pid
-        self._read()
+        self.alone = self._read()["alone"]
+        """Memory before the model."""
 
     def run(self, **task: Any) -> dict[str, Any]:
         """Answer a turn."""
@@ -116,11 +140,6 @@ class Peer:
         self._child.stdin.write(json.dumps(task) + "\n")
         self._child.stdin.flush()
         return self._read()
-
-    def memory(self) -> int:
-        """Return bytes of memory that is the process's own or maps files."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
     def close(self) -> None:
         """End it."""
@@ -166,7 +185,7 @@ def measure(args: argparse.Namespace, threads: int) -> dict[str, Any]:
                 prompt = peers[way].run(text=TEXTS["edit"] * 4, cut=512, count=1)
                 times[way].setdefault("prompt", []).append(1e3 * prompt[clock] / prompt["prompt"])
     medians = {way: {kind: statistics.median(each) for kind, each in kinds.items()} for way, kinds in times.items()}
-    memory = {way: peer.memory() for way, peer in peers.items()}
+    memory = {way: {"all": memory_of(peer.pid), "before_the_model": peer.alone} for way, peer in peers.items()}
     for peer in peers.values():
         peer.close()
     ratios = {
@@ -188,6 +207,89 @@ def measure(args: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 def _spec(method: str, model: str, k: int) -> dict[str, Any]:
     return {"method": method, "model": model, "num_speculative_tokens": k}
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Let another program compute meanwhile."""
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def write_random(folder: Path, vocabulary: str, kind: str) -> tuple[str, str]:
+    """Write a model with the layers of Llama 3.2 1B and one of its first two layers; return both files.
+
+    Weights are random blocks of a type whose values are about as large as those of a model at its start.
+    """
+    import gguf
+    import numpy as np
+
+    hidden, inner, heads, groups, size = 2048, 8192, 32, 8, 64
+    known, rng = gguf.GGUFReader(vocabulary), np.random.default_rng(0)
+    vocab_size = len(known.fields["tokenizer.ggml.tokens"].data)
+
+    def blocks(name: str, rows: int, width: int) -> Any:
+        spread = 0.5 * width**-0.5
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+        data = rng.integers(0, 256, (rows, width // block, size), dtype=np.uint8)
+
+        def put(at: int, value: float) -> None:
+            data[..., at : at + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+        put(0, spread / {"Q4_0": 4.6, "Q4_K": 4.6 * 32, "Q8_0": 74}[name])
+        if name == "Q4_K":  # all eighths have the scale 32 and the minimum 30, so that weights are around 0
+            put(2, 8 * spread / (4.6 * 32))
+            data[..., 4:16] = np.repeat(np.array([160, 94, 224], np.uint8), 4)
+        return data.reshape(rows, -1)
+
+    layers = []
+    for _ in range(16):
+        shapes = {
+            "attn_q": (heads * size, hidden),
+            "attn_k": (groups * size, hidden),
+            "attn_v": (groups * size, hidden),
+            "attn_output": (hidden, heads * size),
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
+        }
+        layers.append({name: blocks(kind, *shape) for name, shape in shapes.items()})
+    embedding = blocks("Q8_0", vocab_size, hidden)
+    files = []
+    for count in (16, 2):
+        files.append(str(folder / f"{count}-layers-{kind}.gguf"))
+        writer = gguf.GGUFWriter(files[-1], "llama")
+        writer.add_context_length(8192)
+        writer.add_embedding_length(hidden)
+        writer.add_block_count(count)
+        writer.add_feed_forward_length(inner)
+        writer.add_head_count(heads)
+        writer.add_head_count_kv(groups)
+        writer.add_rope_dimension_count(size)
+        writer.add_rope_freq_base(500000.0)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_vocab_size(vocab_size)
+        for name, field in known.fields.items():
+            if name.startswith("tokenizer."):
+                inner_type = field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(name, field.contents(), field.types[0], inner_type)
+        eight, own = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType[kind]
+        writer.add_tensor("token_embd.weight", embedding, raw_dtype=eight)
+        writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+        for i, layer in enumerate(layers[:count]):
+            for name, data in layer.items():
+                writer.add_tensor(f"blk.{i}.{name}.weight", data, raw_dtype=own)
+            for name in ("attn_norm", "ffn_norm"):
+                writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(hidden, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return files[0], files[1]
 
 
 LLAMA_LOGITS = """
@@ -257,18 +359,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--k", type=int, default=3)
+    parser.add_argument("--random", choices=["1B"], help="measure a model of random weights instead of --model")
+    parser.add_argument("--kind", choices=["Q4_0", "Q4_K", "Q8_0"], default="Q4_0", help="type of random weights")
+    parser.add_argument("--busy", action="store_true", help="measure again with a core taken")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        divergence = compare_logits(args, Path(folder))
-    settings = {name: getattr(args, name) for name in ("rounds", "tokens", "k")}
-    settings |= {"model": Path(args.model).name, "model_bytes": Path(args.model).stat().st_size}
-    result = {
-        **provenance(),
-        "settings": settings,
-        "divergence_from_float32": divergence,
-        "threads": {str(threads): measure(args, threads) for threads in args.threads},
-    }
+        result: dict[str, Any] = provenance()
+        if args.random:
+            os.environ["DRAFTWISE_CACHE_DIR"] = str(Path(folder) / "cache")
+            args.model, args.draft = write_random(Path(folder), args.model, args.kind)
+        else:
+            result["divergence_from_float32"] = compare_logits(args, Path(folder))
+        settings = {name: getattr(args, name) for name in ("rounds", "tokens", "k", "random", "kind")}
+        settings |= {"model": Path(args.model).name, "model_bytes": Path(args.model).stat().st_size}
+        result["settings"] = settings
+        result["threads"] = {str(threads): measure(args, threads) for threads in args.threads}
+        if args.busy:
+            with busy_core():
+                result["threads_with_a_core_taken"] = {str(n): measure(args, n) for n in args.threads}
     print(json.dumps(result, indent=1))
     write(result, args.out)
 

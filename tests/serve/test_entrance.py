@@ -1,7 +1,9 @@
 """Which requests are answered at all: those of clients, not those of foreign web pages."""
 
 import contextlib
+import http.client
 import socket
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -148,3 +150,28 @@ def test_hosts_of_the_options(options, host, admitted):
 def test_an_origin_that_no_browser_sends_is_refused(origin):
     with pytest.raises(InvalidSetup, match="not a web origin"):
         check_origins(["https://a.example:8080", "*", origin])
+
+
+@pytest.mark.parametrize("size", [2, 300_000, 3_000_000])
+@pytest.mark.parametrize(
+    ("method", "path", "media_type"),
+    [
+        ("PATCH", "/v1/completions", JSON_TYPE),
+        ("POST", "/v1/completions", "text/plain"),
+        ("POST", "/v1/completions", JSON_TYPE),
+        ("POST", "/nowhere", JSON_TYPE),
+        ("GET", "/health", JSON_TYPE),
+    ],
+)
+def test_a_connection_that_closes_is_announced(shared, method, path, media_type, size):
+    """Whatever is answered before the body has come: the next request is not sent into a reset."""
+    parts = urlsplit(shared.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    for _ in range(3):
+        connection.request(method, path, b"x" * size, {"content-type": media_type})
+        answer = connection.getresponse()
+        answer.read()
+        if answer.getheader("connection") == "close":
+            break
+        connection.auto_open = 0  # it must still be open
+    connection.close()

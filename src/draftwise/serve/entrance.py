@@ -7,16 +7,18 @@ machine), and by the media type, as a page may send any but application/json wit
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwise.core import InvalidSetup
 from draftwise.serve.errors import RequestError, handle_request_error
@@ -25,6 +27,8 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/o
 """Probes and scrapers read these without a key, as in vLLM. Any other path needs it."""
 _LARGEST_HEAD = 2**16
 """Bytes of all headers."""
+_LINGER_S = 5.0
+"""How long the rest of a body may come after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,9 @@ class Entrance:
         """Pass the request on, or answer with the reason."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
+            has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            if has_body and "expect" not in headers:  # which waits for the answer
+                receive, send = _announce_close(receive, send)
             if (error := self._judge(scope, headers)) is not None:
                 await handle_request_error(Request(scope), error)(scope, receive, send)
                 return
@@ -125,6 +132,36 @@ class Entrance:
         assert self._digest is not None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.encode("latin-1")), self._digest)
+
+
+def _announce_close(receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Return both such that an answer before the end of a body says that the connection closes, and is read.
+
+    Many clients read the answer once all is sent: what still comes is dropped for some seconds, as a connection that
+    closes before resets them.
+    """
+    has_ended = False
+
+    async def note_end() -> Message:
+        nonlocal has_ended
+        message = await receive()
+        has_ended = has_ended or not message.get("more_body", False)
+        return message
+
+    async def announce(message: Message) -> None:
+        if message["type"] == "http.response.start" and not has_ended:
+            rest = [each for each in message["headers"] if each[0].lower() != b"connection"]
+            message = {**message, "headers": [*rest, (b"connection", b"close")]}
+        elif not has_ended and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            message = {"type": "http.response.body"}
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_S):
+                    while not has_ended:
+                        await note_end()
+        await send(message)
+
+    return note_end, announce
 
 
 def _shown(values: Iterable[str]) -> str:

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from llvmlite import binding as llvm
+from llvmlite import ir
 from numba import cfunc, types
 
 from draftwise.engine.kernels import cpu_vectors
@@ -175,6 +177,22 @@ def test_without_such_instructions_it_runs_as_before_and_says_so(tiny_target: Pa
 def test_the_processor_decides(machine, features, mode):
     found = cpu_vectors._find_mode(machine, features)
     assert (found and found.name) == mode
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_products_compile_to_dot_products_on_arm(kind: str):
+    """Emulated by qemu, their bits were those of AVX2 and AVX-512; here only the code is looked at."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = "aarch64-linux-gnu"
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
+    cpu_vectors._tile(builder, cpu_vectors._MODES["dotprod"], kind, 2, tuple(function.args))
+    builder.ret_void()
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(features="+neon,+dotprod", opt=2)
+    code = machine.emit_assembly(llvm.parse_assembly(str(module)))
+    assert code.count("sdot") >= 2 * 4 * 8, "two rows, four parts of a group, eight vectors of a block"
 
 
 def test_heads_and_embeddings_keep_eight_bits():
