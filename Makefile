@@ -15,7 +15,7 @@ BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps -
 PARALLEL := --dist loadfile --no-loadscope-reorder --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e browser coverage docs image man format clean help
+.PHONY: demo demo-real test check unit light kernels every-case apiserver whole-apiserver e2e browser coverage docs image image-base run-image man format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -106,9 +106,21 @@ docs: $(VENV)/.installed ## Build the documentation site in build/docs/site, wit
 	$(BIN)/python -m docs.site
 	if [ -d $(TOOLS)/browser ]; then $(BIN)/python -m docs.playground build/docs/site/playground --pyodide $(TOOLS)/browser/node_modules/pyodide; fi
 
-image: $(VENV)/.installed ## Build an image with podman or buildah: EXTRAS='[engine]', BASE=..., IMAGE=...
+BUILDER := $(shell command -v podman || command -v buildah || echo docker)
+# Behind a proxy that signs anew: BUILD_FLAGS='--volume /etc/ssl/certs/ca-certificates.crt:/etc/ssl/certs/ca-certificates.crt:ro'
+BUILD_FLAGS ?=
+
+image: $(VENV)/.installed ## Build an image with podman or buildah: EXTRAS='[engine]', BASE=..., IMAGE=..., BUILD_FLAGS=...
+	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	$(shell command -v podman || command -v buildah || echo docker) build --file Containerfile --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg EXTRAS='$(EXTRAS)' .
+	$(BUILDER) build --file Containerfile --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg EXTRAS='$(EXTRAS)' $(BUILD_FLAGS) .
+
+image-base: ## Make BASE from Debian's packages alone, where no registry can be reached: root, mmdebstrap, buildah
+	catalogue/platform/image_base.sh $(if $(BASE),$(BASE),localhost/debian-python)
+
+run-image: $(VENV)/.installed ## Run the commands of examples/kubernetes out of IMAGE, as nobody on a read-only root: root, buildah
+	container=$$(buildah from $(IMAGE)) && trap "buildah rm $$container" EXIT && \
+	  $(BIN)/python -m catalogue.run_image "$$(buildah mount $$container)" > catalogue/platform/run_image.json
 
 man: $(VENV)/.installed ## Write the manual page, build/draftwise.1
 	$(BIN)/python -m docs.manual

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -16,7 +18,8 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft7Validator
 from tests.cli.test_schema import close, schema_of
 from tests.support.guarding import window
-from tests.support.watched import make_baseline
+from tests.support.production import SPEC
+from tests.support.watched import make_baseline, serving_counters
 
 from draftwise.cli import main
 from draftwise.core import Finding, Severity
@@ -168,10 +171,28 @@ def test_what_is_asked_in_vain(tmp_path, arguments, code, text):
 
 
 def test_another_guard_of_the_same_replica_is_refused(truth, folder):
-    guard(folder)  # makes the folder of the leases, and gives them back
-    (lease,) = {path.with_suffix("") for path in (folder / "cache" / "guarded").iterdir()}
+    guard(folder)  # makes the folder of the leases, and gives them back without a trace
+    assert list((folder / "cache" / "guarded").iterdir()) == []
+    lease = folder / "cache" / "guarded" / hashlib.sha256(A.encode()).hexdigest()[:16]
     holder: dict[str, Any] = {"token": "other", "host": socket.gethostname(), "pid": os.getpid(), "until_s": 2e9}
     lease.write_text(json.dumps(holder))
     result = run(A, "--state", folder / "other.json", "--once")
     assert result.exit_code == 2
     assert f"already guards {A}" in result.output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+@pytest.mark.parametrize("verb", ["watch", "guard"])
+@pytest.mark.parametrize("shell", [(), ("sh", "-c", 'trap "" INT; exec "$@"', "sh")], ids=["", "in-the-background"])
+def test_a_pod_that_is_stopped_ends_without_a_lease(verb, shell, tmp_path):
+    options = {"watch": ("--interval", "0.5"), "guard": ("--every", "0.5", "--state", str(tmp_path / "guard.json"))}
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with serving_counters(SPEC) as (url,):
+        words = [*shell, sys.executable, "-m", "draftwise", verb, url, *options[verb], "--json"]
+        with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+            assert json.loads(process.stdout.readline())
+            process.terminate()
+            process.communicate(timeout=60)
+    assert process.returncode in (0, 1, 3, 130)  # of its last look, or interrupted where the shell ignores SIGINT
+    assert [each for each in tmp_path.rglob("*") if each.suffix in (".lease", ".lock")] == []
+    assert [each for each in (tmp_path / "cache").rglob("*") if each.is_file()] == []

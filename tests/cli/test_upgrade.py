@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from draftwise.cli import main
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+SUFFIX = '{"method": "suffix"}'
 
 
 def compared(spec, before, after, *flags):
@@ -109,3 +110,19 @@ def test_a_release_that_is_not_known_is_compared_only_on_request():
     arguments = ["upgrade", LLAMA, "-sc", NGRAM, "--from", "0.33.0", "--to", "0.34.0"]
     assert CliRunner().invoke(main, arguments).exit_code == 2
     assert "0.33.0 -> 0.34.0, judged as 0.33.0" in CliRunner().invoke(main, [*arguments, "--nearest"]).stdout
+
+
+def test_the_release_that_runs_is_the_one_that_the_source_names(tmp_path):
+    command = f"--model {LLAMA} --speculative-config '{SUFFIX}'"
+    service = {"image": "vllm/vllm-openai:v0.19.1", "command": command}
+    file = tmp_path / "compose.yaml"
+    file.write_text(json.dumps({"services": {"llm": service}}))
+    named, asked = (
+        CliRunner().invoke(main, ["upgrade", str(file), *words, "--to", "newest", "--json"])
+        for words in ((), ("--from", "0.19.1"))
+    )
+    assert json.loads(named.stdout) == json.loads(asked.stdout)
+    for image in ("vllm/vllm-openai", "vllm/vllm-openai:latest"):
+        file.write_text(json.dumps({"services": {"llm": service | {"image": image}}}))
+        done = CliRunner().invoke(main, ["upgrade", str(file), "--to", "newest"])
+        assert (done.exit_code, "--from" in done.stderr or "not a version" in done.stderr) == (2, True), done.stderr

@@ -134,7 +134,8 @@ def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -
 
 def test_bad_input_names_its_fix(tmp_path: Path) -> None:
     (tmp_path / "setup.json").write_text("{}")
-    assert "is not an http(s) URL" in run("llama:8000", "--once").output
+    assert "is not an http(s) URL. Write http://llama:8000." in run("llama:8000", "--once").output
+    assert "is not an http(s) URL. Example: " in run("ftp://llama:8000", "--once").output
     done = run("http://127.0.0.1:1", "--baseline", tmp_path / "setup.json", "--once")
     assert done.exit_code == 2
     assert "is not a baseline" in done.output

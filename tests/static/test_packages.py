@@ -17,7 +17,8 @@ from draftwise.cli import main
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 REPOSITORY = "https://host.example/owner/draftwise"
-MANIFESTS = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
+DOCUMENTS = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
+MANIFESTS = [each for each in DOCUMENTS if each.name != "guard-rights.yaml"]
 
 
 class TestPackagePage:
@@ -127,6 +128,17 @@ class TestManifests:
         assert set(paths) <= {each["mountPath"] for each in mounted.values()}
         written = re.findall(r"--(?:out|state)=(/\w+)/", " ".join(container["args"]))
         assert set(written) <= {each["mountPath"] for each in mounted.values() if not each.get("readOnly")}
+
+
+@pytest.mark.parametrize("release", ["1.27", "1.37"])
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_manifests_meet_the_schemas_of_kubernetes(path: Path, release: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        validator.validate(document, release, strict=True)
+        damaged = document | {"specs": {}}
+        with pytest.raises(validator.ValidationError):
+            validator.validate(damaged, release, strict=True)
 
 
 def test_the_image_runs_as_nobody_and_gets_nothing_but_the_wheel() -> None:

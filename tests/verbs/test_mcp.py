@@ -121,7 +121,7 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {"sources": 3}, "invalid-request", "sources must be"),
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
         ("size", {"target": LLAMA}, "missing-argument", "gpu is missing"),
-        ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: 'H1000'"),
+        ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: draftwise does not know the GPU 'H1000'"),
         ("size", {"target": LLAMA, "gpu": "H200", "num_speculative_tokens": -1}, "invalid-request", "1 or more"),
         ("explain", {"name": "no-such-name"}, "unknown-name", "no-such-name"),
         ("explain", {"name": "x" * 2_000_000}, "call-too-large", "1,000,000 bytes"),

@@ -24,9 +24,11 @@ def check_url(url: str, *, where: str = "--url") -> None:
         InvalidSetup: it is not an http(s) URL.
     """
     if not _is_http_url(url):
-        raise InvalidSetup.because(
-            "not-a-url", f"{where} {url!r} is not an http(s) URL.", where=where, fix="Example: http://127.0.0.1:8000."
+        is_address = (
+            "://" not in url and url.partition("/")[0].rpartition(":")[2].isdigit() and _is_http_url(f"http://{url}")
         )
+        fix = f"Write http://{url}." if is_address else "Example: http://127.0.0.1:8000."
+        raise InvalidSetup.because("not-a-url", f"{where} {url!r} is not an http(s) URL.", where=where, fix=fix)
 
 
 def _is_http_url(url: str) -> bool:

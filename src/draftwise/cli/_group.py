@@ -7,9 +7,11 @@ import importlib
 import io
 import json
 import re
+import signal
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +65,8 @@ class VerbGroup(click.Group):
             return run(args, *more, standalone_mode=False, **options)
         as_json = _wants_json(sys.argv[1:] if args is None else args)
         try:
-            code = run(args, *more, standalone_mode=False, **options)
+            with _terminable():
+                code = run(args, *more, standalone_mode=False, **options)
         except Exception as error:
             code = _report(error, as_json=as_json)
         sys.exit(code if isinstance(code, int) else ExitCode.GOOD)
@@ -145,6 +148,26 @@ def _wants_json(words: Sequence[str]) -> bool:
     """Whether a command line, which may be wrong, asks for JSON."""
     own = list(words[: words.index("--")] if "--" in words else words)
     return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: servers go down, leases are given back, what was measured stays."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # the shell started it in the background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, as in tests
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report(error: Exception, *, as_json: bool) -> int:

@@ -1,12 +1,10 @@
-"""A measurement in a terminal: its options, its progress, what Ctrl-C and SIGTERM do to it, and what resumes it."""
+"""A measurement in a terminal: its options, its progress, what Ctrl-C does to it, and what resumes it."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from threading import Event, Thread
 from typing import Any, NoReturn
 
@@ -64,7 +62,7 @@ RENAMED = {"--vllm": "--vllm-command"}
 
 def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Exception | None]:
     """Run a verb that measures, with its progress on stderr; return its result, and the failure that ended it early."""
-    with ConsoleProgress(open_console(stderr=True)) as progress, _terminable():
+    with ConsoleProgress(open_console(stderr=True)) as progress:
         try:
             return verb.run(request, progress), None
         except (BackendError, StorageError) as error:
@@ -80,20 +78,6 @@ def end_measurement(result: Any, failure: Exception | None) -> NoReturn:
     if failure is not None:
         click.echo(f"error: {failure}", err=True)
     sys.exit(result.exit_code if failure is None else exit_code_of(failure))
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does: the servers go down, what was measured stays."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
-    except ValueError:  # not the main thread, as in tests
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class ConsoleProgress(Silent):

@@ -26,7 +26,8 @@ from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 
 @setup_command(short_help="Show what breaks, changes and becomes possible between two vLLM releases.")
-@click.option("--from", "before", required=True, metavar="VERSION", help="Release that runs now.")
+@click.option("--from", "before", metavar="VERSION",
+              help="Current release. [default: SOURCE's]")  # fmt: skip
 @click.option("--to", "after", required=True, metavar="VERSION",
               help="Release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
 @nearest_option

@@ -24,8 +24,8 @@ from draftwise.verbs.verb import Result, Verb, load_verb
 LARGEST = 1_000_000
 """Bytes of the arguments of a call, and of its answer."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_OPTION = re.compile(r"'[^']*'|(?<![\w`-])--?[a-z][\w-]*")
-"""An option in a message; what stands in quotes is the agent's own text."""
+_OPTION = re.compile(r"'[^']*'|`draftwise mcp [^`]*`|(?<![\w`-])--?[a-z][\w-]*")
+"""An option in a message; quotes hold the agent's own text, and a command for who runs the server stays as it is."""
 _OTHER_NAMES = {
     "tp": ("tensor_parallel_size", "gpus"),
     "pp": ("pipeline_parallel_size",),
@@ -157,7 +157,7 @@ def refusal_of(error: BaseException, tool: Tool | None = None) -> ToolAnswer:
     document = describe_error(error)
     text = json.dumps(document)
     if tool is not None:
-        text = _OPTION.sub(lambda found: found[0] if found[0][0] == "'" else _field_of(found[0], tool), text)
+        text = _OPTION.sub(lambda found: found[0] if found[0][0] in "'`" else _field_of(found[0], tool), text)
     return ToolAnswer(text=text, document=json.loads(text), is_error=True)
 
 

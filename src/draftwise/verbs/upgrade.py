@@ -18,7 +18,7 @@ from draftwise.setups.read import SetupReading
 from draftwise.verbs.judgements import FailOn, Judgement
 from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
-from draftwise.verbs.verb import Result, verb
+from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = [
     "AcceptedChoice",
@@ -37,8 +37,8 @@ class UpgradeRequest(JudgedRequest):
     """Setups, and the two releases between which they move."""
 
     _: KW_ONLY
-    before: str
-    """Release that runs now."""
+    before: str | None = None
+    """Release that runs now; None takes the one that each source names."""
     after: str
     """Release to move to, e.g. `newest`; an older one is a roll-back."""
     nearest: bool = False
@@ -120,10 +120,14 @@ def _has_errors(findings: Iterable[Finding]) -> bool:
 @verb(UpgradeRequest)
 def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
     """Judge the same setup on two vLLM releases and say what differs."""
-    for version in (request.before, request.after):
+    for version in filter(None, (request.before, request.after)):
         open_release(version, nearest=request.nearest)
     sources = find_sources(request)
     old, new = (sources.read(version) for version in (request.before, request.after))
+    for setup in old.setups if request.before is None else ():
+        if not setup.engine_version:
+            refuse("A source does not name the release that runs now. Give it.", where="--from")
+        open_release(setup.engine_version, nearest=request.nearest)
     with open_configs([*old.setups, *new.setups], request.config_from, hub=request.hub):
         pairs = [
             _describe(left.where, compare_releases(left, right, nearest=request.nearest))

@@ -150,6 +150,11 @@ def _get_target(context: Context) -> ModelConfig:
         raise InvalidSetup(context.faults)
     if context.target is None or context.target.is_partial:
         name = context.setup.target
+        if Path(name).is_file():
+            raise InvalidSetup.because(
+                "unknown-target", f"{name} is a file, and a size is that of a model.", where="target",
+                fix=f"Give the model that it serves; `draftwise check {name}` names it.",
+            )  # fmt: skip
         raise InvalidSetup.because(
             "unknown-target",
             f"The layer sizes of the target {name!r} are unknown: it is neither a checkpoint directory nor a "
