@@ -171,7 +171,7 @@ def test_a_loss_of_first_tokens_that_may_be_none_is_a_note_with_what_would_tell(
 def test_first_tokens_of_which_nothing_is_known_promise_no_number_of_prompts() -> None:
     wild = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.15, noise=60.0)})
     (found,) = (each for each in only(wild).findings if each.code == "ttft-damaged")
-    assert "(interval not known), which does not rule out that nothing is lost" in found.message
+    assert "(interval not known). The interval does not rule out a loss" in found.message
     assert found.fix == "More prompts would settle it."
 
 

@@ -105,7 +105,7 @@ class _Program:
         self._places: list[tuple[int, int, str]] = []
         self._ready: tuple[np.ndarray, np.ndarray, list[tuple[str, int]], np.ndarray] | None = None
 
-    def add(self, operation: str, **values: _Value) -> None:
+    def append(self, operation: str, **values: _Value) -> None:
         """Add an operation of `OPERATIONS`; what is not given is 0. `name+8` is 8 bytes behind a named address."""
         row, fields = [0] * OPERATION_SIZE, OPERATIONS[operation]
         row[0] = list(OPERATIONS).index(operation)
@@ -260,7 +260,7 @@ class QuantizedLayers:
             "inputs": 48 * num_rows * self.widest // 32,
         }
 
-    def add(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
+    def append(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
         """Write all layers into a program.
 
         Args:
@@ -287,18 +287,18 @@ class QuantizedLayers:
                 norm |= {"weight": layer.input_norm.data_ptr(), "x": x, "x_stride": stride}
                 norm |= {"delta": "delta", "delta_stride": stride} if i else {}
                 norm |= {"state": f"state.{i}", "state_stride": f"state_stride.{i}"} if states else {}
-                program.add("norm", rows=all_rows, **norm)
+                program.append("norm", rows=all_rows, **norm)
             elif states:
                 width = layer.qkv.blocks * 32
                 norm |= {"x": "normed", "x_stride": 4 * width, "width": width, "out_stride": width // 32 * 48}
-                program.add("norm", rows=all_rows, **norm)
+                program.append("norm", rows=all_rows, **norm)
             product(layer.qkv, all_rows, "qkv")
             q_norm, k_norm = (0, 0) if layer.qk_norms is None else (each.data_ptr() for each in layer.qk_norms)
             of_heads: dict[str, _Value] = {"heads": heads, "groups": groups, "size": size, "qkv": "qkv"}
             of_heads |= {"stride": 4 * layer.qkv.width, "pages": kv.layers[i].data_ptr()}
             turns: dict[str, _Value] = {name: name + step for name in ("cos", "sin", "slots")}
-            program.add("rotate", rows=all_rows, q_norm=q_norm, k_norm=k_norm, eps=eps, **turns, **of_heads)
-            program.add(
+            program.append("rotate", rows=all_rows, q_norm=q_norm, k_norm=k_norm, eps=eps, **turns, **of_heads)
+            program.append(
                 "attend",
                 rows=rows,
                 index=index,
@@ -317,16 +317,16 @@ class QuantizedLayers:
             product(layer.o, rows, "delta")
             norm |= {"x": x, "x_stride": stride, "width": hidden, "out_stride": quantized}
             norm |= {"weight": layer.post_norm.data_ptr(), "delta": "delta", "delta_stride": stride, "state": 0}
-            program.add("norm", rows=rows, index=index, **norm)
+            program.append("norm", rows=rows, index=index, **norm)
             product(layer.gate_up, rows, "gate_up")
-            program.add("gate", rows=rows, gate_up="gate_up", inner=shape.intermediate_size, out="inputs")
+            program.append("gate", rows=rows, gate_up="gate_up", inner=shape.intermediate_size, out="inputs")
             product(layer.down, rows, "delta")
 
 
 def add_product(program: _Program, matrix: QuantizedLinear, *, rows: str, out: str) -> None:
     """Write a product of `inputs` into a program."""
     chunks = {"chunks": matrix.chunks.data_ptr(), "count": len(matrix.chunks)}
-    program.add("product", rows=rows, inputs="inputs", out=out, out_stride=4 * matrix.width, **chunks)
+    program.append("product", rows=rows, inputs="inputs", out=out, out_stride=4 * matrix.width, **chunks)
 
 
 class QuantizedChain:
@@ -432,13 +432,13 @@ class QuantizedChain:
                     norm |= {"out": f"inputs+{quantized}" if half != parts.state_first else "inputs"}
                     if half and parts.starts_normed:
                         norm |= {"values": x, "values_stride": stride}
-                    program.add("norm", rows=rows, out_stride=2 * quantized, **norm)
+                    program.append("norm", rows=rows, out_stride=2 * quantized, **norm)
             if parts.projection is not None:
                 add_product(program, parts.projection, rows=rows, out=x)
                 if not layers.norms_input:
                     norm = {"x": x, "x_stride": stride, "width": hidden, "eps": eps}
                     norm |= {} if parts.input_norm is None else {"weight": parts.input_norm.data_ptr()}
-                    program.add("norm", rows=rows, out="inputs", out_stride=quantized, **norm)
+                    program.append("norm", rows=rows, out="inputs", out_stride=quantized, **norm)
             layers.add(program, kv, x=x, step=end)
             norm = {"x": x, "x_stride": stride, "index": "wanted" + end, "width": hidden, "eps": eps}
             norm |= {"delta": "delta", "delta_stride": stride, "out": "inputs", "out_stride": quantized}
@@ -447,10 +447,10 @@ class QuantizedChain:
                 norm |= {"values": "carry", "values_stride": stride}
             elif parts.reads_state and x != "carry":
                 norm |= {"state": "carry", "state_stride": stride}
-            program.add("norm", rows="count" + end, **norm)
+            program.append("norm", rows="count" + end, **norm)
             add_product(program, parts.head, rows="count" + end, out="logits")
             ids = 0 if parts.target_ids_U is None else parts.target_ids_U.data_ptr()
-            program.add(
+            program.append(
                 "choose",
                 rows="count" + end,
                 logits="logits",
@@ -474,4 +474,4 @@ class QuantizedChain:
             where |= {"table": table.data_ptr()}
         where |= {"positions": f"positions.{step}"} if self._parts.skips_first else {}
         tokens = "chosen" if step else "tokens"
-        program.add("embed", rows=f"rows.{step}", tokens=tokens, factor=_bits(self._parts.factor), **where)
+        program.append("embed", rows=f"rows.{step}", tokens=tokens, factor=_bits(self._parts.factor), **where)
