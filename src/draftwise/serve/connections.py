@@ -22,6 +22,8 @@ _KEEP_ALIVE_S = 75
 that no request meets a connection which is being closed."""
 _LARGEST_HEAD = 2**16
 """Bytes of a request before the end of its headers."""
+_STALL_S = 120.0
+"""Longest time in which a client reads none of what waits for it."""
 _LAST_REQUESTS_S = 0.2
 """How long requests on open connections are answered with 503 before those connections are closed."""
 _LAST_ANSWERS_S = 2.0
@@ -65,6 +67,14 @@ def _limit(base: Any) -> Any:
             self._num_bytes += len(data)
             if self._num_bytes > _LARGEST_HEAD and not self.transport.is_closing():
                 self.send_400_response(f"The headers are larger than {_LARGEST_HEAD} bytes.")
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._stall = self.loop.call_later(_STALL_S, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stall.cancel()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
