@@ -215,24 +215,18 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
     if isinstance(own, Mapping) and own and all(isinstance(each, Mapping | None) for each in own.values()):
         groups |= {f"rope_parameters.{name}": each for name, each in own.items()} | {"rope_parameters": None}
     for group, given in groups.items():
-        if given is not None and not isinstance(given, Mapping):
+        if not isinstance(given, Mapping | None):
             faults.append((group, "an object", given))
-        elif given is not None:
-            numbers = {name: value for name, value in given.items() if name not in ("rope_type", "type", "truncate")}
-            listed = {
-                name: value if isinstance(value, list) and name not in _ROPE_NUMBERS else [value]
-                for name, value in numbers.items()
-            }
-            faults += [
-                (f"{group}.{name}", "a name", given[name])
-                for name in ("rope_type", "type")
-                if not isinstance(given.get(name), str | None)
-            ]
-            faults += [
-                (f"{group}.{name}", "a positive number", values)
-                for name, values in listed.items()
-                if not all(each is None or _is_positive(each) for each in values)
-            ]
+            continue
+        for name, value in (given or {}).items():
+            if name in ("rope_type", "type"):
+                kind, holds = "a name", isinstance(value, str | None)
+            elif isinstance(value, list) and name not in _ROPE_NUMBERS:
+                kind, holds = "a list of positive numbers", all(map(_is_positive, value))
+            else:
+                kind, holds = "a positive number", value is None or name == "truncate" or _is_positive(value)
+            if not holds:
+                faults.append((f"{group}.{name}", kind, value))
     if faults:
         raise InvalidSetup(
             [
