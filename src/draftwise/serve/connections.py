@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from types import FrameType
 from typing import Any
@@ -22,6 +23,8 @@ _KEEP_ALIVE_S = 75
 that no request meets a connection which is being closed."""
 _LARGEST_HEAD = 2**16
 """Bytes of a request before the end of its headers."""
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+"""An offer of another protocol, which Java's client makes with its first request: httptools would drop the body."""
 _STALL_S = 120.0
 """Longest time in which a client reads none of what waits for it."""
 _LAST_REQUESTS_S = 0.2
@@ -51,7 +54,7 @@ def _limit(base: Any) -> Any:
     class StrictProtocol(base):  # type: ignore[misc]  # chosen while running
         _timer: asyncio.TimerHandle | None = None
         _num_bytes = 0
-        """The part of a request's headers that has arrived, in bytes."""
+        """What has arrived of a request's headers, or between the pieces of its body and behind it, in bytes."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -60,13 +63,26 @@ def _limit(base: Any) -> Any:
         def data_received(self, data: bytes) -> None:
             if not self._num_bytes and self._is_between_requests():
                 self._close_in(_HEAD_S)
+                head, end, rest = data.partition(b"\r\n\r\n")
+                data = _UPGRADE.sub(b"", head) + end + rest
+            self._num_bytes += len(data)
             super().data_received(data)
             if not self._is_between_requests():
                 self._close_in(None)
-                return
-            self._num_bytes += len(data)
             if self._num_bytes > _LARGEST_HEAD and not self.transport.is_closing():
                 self.send_400_response(f"The headers are larger than {_LARGEST_HEAD} bytes.")
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if "path" not in self.scope:  # fields behind a body are dropped
+                super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            self._num_bytes = 0
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._num_bytes = 0
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -92,7 +108,6 @@ def _limit(base: Any) -> Any:
             """Close the connection then; None: not."""
             if self._timer is not None:
                 self._timer.cancel()
-            self._num_bytes = 0 if seconds is None else self._num_bytes
             self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)
 
     return StrictProtocol

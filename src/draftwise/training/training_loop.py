@@ -273,6 +273,8 @@ class TrainingRun:
             self._position = Position(step=int(position["step"]), taken=tuple(map(int, position["taken"])))
             if not 0 <= self._position.step <= self._settings.steps:
                 raise ValueError(f"it is of step {self._position.step} of {self._settings.steps}")
+            if not (state["network"] and all(map(state["optimizers"].get, ("state", "param_groups")))):
+                raise ValueError("it is empty")  # which torch would take for nothing to do
             self._optimizers.load_state_dict(state["network"], state["optimizers"])
             self._loss_sum.fill_(state["loss_sum"] if self._ranks.is_first else 0.0)
             self._loss_count, self._num_tokens = map(int, state["counts"])
