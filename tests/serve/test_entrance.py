@@ -288,14 +288,11 @@ def test_a_body_that_comes_in_drops_is_given_up(checkpoint, monkeypatch):
 
 
 def test_a_client_that_reads_nothing_is_left(monkeypatch):
-    class Base:
-        def pause_writing(self):
-            pass
-
-        resume_writing = pause_writing
+    flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
 
     async def run(*, reads):
-        protocol, left = connections._limit(Base)(), asyncio.Event()
+        protocol, left = object.__new__(connections._StrictProtocol), asyncio.Event()
+        protocol.flow = flow
         protocol.loop, protocol.transport = asyncio.get_running_loop(), SimpleNamespace(abort=left.set)
         protocol.pause_writing()
         if reads:
