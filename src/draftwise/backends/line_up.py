@@ -1,4 +1,4 @@
-"""One server at a time: whichever is asked is brought up first, and the one that was up goes down for it."""
+"""Runs one server at a time: starts the one that is asked, and stops the one that was up."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     """Return the config.json of the model.
 
     Raises:
-        InvalidSetup: the architecture is none that draftwise knows from GGUF files, or a value is missing.
+        InvalidSetup: draftwise does not know the architecture in GGUF files, or a value is missing.
     """
     where, architecture = str(header.file), header.architecture
     if architecture not in _ARCHITECTURES or header.get("expert_count"):

@@ -1,4 +1,4 @@
-"""What makes a head unfit for a target, whoever judges it: each fault has one code and one sentence.
+"""Names the faults that make a head unfit for a target: each has one code and one sentence for all callers.
 
 `inspect` and `check` look up under the code what a release of vLLM makes of it; `serve` and `train` refuse the head.
 """
@@ -36,7 +36,7 @@ def find_depth_fault(layers: object, *, where: str) -> Finding | None:
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:
-    """Return what is wrong with a head's `vocab_size`, None: it is not stated, beside the target's."""
+    """Return the fault of a head's `vocab_size` (None: not stated) given the target's."""
     if size is None or size == wanted:
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."

@@ -1,4 +1,4 @@
-"""Text files of a checkpoint and what they say in messages: bounded, and without terminal escapes."""
+"""Reads text files of a checkpoint, and quotes them in messages: bounded, and without terminal escapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How findings and judgements look in a terminal: shared by the verbs that judge a configuration."""
+"""Shows findings and judgements in a terminal, for the verbs that judge a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise bundle`: a setup's weights and what they need in one folder, for machines without a way to the hub."""
+"""`draftwise bundle`: packs a setup's weights and their dependencies in one folder, for machines without a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise compare`: is the answer still true? Two runs, or results of other load generators, beside each other."""
+"""`draftwise compare`: is the answer still true? Compares two runs, or results of other load generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise forecast`: what speculation will be worth under loads that nobody measured yet."""
+"""`draftwise forecast`: predicts speculation's worth under loads that nobody has measured yet."""
 
 from __future__ import annotations
 

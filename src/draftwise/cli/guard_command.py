@@ -1,4 +1,4 @@
-"""`draftwise guard`: proposes what to do when speculation stops paying, and does what it was given the means for."""
+"""`draftwise guard`: proposes steps if speculation stops paying, and takes those it has the means for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def guard(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str]] = frozenset()) -> None:
-    """Print the steps of a look, and its findings without those that are told already."""
+    """Print the steps of a look, and its findings without those printed before."""
     new = [each for each in result.findings if (each.code, each.where) not in told]
     if new or result.actions:
         console.print(Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.at_s)), "dim"))

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on beside its plan: hardware, software, model and servers."""
+"""Holds the context of a run's numbers besides its plan: hardware, software, model and servers."""
 
 from __future__ import annotations
 

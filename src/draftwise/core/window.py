@@ -1,4 +1,4 @@
-"""What a server's counters say of a stretch of time: how they grew between two looks, and what follows from that.
+"""Holds the growth of a server's counters between two looks, and the readings that follow from it.
 
 Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same. Quantiles of
 histograms are given as bounds only, whose buckets are coarser than what speculation gains. A reading is None where a
@@ -149,7 +149,7 @@ class Window:
 
     @staticmethod
     def pooled(windows: Iterable[Window]) -> Window | None:
-        """Return the windows of several engines over one stretch of time as one; None where there are none."""
+        """Return the windows of several engines over one stretch of time as one; None without windows."""
         each = list(windows)
         return reduce(add, each) if each else None
 

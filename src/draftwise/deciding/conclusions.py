@@ -1,4 +1,4 @@
-"""Everything that a run comes down to: numbers, their validity, verdicts, what to run, and how far that reaches."""
+"""Concludes a run: numbers, their validity, verdicts, the setup to run, and how far that reaches."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def gather_evidence(run: Run) -> GatheredEvidence:
     checked = check_validity(run, found, lost, uses, thresholds)
     of_run = (*counted.findings, *checked.of_run)
     comparisons = (
-        # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
+        # Findings of a pooled row count for its verdict, and are reported once, with the rows that it pools.
         judge_cell(
             each,
             [*own, *_find_of_members(each, found, checked.of_cells), *of_run],

@@ -1,4 +1,4 @@
-"""Puts an engine together: loads the weights, plans what is captured, counts the pages and makes the runner."""
+"""Builds an engine: loads the weights, plans the captures, counts the pages and makes the runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the rules that are written by hand can be seen in the sources of a release."""
+"""Finds the places of hand-written rules in the sources of a release."""
 
 from __future__ import annotations
 

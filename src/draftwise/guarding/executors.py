@@ -1,4 +1,4 @@
-"""What carries steps out, for as long as the operator names it: HAProxy's socket, a command, a patch for Git."""
+"""Carries steps out by the means that the operator names: HAProxy's socket, a command, a patch for Git."""
 
 from __future__ import annotations
 

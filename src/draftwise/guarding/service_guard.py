@@ -1,4 +1,4 @@
-"""Guards a service: reads each snapshot, decides, carries out and records; and undoes what was done."""
+"""Guards a service: reads each snapshot, decides, acts and records; and undoes its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about vLLM releases that a user added on this machine, beside those that are shipped: one file a release.
+"""Reads facts about vLLM releases that a user added on this machine to the shipped ones: one file a release.
 
 The first line of a file says what it is, each further one holds the table of a topic. The first lines are read to know
 which releases there are; a table is read when it is looked up, and that file is the only one opened.

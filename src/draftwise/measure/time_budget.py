@@ -1,4 +1,4 @@
-"""The minutes that a run may take, and which of them are for what."""
+"""Divides the minutes that a run may take."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TimeBudget:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a result is looked for again where there was none."""
+        """Seconds after which to look again for a missing result."""
         return _PATIENCE * self.seconds
 
     def start_end(self, now: float) -> float:

@@ -171,7 +171,7 @@ class FrozenTarget:
 
 @contextmanager
 def _quiet_about_unread() -> Iterator[None]:
-    """Keep transformers from listing the tensors that it was told to leave out."""
+    """Keep transformers from listing the tensors that it leaves out on request."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

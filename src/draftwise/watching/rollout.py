@@ -1,4 +1,4 @@
-"""Before and after a roll-out: the same readings of both, and what `upgrade` says of the step between them."""
+"""Compares a service before and after a roll-out, with `upgrade`'s findings on the step between them."""
 
 from __future__ import annotations
 

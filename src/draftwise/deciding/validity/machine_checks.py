@@ -1,4 +1,4 @@
-"""What the machine did to a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
+"""Checks the machine during a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class _Fusion:
         self.input_norm = reader.vector("input_norm.weight", all_width) if norms_all else None
         """Over all of them together."""
         self.fc_norms = tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each)
-        """Over each of them; empty if there are none."""
+        """Over each of them; empty without any."""
         self.fc: Linear = reader.linear("", ["fc"], [checkpoint.shape.hidden_size], all_width)
         self.eps = checkpoint.eps
 

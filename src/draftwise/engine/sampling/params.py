@@ -1,4 +1,4 @@
-"""How one request wants its tokens sampled, with vLLM's names, meanings and defaults."""
+"""Holds one request's sampling parameters, with vLLM's names, meanings and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step under way: whose it is, and what it says once the device is done.
+"""Holds a step under way: its sequences, and its outcome once the device is done.
 
 Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, C = 2 + S + K numbers of a
 sequence, R = B * S rows of logits.

@@ -1,4 +1,4 @@
-"""One completion in the making: its tokens, its pages and how far each of them has come."""
+"""Holds one completion in progress: its tokens, its pages and the progress of each."""
 
 from __future__ import annotations
 

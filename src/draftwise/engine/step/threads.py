@@ -1,4 +1,4 @@
-"""How many threads compute a step: as many as there are cores, and fewer while other processes hold some of them.
+"""Chooses the threads of a step: one per core, and fewer while other processes hold some cores.
 
 The threads of a step wait for each other dozens of times. One that has no core is missed each time for a slice of the
 scheduler, which is milliseconds, longer than a whole step of a small model: with one of two cores taken, two threads

@@ -1,4 +1,4 @@
-"""How long a step lasts, with and without drafting: work divided by rates, and the overheads of launching it."""
+"""Computes the time of a step with and without drafting: work divided by rates, plus launch overheads."""
 
 from __future__ import annotations
 

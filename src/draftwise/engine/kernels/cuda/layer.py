@@ -1,4 +1,4 @@
-"""Triton kernels for what a decoder layer does between its matrix products and attention.
+"""Computes a decoder layer's steps between its matrix products and attention, in Triton.
 
 Each reads its inputs once and writes its results once, sums in float32 and takes a row of the pass by itself, so that
 a row's result has the same bits in any batch. Before they wait for the kernel before them they read weights.

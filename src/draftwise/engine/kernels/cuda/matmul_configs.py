@@ -1,4 +1,4 @@
-"""How the matrix products for few rows are cut up.
+"""Chooses the tiling of matrix products for few rows.
 
 Every program reads its weights and all activations, so the multiprocessor with the most to read decides how long a
 product takes: the rule looks for the cut that leaves it least, with as many tiles in flight as shared memory holds, and

@@ -1,4 +1,4 @@
-"""Picks tokens from logits on the GPU: the likeliest of each row, and what a sequence emits.
+"""Picks tokens from logits on the GPU: the likeliest of each row, and the tokens that a sequence emits.
 
 What else picks tokens there is named here too (`tempering.kernels_for`). Each function equals the plain torch of
 `sampling.tempering` and `sampling.verify`, which define it; only the order of sums and the last bit of logarithms may
