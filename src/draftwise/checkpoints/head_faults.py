@@ -40,7 +40,7 @@ def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Findi
     if size is None or size == wanted:
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
-    fix = "If one is the other padded, nothing is wrong; else use a head that was trained for this target."
+    fix = "If one vocabulary is the other with padding, ignore this. Otherwise use a head that was trained for this target."
     return Finding.error("head-vocabulary-differs", message, where=where, fix=fix)
 
 
@@ -48,8 +48,8 @@ def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Find
     """Return what is wrong with the states that a head reads of a target of `num_layers` layers."""
     if not layers.is_stated and (len(layers.ids) < 3 or layers.ids[0] < 0):
         message = (
-            f"The head names no {layers.key}, and vLLM's own choice, 2, L/2 and L - 3, is not three layers in a target "
-            f"of {num_layers}."
+            f"The head does not set {layers.key}. vLLM then reads layers 2, L/2 and L - 3, which are not three layers "
+            f"in a target of {num_layers}."
         )
         return Finding.error(
             "layer-ids-collapse",

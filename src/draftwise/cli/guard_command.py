@@ -38,7 +38,7 @@ from draftwise.verbs.guard import guard as run_guard
 @click.option("--trickle", is_flag=True, help="Test a removed replica with a twentieth of the traffic.")
 @click.option("--probe", is_flag=True, help="Send removed replicas a few prompts every 15 minutes.")
 @click.option("--prometheus", metavar="URL",
-              help="Read the service's history from this Prometheus, to learn drift at once.")  # fmt: skip
+              help="Read the service's history from this Prometheus, to detect drift from the start.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
 @click.option("--once", is_flag=True, help="Read long enough for one decision (three windows), then exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object per reading, each on one line.")

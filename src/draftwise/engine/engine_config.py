@@ -159,7 +159,7 @@ def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
             if not allows(value):
                 yield _error("bad-value", name, f"must be {what}, got {value!r}.")
     if settings.get("enforce_eager") is True and settings.get("cudagraph_capture_sizes") is not None:
-        predicate = "says for which batches graphs are captured, and enforce_eager forbids them."
+        predicate = "sets the batches to capture as graphs, but enforce_eager forbids graphs."
         yield _error("conflicting-settings", "cudagraph_capture_sizes", predicate, "Leave one of them out.")
 
 
