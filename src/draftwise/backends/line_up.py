@@ -38,7 +38,7 @@ class Replace(Protocol):
 
 
 class StartAndStop:
-    """For servers that draftwise starts."""
+    """Line-up of servers that draftwise starts."""
 
     async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
         """Stop one, then start the other: both may need the same GPU."""

@@ -192,7 +192,7 @@ _PARTS = {
 }
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-"""Of the scaling of Llama 3.1 to 3.3; a GGUF file holds only what comes out of them."""
+"""Constants of the scaling of Llama 3.1 to 3.3; a GGUF file holds only its result."""
 
 
 def has_paired_rotation(header: GgufHeader) -> bool:

@@ -152,7 +152,7 @@ class Acceptance:
 
     @property
     def method(self) -> str:
-        """As vLLM spells it."""
+        """Method as vLLM spells it."""
         return self.candidate.method or ""
 
     @property

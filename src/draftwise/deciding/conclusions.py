@@ -156,7 +156,7 @@ def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """For what a decision holds; outside of it, it is a guess."""
+    """The range in which a decision holds; outside it is a guess."""
 
     scope: Scope
     unmeasured: tuple[UnmeasuredCell, ...]

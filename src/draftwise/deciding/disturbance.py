@@ -205,7 +205,7 @@ class MachineUse:
 
     @property
     def cores(self) -> int:
-        """Of the machine."""
+        """Cores of the machine."""
         return int(self.turn.device.get("cpu", {}).get("cores") or 1)
 
     @property

@@ -38,7 +38,7 @@ class RaiseGuard:
 
     condition: ast.expr
     message: str
-    """With `{expression}` where a value stands."""
+    """Text of the refusal, with `{expression}` in place of a value."""
     function: str
 
     @property

@@ -14,7 +14,7 @@ from draftwise.knowledge.rules import Probe, all_rules
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """That a release shows a rule."""
+    """A place where a release shows a rule."""
 
     module: Module | None
     """The file that was looked into; None where the rule is that something is absent and the release lacks the file."""

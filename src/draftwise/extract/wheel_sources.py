@@ -259,7 +259,7 @@ class VllmSources:
     read_from: str
     """Where they come from, for people."""
     sha256: str = ""
-    """Of the wheel, where they come from one."""
+    """Digest of the wheel; empty for other sources."""
 
 
 def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> VllmSources:

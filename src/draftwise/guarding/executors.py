@@ -23,7 +23,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was named on the command line, so that a step can be undone by what did it."""
+        """Name on the command line, so that the same executor undoes its step."""
 
     @property
     def steps(self) -> frozenset[Step]:

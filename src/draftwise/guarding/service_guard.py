@@ -126,7 +126,7 @@ class ServiceGuard:
 
     @property
     def hold_s(self) -> float:
-        """For how long a replica has to be below break-even, in seconds."""
+        """Seconds for which a replica must be below break-even."""
         return self._rules.hold_s
 
     async def tick(self, snapshot: Snapshot) -> Tick:

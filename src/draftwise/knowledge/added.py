@@ -37,7 +37,7 @@ class AddedRelease:
     read_from: str
     """Wheel, folder or installation."""
     sha256: str = ""
-    """Of the wheel; empty for sources of another kind."""
+    """Digest of the wheel; empty for other sources."""
     added: str
     """Date on which it was added."""
     draftwise: str

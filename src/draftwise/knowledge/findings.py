@@ -56,7 +56,7 @@ class FindingFact:
     threshold: str = ""
     """Field of the run's thresholds beyond which it is raised, if it depends on one."""
     diagnosis: DiagnosisFact | None = None
-    """Of what `draftwise watch` may find in a service that runs."""
+    """Facts for `draftwise watch`; None for findings that it never reports."""
 
 
 def get_finding(code: str) -> FindingFact:

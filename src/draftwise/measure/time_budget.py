@@ -110,7 +110,7 @@ class TimeBudget:
 
     @property
     def _ending_s(self) -> float:
-        """For the servers' end and the report: half of what is reserved, or more where it is known to take longer."""
+        """Seconds for the servers' end and the report: half of the reserve, or more if known to take longer."""
         expected_s = min(_ENDING * self.start_s, _LONGEST_ENDING_S) + _REPORT * self.look_s
         return max(self._reserve_s / 2, min(expected_s, _MOST_ENDING * self.seconds))
 

@@ -43,7 +43,7 @@ class States:
     aux_BTH: tuple[Tensor, ...]
     """Hidden states in the order of the method's `aux_layers` (numbered as `Proposer.aux_layers` of the engine)."""
     final_BTH: Tensor
-    """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
+    """States after the final norm. The target's logits for the token after t: its head applied to `final_BTH[:, t]`."""
 
 
 class FrozenTarget:

@@ -23,7 +23,7 @@ class Event(NamedTuple):
     """What happened to a job."""
 
     number: int
-    """From 1."""
+    """Number of the job, from 1."""
     kind: str
     """`status`, `progress`, `notice`, `update`; at the end `update` or `error`, then `done`."""
     value: Any

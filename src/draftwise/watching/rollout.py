@@ -31,7 +31,7 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupStep:
-    """From one setup to another."""
+    """Step from one setup to another."""
 
     findings: tuple[Finding, ...]
     """What `upgrade` says of it."""

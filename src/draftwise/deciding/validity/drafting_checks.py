@@ -60,7 +60,7 @@ class _Evidence:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Of the candidate, as counted, or as its stream shows where nothing counts; None without a draft."""
+        """Tokens per step of the candidate, from counters, or else from its stream; None without a draft."""
         if self.is_counted:
             return self.candidate.tokens_per_step if self.candidate.spec.num_drafts else None
         return self.text_per_event

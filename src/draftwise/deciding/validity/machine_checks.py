@@ -122,7 +122,7 @@ class _GpuReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GpuGrowth:
-    """From one reading to the next."""
+    """Growth from one reading to the next."""
 
     arm: str | None
     """None where more than one turn lies between."""

@@ -30,7 +30,7 @@ class LoadedModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Type of weights and activations."""
 
     @property
     def device(self) -> torch.device:

@@ -28,7 +28,7 @@ class Outcome:
     """Accepted drafts and the token after them."""
     drafted: list[int]
     ranked: list[RankedRow] | None = None
-    """Of the emitted tokens, if their log-probabilities are asked for."""
+    """Rows of the emitted tokens, if a request asks for their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class Governor:
         self.most = self.threads = most
         self._cores, self._clock = cores, clock
         self._window = self._pause = _Window(clock(), cores)
-        """Since when waiting, and idle cores, are counted."""
+        """Start of the counts of waiting and of idle cores."""
         self._for_room = _Patience(0.1, 4.0)
         self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
         self._tried = self._for_room

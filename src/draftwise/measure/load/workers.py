@@ -192,7 +192,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, while they run."""
+        """Ids of the running processes."""
         return [worker.process.pid for worker in self._workers]
 
     async def drive(self, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:

@@ -165,7 +165,7 @@ class PoolCase:
 
     @property
     def method(self) -> str | None:
-        """As configured."""
+        """Configured method."""
         return None if self.asked.spec is None else self.asked.spec.method
 
     @cached_property

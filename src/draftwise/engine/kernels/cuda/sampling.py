@@ -44,7 +44,7 @@ _BLOCK = 1024
 """Columns that a program looks at together."""
 _MAX_PARTS = 128
 _PROGRAMS = 1056
-"""About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
+"""Programs of a launch, about as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 _PENALTY_BLOCK = 1024
 """Columns that a program looks at."""
