@@ -96,7 +96,7 @@ Load = ClosedLoop | OpenLoop | Replay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Under what a workload is answered: one point of a sweep. Arms and workloads are its other dimensions."""
+    """Conditions of a workload: one point of a sweep. Arms and workloads are its other dimensions."""
 
     load: Load = ClosedLoop(concurrency=1)
     temperature: float = 0.0
