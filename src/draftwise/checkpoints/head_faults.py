@@ -40,7 +40,7 @@ def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Findi
     if size is None or size == wanted:
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
-    fix = "If one vocabulary is the other with padding, ignore this. Otherwise use a head that was trained for this target."
+    fix = "If one vocabulary only pads the other, ignore this. Otherwise use a head that was trained for this target."
     return Finding.error("head-vocabulary-differs", message, where=where, fix=fix)
 
 
