@@ -21,8 +21,7 @@ draftwise is one package, layered by the operator's verbs. Imports go downward o
 {rooms}
 
 State lives in four places: the engine (sequences, pages, the runner's tensors), a server's process, the run directory,
-and the files of a guard. Only `engine`, `training` and `serve` import torch. Planning, checking and measuring run
-without it.
+and the files of a guard. Only `engine`, `training` and `serve` import torch.
 
 # Outside the package
 - `bundle/`: the bundled model and the recipe that trained it.

@@ -45,7 +45,7 @@ def test_capture_sizes_are_ascending_and_none_stands_for_the_default():
 
 
 def test_sizes_for_graphs_that_are_switched_off_are_refused() -> None:
-    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes says for which batches"):
+    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes sets the batches to capture"):
         EngineConfig.from_settings(enforce_eager=True, cudagraph_capture_sizes=[1, 2])
 
 
