@@ -77,7 +77,7 @@ def test_on_another_release_machine_or_setup_it_is_not(directory: RunDirectory) 
     run = directory.read()
     with pytest.raises(InvalidSetup, match=r"servers is now .*0\.27\.0"):
         go_on(directory, run, version="0.27.0")
-    with pytest.raises(InvalidSetup, match="hardware: now"):
+    with pytest.raises(InvalidSetup, match="hardware is now"):
         go_on(directory, run, context=replace(run.context, hardware=replace(run.context.hardware, cores=8)))
     other = tuple(replace(arm, setup=replace(arm.setup, args={})) for arm in run.plan.arms)
     with pytest.raises(InvalidSetup, match="setups: now"):
