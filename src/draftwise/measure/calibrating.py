@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
-from math import sqrt
+from math import prod, sqrt
 from statistics import mean, stdev
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.checkpoints.config_json import find_model_config
+from draftwise.checkpoints.gguf_files import is_gguf, read_gguf
 from draftwise.core import (
     Answer,
     Arm,
@@ -31,6 +32,7 @@ from draftwise.core import (
     Run,
     RunContext,
     RunPlan,
+    Setup,
     SpecConfig,
     StepPoint,
     TurnRecord,
@@ -95,16 +97,16 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
-    record = run.context.server(baseline.name)
+    record, gpu = run.context.server(baseline.name), _find_gpu(run)
     return Calibration(
         made=run.context.started,
         hardware=describe_machine(run.context.hardware) or "not known",
-        gpu=_find_gpu(run),
+        gpu=gpu,
         engine=plain.engine or str(record.version.get("engine", "")),
         engine_version=plain.engine_version or record.release or "",
         args=dict(plain.args),
         target=name,
-        config=_find_config(name, plain.target),
+        config={**_find_config(name, plain.target), **(find_packing(plain) if gpu is None else {})},
         settings=tuple(_with_pool(run, each) for each in settings if each.name in known or each.is_plain),
         points=points,
         firsts=tuple(each for each in find_firsts(run, lengths) if each.setting in known),
@@ -152,6 +154,19 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
         where="--target",
         fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
+
+
+def find_packing(plain: Setup) -> dict[str, Any]:
+    """Return the key of config.json that says how a processor reads a GGUF file's matrices: packed, as they are in it.
+
+    Empty for another target, for a file of 16-bit matrices, and where the server unpacks them (`--dtype float32`).
+    """
+    if not is_gguf(plain.target) or plain.args.get("dtype") in ("float", "float32"):
+        return {}
+    matrices = [each for each in read_gguf(plain.target).tensors.values() if len(each.shape) > 1]
+    bits = 8 * sum(each.num_bytes for each in matrices) / max(1, sum(prod(each.shape) for each in matrices))
+    name = next((name for name, most in (("int4", 6.5), ("int8", 12.0)) if bits <= most), None)
+    return {"quantization_config": {"quant_method": name}} if name else {}
 
 
 def _find_gpu(run: Run) -> str | None:
