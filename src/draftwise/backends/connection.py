@@ -74,7 +74,7 @@ class Connection:
         self._loop.add_reader(sock, self._read)
 
     async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
-        """Send a request and return its answer; cancelled, the connection is closed.
+        """Send a request and return its answer; canceled, the connection is closed.
 
         Raises:
             LostError: the connection ended first.

@@ -196,7 +196,7 @@ _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 
 
 def has_paired_rotation(header: GgufHeader) -> bool:
-    """Return whether rows of q and k are stored for a rotation of neighbours, not halves: so with `llama`."""
+    """Return whether rows of q and k are stored for a rotation of neighbors, not halves: so with `llama`."""
     return header.architecture == "llama"
 
 

@@ -299,7 +299,7 @@ def _set_at(load: float, bands: Sequence[Band]) -> str:
 
 
 def propose_schedules(run: Run, bands: Sequence[Band], comparisons: Sequence[Comparison] = ()) -> tuple[Schedule, ...]:
-    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
+    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honors.
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded. Where plain
     decoding is set at a load at which a candidate was measured to be faster, and something else withholds its adoption,

@@ -30,11 +30,11 @@ _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "therm
 _NEIGHBOURS = 16
 """Nearest turns of like work that a turn is compared with."""
 _FARTHEST = 32
-"""Turns of an arm before and after a turn, among which its neighbours are looked for."""
+"""Turns of an arm before and after a turn, among which its neighbors are looked for."""
 _FEWEST_NEIGHBOURS = 4
 """Fewest neighbors to judge the pace of a turn."""
 _SPREADS = 4.0
-"""Standard deviations between neighbours that are no disturbance."""
+"""Standard deviations between neighbors that are no disturbance."""
 _QUARTILE_STEP = 0.4506
 """Lower quartile of the difference between two normal values, over their standard deviation."""
 _LIKE_ROWS = math.log(1.1)
@@ -309,8 +309,8 @@ def _names(answers: Sequence[Answer]) -> tuple[str, ...]:
 def _find_far(series: Sequence[_Reading], least: float) -> Iterator[tuple[_Reading, float]]:
     """Yield the readings that are far from the usual one around them, with the ratio of the two.
 
-    Usual is the lower quartile of the neighbours: what disturbs makes slower, and may do so for most of a while. How
-    far neighbours lie apart anyway is told by the smaller steps from one to the next, which no disturbance changes.
+    Usual is the lower quartile of the neighbors: what disturbs makes slower, and may do so for most of a while. How
+    far neighbors lie apart anyway shows in the smaller steps from one to the next, which no disturbance changes.
 
     Args:
         series: in the order of the run.

@@ -337,7 +337,7 @@ def _share(value: float | None) -> str:
 
 
 def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
-    """Return the stations from acceptance length to realised speed-up."""
+    """Return the stations from acceptance length to realized speed-up."""
     rows = (
         TableRow(
             name=f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
@@ -353,7 +353,7 @@ def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
     )
     columns = (
         *("workload · load · candidate", "acceptance length", "tokens per step"),
-        *("cost of a step", "decoding", "realised"),
+        *("cost of a step", "decoding", "realized"),
     )
     return PageTable(caption="From acceptance length to speed-up", columns=columns, rows=tuple(rows))
 

@@ -100,7 +100,7 @@ class ServiceRow:
     """One service of several that a Prometheus recorded."""
 
     namespace: str
-    """Empty if not labelled."""
+    """Empty if not labeled."""
     service: str
     """Label `service`, else the model's name or the job."""
     model: str

@@ -81,7 +81,7 @@ def make_timing(
 
     With more tokens than chunks the extra ones are spread evenly (TPOT and tokens per second depend on the sum alone).
     With fewer, some chunks carried none: the opening one of a chat, the closing one with the finish reason. A server
-    sends those together with a neighbour, so the chunks that follow another soonest are taken to be empty.
+    sends those together with a neighbor, so the chunks that follow another soonest are taken to be empty.
     """
     times = list(accumulate(gaps_s, initial=sent + ttft_s))
     num_tokens = num_tokens or len(times)

@@ -128,7 +128,7 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling settings; every one of them is honoured under speculation too.
+    """Sampling settings; every one of them is honored under speculation too.
 
     Raises:
         InvalidSetup: with a finding for each value out of range.

@@ -130,7 +130,7 @@ class TurnTraffic:
         return self._share.part(set_times(chain(requests, background_requests(turn)), times, self._began))
 
     async def _send_in_time(self, requests: Iterator[LoadRequest], group: asyncio.TaskGroup) -> None:
-        """Send each request when its time has come, whatever became of the others; cancelled, cancel all."""
+        """Send each request when its time has come, whatever became of the others; canceled, cancel all."""
         sent: set[asyncio.Task[int]] = set()
         try:
             for request in requests:
@@ -146,7 +146,7 @@ class TurnTraffic:
                 task.cancel()
 
     async def _send(self, request: LoadRequest, body: bytes | None = None) -> int:
-        """Queue the response for parsing, a cancelled one with what had arrived; return its HTTP status."""
+        """Queue the response for parsing, a canceled one with what had arrived; return its HTTP status."""
         if body is None:
             body = self._client.encode(request, seed=self._seed)
         now, received = self._client.backend.now, list[Piece]()
@@ -241,7 +241,7 @@ class ResponseParser:
         self._woken.set()
 
     async def work(self) -> None:
-        """Parse whatever is queued, until cancelled."""
+        """Parse whatever is queued, until canceled."""
         while True:
             await self._woken.wait()
             self._woken.clear()
