@@ -290,7 +290,7 @@ def _tell_assumed(
         yield Finding.info(
             "no-time-order",
             f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
-            "A drafter may remember other answers than when they were served.",
+            "A drafter may then remember other answers than in service.",
             where=name,
         )
 
