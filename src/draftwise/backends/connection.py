@@ -1,4 +1,4 @@
-"""One keep-alive connection to a server: it asks one request at a time and notes when each byte arrived."""
+"""Holds one keep-alive connection to a server: sends one request at a time and notes when each byte arrived."""
 
 from __future__ import annotations
 

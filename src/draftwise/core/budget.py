@@ -1,4 +1,4 @@
-"""The memory of one GPU, item by item, and what it leaves for keys and values."""
+"""Holds the memory of one GPU, item by item, and the rest for keys and values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KVCache:
     """Blocks that vLLM sets aside when it asks whether a sequence fits."""
 
     def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
-        """Return the blocks that a sequence of so many tokens holds in all groups."""
+        """Return the blocks that a sequence of `tokens` holds in all groups."""
         return sum(group.blocks(tokens, in_flight) for group in self.groups)
 
     def bytes_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
@@ -153,7 +153,7 @@ class Budget:
     def longest_context(self, sequences: int = 1) -> int:
         """Return the longest `max_model_len`, up to the present one, at which so many such sequences decode at once.
 
-        The server starts with it too; 0 where there is none.
+        The server starts with it too; 0 if no such length exists.
         """
         low, high = 0, self.max_model_len
         while low < high:

@@ -1,4 +1,4 @@
-"""What one candidate was measured to do beside the baseline, and what that is worth."""
+"""Holds one candidate's measurements compared with the baseline, and their worth."""
 
 from __future__ import annotations
 

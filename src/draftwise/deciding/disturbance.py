@@ -1,4 +1,4 @@
-"""Which turns something disturbed, so that their readings count for nothing; measuring takes them again.
+"""Finds disturbed turns: their readings do not count, and measuring takes them again.
 
 What counts are pairs: a candidate's turn and the baseline's at the same attempt at the same block. A disturbed turn of
 a candidate costs it that pair, one of the baseline costs all candidates theirs, and nothing that is looked at depends
@@ -149,7 +149,7 @@ def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> d
     notes = {turn.turn: _Note(_COLD) for turn in run.turns if not turn.is_warm}
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
-            # A clock is read beside the prompts, and is none the faster for a smaller number.
+            # A clock is read while prompts run; a smaller number does not mean a faster clock.
             notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
     usual = _find_usual(uses, thresholds) if is_ours else 0.0
     for use in uses:
@@ -205,7 +205,7 @@ class MachineUse:
 
     @property
     def cores(self) -> int:
-        """Of the machine."""
+        """Cores of the machine."""
         return int(self.turn.device.get("cpu", {}).get("cores") or 1)
 
     @property

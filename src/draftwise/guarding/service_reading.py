@@ -1,4 +1,4 @@
-"""What a guard reads of a service: windows pooled per replica, probes, and the steps that diagnoses ask for."""
+"""Reads a service for a guard: windows pooled per replica, probes, and the steps that diagnoses ask for."""
 
 from __future__ import annotations
 

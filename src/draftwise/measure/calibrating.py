@@ -1,4 +1,4 @@
-"""From a run to a calibration: its servers, the shapes of their models, and the steps that their streams show.
+"""Turns a run into a calibration: its servers, their models' shapes, and the steps that their streams show.
 
 The clock in vLLM's iteration log begins when the engine starts to wait for a step, not when the step does
 (benchmarks/h200/NOTES.md), so steps are read off the streams of the answers.
@@ -203,7 +203,7 @@ class _Gap:
     prompts: int
     """First tokens of other streams that the same step gave."""
     is_clear: bool
-    """Whether the steps beside it computed no prompt either."""
+    """Whether the steps before and after it computed no prompt either."""
 
 
 def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
@@ -213,7 +213,7 @@ def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
 
     Args:
         run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
     """
     return tuple(
         point for place, turns in _group(run) for point in _make_points(place, lengths.get(place[0], 0), turns)
@@ -225,7 +225,7 @@ def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
 
     Args:
         run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
     """
     streams = {each.label: each.concurrency for each in run.plan.conditions}
     points = (
@@ -282,7 +282,7 @@ def _make_points(
 ) -> Iterator[StepPoint]:
     """Yield the point of steps that only decode, and that of the others, where there are enough of them.
 
-    A first token may be sent later than the chunks of the step that computed its prompt: gaps beside one are counted to
+    A first token may be sent later than the chunks of the step that computed its prompt: gaps next to one count to
     the steps with prompts, so that these have the time of all prompts, whichever gap it came in.
 
     Args:

@@ -1,4 +1,4 @@
-"""One session of a run: servers up, warm-ups, everything that is missing measured, servers down."""
+"""Runs one session: starts the servers, warms up, measures everything missing, stops the servers."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class Session:
         for finding in find_early_end(self.directory.read()):
             self.progress.notice(finding)
         cut.reschedule(None)
-        # Everything is measured: what is not examined is said to be so.
+        # Everything is measured: report the unexamined rest as such.
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout_at(budget.examination_end):
                 await self._examine_differences(roster.clients, budget)
@@ -470,7 +470,7 @@ class Session:
             self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
     async def _time_readings(self, backend: Backend) -> float:
-        """Return the seconds that each turn takes beside its requests."""
+        """Return the seconds that each turn takes besides its requests."""
         clock, taken = asyncio.get_running_loop().time, []
         for _ in range(_TIMED):
             began = clock()

@@ -1,4 +1,4 @@
-"""The minutes that a run may take, and which of them are for what."""
+"""Divides the minutes that a run may take."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TimeBudget:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a result is looked for again where there was none."""
+        """Seconds after which to look again for a missing result."""
         return _PATIENCE * self.seconds
 
     def start_end(self, now: float) -> float:
@@ -110,7 +110,7 @@ class TimeBudget:
 
     @property
     def _ending_s(self) -> float:
-        """For the servers' end and the report: half of what is reserved, or more where it is known to take longer."""
+        """Seconds for the servers' end and the report: half of the reserve, or more if known to take longer."""
         expected_s = min(_ENDING * self.start_s, _LONGEST_ENDING_S) + _REPORT * self.look_s
         return max(self._reserve_s / 2, min(expected_s, _MOST_ENDING * self.seconds))
 

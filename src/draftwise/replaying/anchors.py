@@ -1,4 +1,4 @@
-"""What would have been drafted behind each token of the logged answers, and how much is accepted.
+"""Finds the drafts behind each token of the logged answers, and how many are accepted.
 
 An anchor is a place in an answer at which a step can begin. All answers lie behind each other in one array.
 

@@ -1,4 +1,4 @@
-"""What to type after a decision, what the decision rests on, and when to undo it, in words."""
+"""States in words which command to type after a decision, its grounds, and when to undo it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _describe_limit(rule: Rollback) -> str:
 
 
 def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
-    """Return under which loads a rule holds, empty where under all; beside others it begins where the last one ends."""
+    """Return the loads of a rule, empty for all loads; after another band it begins where that one ends."""
     place = rule.condition.place
     if rule.loads is None or place is None:
         return ""

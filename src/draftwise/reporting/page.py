@@ -363,7 +363,7 @@ def _temperature(temperature: float) -> str:
 
 
 def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
-    """Return forecasts that were made before the run, beside what it measured."""
+    """Return forecasts made before the run, compared with its measurements."""
     rows = (
         TableRow(
             name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",

@@ -216,7 +216,7 @@ def _fit_falling(logs_BK: Array, weight_K: Array) -> Array:
 def _find_brackets(x_K: Array, falling_BK: Array) -> tuple[Array, Array]:
     """Return [B] the last point at which falling curves lie above 0, and [B] the first at which they do not.
 
-    Minus infinity and infinity where there is none.
+    Minus infinity and infinity without one.
     """
     num_above_B = (falling_BK > 0).sum(axis=1)
     edges = np.concatenate([[-math.inf], x_K, [math.inf]])

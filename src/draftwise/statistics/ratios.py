@@ -1,4 +1,4 @@
-"""From paired readings to ratios of candidate over baseline, how sure they are, and whether they stayed the same.
+"""Computes ratios of candidate over baseline from paired readings: how sure they are, and whether they drifted.
 
 Readings of one prompt vary together, and so do those of one paired block and of one cluster of prompts (a conversation,
 a tenant): the design says which do, and the spread of every number that follows counts with it.
@@ -128,7 +128,7 @@ def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Ratio
     (geometric) mean over its readings.
 
     Args:
-        candidate_N: readings, NaN where there is none; only positive ones count.
+        candidate_N: readings, NaN if missing; only positive ones count.
         baseline_N: the same requests' readings of the baseline.
         design: prompt and paired block of each request.
 

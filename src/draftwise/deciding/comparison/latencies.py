@@ -1,4 +1,4 @@
-"""What requests and steps took and servers put out: latency distributions, promises kept, output under load."""
+"""Computes the times of requests and steps, and output: latency distributions, promises kept, output under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def name_quantiles(values: Sequence[float], quantiles: Sequence[int]) -> dict[str, float]:
-    """Return values by `p50` and so on; empty if there are none."""
+    """Return values by `p50` and so on; empty without values."""
     return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
 
 

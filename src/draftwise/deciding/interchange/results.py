@@ -13,7 +13,7 @@ ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
 ARM, WORKLOAD = "server", "prompts"
 """Names in results of tools that measure one server with one set of prompts, and name neither."""
 UNKNOWN_LOAD = "all at once"
-"""Condition of a tool that was told neither a rate nor a limit: every request is sent as soon as possible."""
+"""Condition of a tool without a rate or a limit: every request is sent as soon as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def make_timing(
 
 
 def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
-    """Return the label of the condition that a tool was told; a limit beside a rate is part of it."""
+    """Return the label of a tool's condition; a limit given with a rate is part of it."""
     if rate_per_s is not None:
         arrivals = Arrivals.POISSON if poisson else Arrivals.CONSTANT
         label = Condition(load=OpenLoop.steady(rate_per_s, arrivals)).label

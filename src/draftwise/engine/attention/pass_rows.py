@@ -1,4 +1,4 @@
-"""The rows of a pass: which positions of which sequences they compute, where each is stored, and what it attends to.
+"""Lays out the rows of a pass: the positions and sequences they compute, their slots, and their context.
 
 On a GPU one Triton kernel attends for all sequences of a step. The groups and chunks here are for torch's own attention
 over gathered pages, which runs elsewhere and in float64 (see `attend`).

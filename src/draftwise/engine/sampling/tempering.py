@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, truncation, the likeliest token and the drawn one, on tensors alone.
+"""Picks tokens from logits: temperature, truncation, the likeliest token and the drawn one, on tensors alone.
 
 Everything here has static shapes and never waits for the device, so that a step which ends in it can be captured.
 On CUDA the Triton kernels of `kernels.cuda.sampling` do the work in one pass over the logits; the plain torch below

@@ -99,7 +99,7 @@ class TurnTraffic:
                 task.cancel()
 
     async def _open_streams(self, streams: int, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep so many requests in flight whenever a measured one is: ramp-up before, background requests after."""
+        """Keep the load's requests in flight whenever a measured one is: ramp-up before, background requests after."""
         ramp_up = streams if streams > 1 else 0
         others = background_requests(self._turn, ramp_up)
         first: list[LoadRequest | None] = [*islice(others, ramp_up)] or [None]
