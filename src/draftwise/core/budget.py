@@ -142,7 +142,7 @@ class Budget:
         return self.device - self.requested - self.outside
 
     def sequences(self, context: int) -> int:
-        """Return how many sequences of so many tokens can decode at once, `max_num_seqs` aside."""
+        """Return how many sequences of this length can decode at once, `max_num_seqs` aside."""
         return self.num_blocks // self.kv.blocks_per_sequence(context, 1 + self.num_speculative_tokens)
 
     def starts(self, context: int) -> bool:
@@ -151,7 +151,7 @@ class Budget:
         return self.kv_bytes > 0 and max(needed, self.min_blocks) <= self.num_blocks
 
     def longest_context(self, sequences: int = 1) -> int:
-        """Return the longest `max_model_len`, up to the present one, at which so many such sequences decode at once.
+        """Return the longest `max_model_len`, up to the present one, at which this many such sequences decode at once.
 
         The server starts with it too; 0 if no such length exists.
         """

@@ -31,7 +31,7 @@ _MOST_RESERVED = 0.1
 _LAST_S = 0.5
 """Seconds between the last look at outputs and the end."""
 _ENDING = 0.25
-"""Of the time in which servers started, for how long they take to end; at most `_LONGEST_ENDING_S`: what slows down the
+"""Time that servers take to end, as a share of their start; at most `_LONGEST_ENDING_S`. What slows down the
 one slows down the other."""
 _LONGEST_ENDING_S = 15.0
 _REPORT = 3.0

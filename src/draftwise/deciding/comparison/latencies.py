@@ -57,7 +57,7 @@ class Latencies:
             to_wire=lambda rows: {name: name_quantiles(values, QUANTILES) for name, values in rows.items()},
         )
     )
-    """In the order of QUANTILES, empty where there is no reading: `ttft`; `tpot` (vLLM's: last token minus first over
+    """Values in the order of QUANTILES, empty without readings: `ttft`; `tpot` (vLLM's: last token minus first over
     tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
     tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus
     intended time of sending, open loops only). In an open loop ttft and e2e count from the intended time."""

@@ -233,7 +233,7 @@ _ELSEWHERE = "Spread the load over more client processes, stop other work here, 
 _TIMER_S = 0.001
 """Timers of an event loop are that coarse (epoll counts milliseconds): a delay within it says nothing."""
 _MANY_GAPS = 10
-"""One reading in a hundred that is late by a few gaps hardly moves a median; one late by so many is a stalled loop."""
+"""Gaps by which one reading in a hundred must be late to show a stalled loop; a few hardly move a median."""
 
 
 def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> list[Finding]:

@@ -15,7 +15,7 @@ from draftwise.engine.kernels.cuda.kernel_launch import launch_next, pdl, wait
 _PER_THREAD = 8
 """Positions that a thread compares at a time."""
 _LONG = 16_384
-"""From this context on the time is that of the loop, of which twice the threads make half as many turns."""
+"""Context from which the loop sets the time: twice the threads then make half as many turns."""
 
 
 def append_and_look_up(
@@ -44,7 +44,7 @@ def append_and_look_up(
         limits_B: int64, draft tokens wanted at most.
         k: K.
         shortest: a suffix of fewer tokens does not count.
-        longest: of a longer suffix only so many tokens are looked at.
+        longest: most tokens to compare of a suffix.
 
     Returns:
         int64 tokens_BK, 0 behind a draft's end, and int64 lengths_B.
