@@ -34,8 +34,8 @@ _MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _MOST_DECODE_ROWS = 128
 """Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
 _LONGEST_CONTEXT = 4096
-"""Decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
-the keys of few long ones among many multiprocessors."""
+"""Longest context of decoding sequences in such a pass. A graph does not know their number, so attention cannot share
+out the keys of few long ones among many multiprocessors."""
 
 
 _ALIGNED = 4
