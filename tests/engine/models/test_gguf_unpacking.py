@@ -107,7 +107,7 @@ def test_a_damaged_file_is_refused_or_read(tiny_target: Path, tmp_path: Path) ->
         file.write_bytes(damage(whole, random.Random(seed)))
         try:
             folder = checkpoint_of(str(file))
-            assert load_model(folder, device="cpu").weights.embedding_VH.numel()
+            assert load_model(folder, device="cpu").weights.norm.isfinite().all()
             load_tokenizer(folder, skip=False).encode("hi")
         except InvalidSetup:
             pass
