@@ -12,6 +12,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
+from draftwise.version import tell_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,20 @@ class UiRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UiResult(Result):
-    """A server that has ended."""
+    """Where the pages are."""
 
     VERB: ClassVar[str] = "ui"
     address: str
+    token: str
+    """What a request that changes something sends as `x-csrf-token`."""
 
 
 @verb(UiRequest)
 def ui(request: UiRequest, progress: Progress) -> UiResult:
     """Show runs, comparisons, forecasts and running services in a browser, until SIGINT or SIGTERM.
 
-    It listens on 127.0.0.1 only, starts nothing, and writes nothing but the report of a run that you ask for.
+    It listens on 127.0.0.1 only, starts nothing, and writes nothing but the report of a run that you ask for. Once it
+    listens, the result goes to `progress.update`.
     """
     given = [request.runs] if isinstance(request.runs, (str, PathLike)) else list(request.runs)
     folders = [Path(each) for each in given] or [Path.cwd()]
@@ -50,6 +54,6 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
         raise InvalidSetup.because(
             "ui-not-installed",
             f"The pages need {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[ui]'",
+            fix=tell_install("ui"),
         ) from None
-    return UiResult(address=serve(folders, request.port, progress))
+    return serve(folders, request.port, progress)

@@ -31,6 +31,7 @@ from draftwise.verbs.error_documents import list_findings
 from draftwise.verbs.jobs import Event, Jobs
 from draftwise.verbs.listed_runs import ListedRun, list_runs, trace_run
 from draftwise.verbs.pages.answers import answer, list_choices
+from draftwise.verbs.ui import UiResult
 from draftwise.verbs.verb import Result
 
 _HERE = Path(__file__).parent
@@ -349,29 +350,31 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
     return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
 
 
-def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
-    """Serve the pages on loopback until a signal or a stop; return their address.
+def serve(folders: Iterable[Path], port: int, progress: Progress) -> UiResult:
+    """Serve the pages on loopback until a signal or a stop; return where they were.
 
     Raises:
         BackendError: the port is taken.
     """
-    app, jobs = make_app(folders, secrets.token_urlsafe(24))
+    token = secrets.token_urlsafe(24)
+    app, jobs = make_app(folders, token)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
             raise BackendError(f"Port {port} cannot be taken ({error.strerror}). Give another --port.") from None
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        result = UiResult(address=f"http://127.0.0.1:{listening.getsockname()[1]}/", token=token)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-        progress.status(f"Open {address} in a browser; Ctrl-C ends it.")
+        progress.status(f"Open {result.address} in a browser; Ctrl-C ends it.")
+        progress.update(result)
         ended = threading.Event()
         threading.Thread(target=_stop_when_asked, args=(server, progress, ended), daemon=True).start()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
         ended.set()
         jobs.stop_all(0)
-    return address
+    return result
 
 
 def _stop_when_asked(server: uvicorn.Server, progress: Progress, ended: threading.Event) -> None:
