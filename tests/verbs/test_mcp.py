@@ -120,7 +120,7 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {}, "invalid-request", "Give a model"),
         ("check", {"sources": 3}, "invalid-request", "sources must be"),
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
-        ("size", {"target": LLAMA}, "missing-argument", "Give gpu: H200, H100"),
+        ("size", {"target": LLAMA}, "missing-argument", "Give gpu: Name such as H200"),
         ("pick", {}, "missing-argument", "Give target: Directory with config.json"),
         ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: draftwise does not know the GPU 'H1000'"),
         ("size", {"target": LLAMA, "gpu": "H200", "num_speculative_tokens": -1}, "invalid-request", "1 or more"),
