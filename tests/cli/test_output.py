@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from draftwise.version import tell_install
-
 CHECK = ["check", "Qwen/Qwen3-8B", "--vllm", "0.33.0", "-sc"]
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 UNKNOWN = '{"method": "ngrm", "num_speculative_tokens": 3}'
@@ -55,7 +53,10 @@ def test_a_server_given_as_the_target_is_named() -> None:
     with start("decide", "http://127.0.0.1:8000") as command:
         _, said = command.communicate()
     assert command.returncode == 2
-    assert b"http://127.0.0.1:8000 is a server URL. Pass it as --url, and the speculative server as --cand" in said
+    assert (
+        b"http://127.0.0.1:8000 is a server URL. Pass it as --url, and the speculative server as --candidate-url"
+        in said
+    )
 
 
 def test_the_engine_that_is_not_installed_says_how_to_install_it() -> None:
@@ -70,5 +71,5 @@ sys.meta_path.insert(0, Absent())
 from draftwise import LLM
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    told = f"draftwise.LLM needs torch, which is not installed. {tell_install('engine')}"
+    told = "draftwise.LLM needs torch, which is not installed. Run: pip install 'draftwise[engine]'."
     assert done.stderr.splitlines()[-1] == f"ImportError: {told}"
