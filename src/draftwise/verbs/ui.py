@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from os import PathLike
@@ -56,4 +57,9 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
             f"The pages need {error.name}, which is not installed.",
             fix=tell_install("ui"),
         ) from None
-    return serve(folders, request.port, progress)
+    token = secrets.token_urlsafe(24)
+
+    def tell(address: str) -> None:
+        progress.update(UiResult(address=address, token=token))
+
+    return UiResult(address=serve(folders, request.port, token, progress, tell), token=token)

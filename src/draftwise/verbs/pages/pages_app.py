@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from draftwise.verbs.error_documents import list_findings
 from draftwise.verbs.jobs import Event, Jobs
 from draftwise.verbs.listed_runs import ListedRun, list_runs, trace_run
 from draftwise.verbs.pages.answers import answer, list_choices
-from draftwise.verbs.ui import UiResult
 from draftwise.verbs.verb import Result
 
 _HERE = Path(__file__).parent
@@ -350,13 +349,12 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
     return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
 
 
-def serve(folders: Iterable[Path], port: int, progress: Progress) -> UiResult:
-    """Serve the pages on loopback until a signal or a stop; return where they were.
+def serve(folders: Iterable[Path], port: int, token: str, progress: Progress, tell: Callable[[str], None]) -> str:
+    """Serve the pages on loopback until a signal or a stop; return their address, and tell it once they listen.
 
     Raises:
         BackendError: the port is taken.
     """
-    token = secrets.token_urlsafe(24)
     app, jobs = make_app(folders, token)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -364,17 +362,17 @@ def serve(folders: Iterable[Path], port: int, progress: Progress) -> UiResult:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
             raise BackendError(f"Port {port} cannot be taken ({error.strerror}). Give another --port.") from None
-        result = UiResult(address=f"http://127.0.0.1:{listening.getsockname()[1]}/", token=token)
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-        progress.status(f"Open {result.address} in a browser; Ctrl-C ends it.")
-        progress.update(result)
+        progress.status(f"Open {address} in a browser; Ctrl-C ends it.")
+        tell(address)
         ended = threading.Event()
         threading.Thread(target=_stop_when_asked, args=(server, progress, ended), daemon=True).start()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
         ended.set()
         jobs.stop_all(0)
-    return result
+    return address
 
 
 def _stop_when_asked(server: uvicorn.Server, progress: Progress, ended: threading.Event) -> None:
