@@ -1,10 +1,10 @@
-"""The version of the package and where it was installed from, importable from every layer."""
+"""The version of the package, and where it was installed from."""
 
 __version__ = "0.1.0"
 
 
 def tell_install(extra: str) -> str:
-    """Return the sentence that says how to add an extra to this installation, from where that came from."""
+    """Return how to add an extra. It comes from where this installation came from."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from pathlib import Path

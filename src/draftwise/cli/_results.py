@@ -48,13 +48,13 @@ def show(
 
 
 class Listening(Silent):
-    """Says where a server listens: on stderr, and with `as_json` as a document of one line on stdout."""
+    """Says where a server listens. With `as_json`, stdout gets one line of JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
     def status(self, text: str) -> None:
-        """Print a line on stderr; stdout may be a client's."""
+        """Print a line on stderr. Stdout may be a client's."""
         click.echo(text, err=True)
 
     def update(self, result: object) -> None:

@@ -44,7 +44,7 @@ class McpResult(Result):
     transport: str
     """`stdio`, or the address."""
     token: str | None = None
-    """What requests send as `Authorization: Bearer TOKEN`; null for stdio, and for the token of the environment."""
+    """Bearer token of requests. Null for stdio, and for the token of the environment."""
 
 
 @verb(McpRequest)

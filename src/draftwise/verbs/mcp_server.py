@@ -332,7 +332,7 @@ def serve_stdio(permissions: Permissions) -> None:
 
 
 def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callable[[str], None]) -> str:
-    """Serve clients of this machine that bring a token, until SIGINT or SIGTERM; return the address.
+    """Serve clients of this machine that bring a token, until SIGINT or SIGTERM. Return the address.
 
     Args:
         permissions: what agents may do.

@@ -270,7 +270,7 @@ def remarks_on(release: Release) -> tuple[Finding, ...]:
 
 
 def require_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str], where: str = _SPEC) -> SpecConfig:
-    """Return a speculative config as `read_spec` does, and refuse known keys of the wrong type."""
+    """Return a speculative config. Known keys of the wrong type are refused."""
     if isinstance(given, SpecConfig):
         return given
     try:

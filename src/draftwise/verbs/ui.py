@@ -34,7 +34,7 @@ class UiResult(Result):
     VERB: ClassVar[str] = "ui"
     address: str
     token: str
-    """What a request that changes something sends as `x-csrf-token`."""
+    """Requests that change something send it as `x-csrf-token`."""
 
 
 @verb(UiRequest)

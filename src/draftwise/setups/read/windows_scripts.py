@@ -1,4 +1,4 @@
-"""Scripts of Windows as a POSIX shell would write them: how lines go on, comments, quotes and variables."""
+"""Scripts of Windows, written as a POSIX shell's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 _Rewrite = str | Callable[[re.Match[str]], str]
 _QUOTES = '"$(quotes, which depend on the version of PowerShell)"'
 _BRANCHES = re.compile(r"\b(?:if|else|goto|switch|for|foreach|while|function)\b", re.IGNORECASE)
-"""Words of scripts in which not every line runs: no value is known there."""
+"""Not every line runs. No value is known."""
 
 
 def _name(form: str) -> Callable[[re.Match[str]], str]:
-    """Return a rewriting in which {0} is a variable, whose name has no case, and {1} its value."""
+    """Return a rewriting. {0} is the variable, in capitals, and {1} its value."""
     return lambda found: form.format(found[1].upper(), found[2] if found.re.groups > 1 else "")
 
 
@@ -38,7 +38,7 @@ SUFFIXES = _SCRIPTS.keys()
 
 
 def to_shell(text: str, suffix: str) -> str:
-    """Return a script as a shell's; a value that only its interpreter could tell is one that no shell tells either."""
+    """Return a script as a shell's. What only its interpreter knows stays unknown."""
     has_branches = _BRANCHES.search(text) is not None
     for pattern, rewrite in _SCRIPTS.get(suffix.lower(), ()):
         if not (has_branches and pattern.startswith((r"^set", r"^\$"))):

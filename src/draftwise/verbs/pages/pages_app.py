@@ -350,7 +350,7 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
 
 
 def serve(folders: Iterable[Path], port: int, token: str, progress: Progress, tell: Callable[[str], None]) -> str:
-    """Serve the pages on loopback until a signal or a stop; return their address, and tell it once they listen.
+    """Serve the pages on loopback until a signal or a stop. Return their address; tell it once they listen.
 
     Raises:
         BackendError: the port is taken.
