@@ -48,7 +48,7 @@ class McpResult(Result):
 def mcp(request: McpRequest, progress: Progress) -> McpResult:
     """Serve the verbs as tools over the Model Context Protocol until the client goes away, or until SIGINT or SIGTERM.
 
-    Only files below the folders of the request are read; nothing is written, and no program is started, unless a folder
+    Only files below the folders of the request are read. Nothing is written and no program started, unless a folder
     to write is given. Over HTTP every request brings a token: that of the variable DRAFTWISE_MCP_TOKEN, or a fresh one,
     which goes to `progress.status` with the address.
     """
