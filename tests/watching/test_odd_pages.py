@@ -153,7 +153,7 @@ def restart(at: int, *, seed: int, skew_s: float = 0.0, then: Server = GOOD) -> 
 
 
 def multiply(page: str, by: float) -> str:
-    """Return the page of a server that is so many times as fast."""
+    """Return the page of a server that is faster by a factor."""
 
     def faster(line: str) -> str:
         name, _, value = line.rpartition(" ")

@@ -182,14 +182,17 @@ def _list_kinds(salt: str) -> Iterator[_Kind]:
     yield _Kind(
         name="schema",
         about="a JSON schema",
-        prompts=tuple(_chat(f"schema-{i}", f"[{salt}] Describe {each} as JSON.") for i, each in enumerate(_SUBJECTS)),
+        prompts=tuple(
+            _chat(f"schema-{i}", f"[{salt}] Describe {each} as JSON.", tokens=2 * _TOKENS)
+            for i, each in enumerate(_SUBJECTS)
+        ),
         extra={"response_format": {"type": "json_schema", "json_schema": {"name": "subject", "schema": _SCHEMA}}},
         form=_SCHEMA,
     )
 
 
 def _make_long(salt: str, room: int) -> _Kind:
-    """Return requests of a third, two thirds and all of so many characters."""
+    """Return requests of a third, two thirds and all of the room, in characters."""
     texts = _list_texts()
     book = "\n\n".join(texts) * (1 + room // max(1, sum(map(len, texts))))
     sizes = [room * (i + 1) // _LONG_PROMPTS for i in range(_LONG_PROMPTS)]
@@ -197,8 +200,8 @@ def _make_long(salt: str, room: int) -> _Kind:
     return _Kind(name="long", about="a long context", prompts=tuple(prompts))
 
 
-def _chat(name: str, text: str) -> Prompt:
-    return Prompt(id=name, messages=({"role": "user", "content": text},), max_tokens=_TOKENS)
+def _chat(name: str, text: str, *, tokens: int = _TOKENS) -> Prompt:
+    return Prompt(id=name, messages=({"role": "user", "content": text},), max_tokens=tokens)
 
 
 _TYPES: Mapping[str, type] = {"string": str, "integer": int, "array": list}
