@@ -311,7 +311,7 @@ def _judge(
     reason = fix = ""
     if unknown:
         lacks = "the log-probabilities of their tokens do not tell how likely both are"
-        if any(each.position is None or not each.baseline.prompt_token_ids for each in unknown):
+        if any(each in unknown and view.among_best is None for each, view in views):
             lacks = "the servers return no log-probabilities by token"
         reason = f"{len(unknown)} of {check.compared} answers differ, and {lacks}; first {_quote(unknown[0])}"
         fix = "Pass the addresses of vLLM itself, as gateways drop token ids and log-probabilities, or read the texts."
