@@ -210,12 +210,9 @@ def test_equal_replicas_are_told_apart_by_when_their_counters_were_made() -> Non
 
 
 def test_equal_replicas_without_any_start_are_told_apart_once_their_counters_are() -> None:
-    """As long as their counters are closer together than they grow between looks, ratios are those of each."""
-    early, late = (in_turns(uptime_s, 1, lambda page, _: without_start(page)) for uptime_s in (60.0, 1200.0))
-    assert early.findings == ()
-    assert early.recent[0].tokens_per_step == pytest.approx(play(scrapes(4)).recent[0].tokens_per_step, rel=0.1)
-    assert [each.code for each in late.findings] == ["several-behind-url"]
-    assert late.recent == ()
+    snapshot = in_turns(1200.0, 1, lambda page, _: without_start(page))
+    assert [each.code for each in snapshot.findings] == ["several-behind-url"]
+    assert snapshot.recent == ()
 
 
 def start_at(page: str, start_s: float) -> str:
