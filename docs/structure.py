@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "draftwise"
 HEAD = """# Structure
 
-One package, layered by the operator's verbs. Imports go downward only; `make check` enforces it:
+draftwise is one package, layered by the operator's verbs. Imports go downward only; `make check` enforces it:
 
 <!-- not run: the layers, the top one first -->
 ```
@@ -21,12 +21,15 @@ One package, layered by the operator's verbs. Imports go downward only; `make ch
 {rooms}
 
 State lives in four places: the engine (sequences, pages, the runner's tensors), a server's process, the run directory,
-and the files of a guard. Only `engine`, `training` and `serve` reach torch: planning, checking and measuring need none.
+and the files of a guard. Only `engine`, `training` and `serve` import torch.
 
 # Outside the package
-`bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
-committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `knowledge/data` and hold `check`
-against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
+- `bundle/`: the bundled model and the recipe that trained it.
+- `benchmarks/`: scripts with their committed results.
+- `catalogue/`: the maintainer's scripts. They read vLLM's wheels into `knowledge/data` and compare `check` with vLLM.
+- `tests/`: mirrors the package.
+
+This page is written by `python docs/structure.py`.
 
 # Every module
 """

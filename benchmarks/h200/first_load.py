@@ -36,7 +36,7 @@ from draftwise.engine.kernel_cache import count_kernels
 GOALS = {"cold_ready_s": 20.0, "filled_ready_s": 8.0, "tokens_per_s_ratio": 0.95, "ttft_p99_ratio": 1.2}
 _START_S = 150
 _PHASE = re.compile(r"^(.+): (\d+\.\d) s$", re.MULTILINE)
-_LATE = "was compiled while requests wait"
+_LATE = "was compiled while requests waited"
 
 
 LOADS = {"cuda": Load(192, 64, 512, 128), "cpu": Load(12, 4, 32, 16)}

@@ -174,7 +174,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (["target", "--workload", "proze"], 2, "Did you mean prose?"),
         (["target", "--prompts", "0"], 2, "--prompts"),
         (["--resume", "nowhere"], 2, "is not a run directory"),
-        (["target", "--resume", "nowhere", "--repeats", "9"], 2, "leave out --repeats, TARGET."),
+        (["target", "--resume", "nowhere", "--repeats", "9"], 2, "Leave out --repeats, TARGET."),
         (["--url", "here", "--candidate-url", "http://127.0.0.1:1"], 2, "'here' is not an http(s) URL"),
         (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"], 3, "does not answer"),
         (

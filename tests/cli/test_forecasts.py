@@ -236,4 +236,4 @@ def test_a_calibration_is_a_value_that_forecasts_need_no_file_for() -> None:
 def test_a_run_goes_on_as_it_was_planned(measured: Path) -> None:
     result = run("calibrate", "--resume", measured, "--concurrency", "2", "--minutes", "1")
     assert result.exit_code == 2
-    assert "leave out --concurrency" in result.stderr
+    assert "Leave out --concurrency." in result.stderr

@@ -53,7 +53,10 @@ def test_a_server_given_as_the_target_is_named() -> None:
     with start("decide", "http://127.0.0.1:8000") as command:
         _, said = command.communicate()
     assert command.returncode == 2
-    assert b"http://127.0.0.1:8000 is a server: pass it as --url, and the speculative one as --candidate-url" in said
+    assert (
+        b"http://127.0.0.1:8000 is a server URL. Pass it as --url, and the speculative server as --candidate-url"
+        in said
+    )
 
 
 def test_the_engine_that_is_not_installed_says_how_to_install_it() -> None:

@@ -67,7 +67,7 @@ def test_what_does_not_fit_exits_with_1() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((LLAMA, "--gpu", "Voodoo2"), "not in the table"),
+        ((LLAMA, "--gpu", "Voodoo2"), "draftwise does not know the GPU 'Voodoo2'"),
         (("nobody/nothing", "--gpu", "H200"), "neither a checkpoint directory"),
         ((LLAMA, "--gpu", "H200", "--vllm", "0.1"), "older than"),
         ((LLAMA, "--gpu", "H200", "--speculative-config", "{"), "The text has an unclosed brace"),

@@ -21,6 +21,7 @@ from draftwise.reporting.conditions import (
     describe_rollback,
     describe_rule,
     describe_scope,
+    describe_signs,
     describe_unmeasured,
 )
 from draftwise.reporting.promql import write_alerts
@@ -455,3 +456,19 @@ def test_the_model_that_all_servers_name_is_known() -> None:
     servers["ngram k=3"] = servers["ngram k=3"] | {"model": "org/other"}
     decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, context=context)).decision
     assert (decision.missing_context, decision.scope.model) == (("model",), "")
+
+
+def test_the_sign_of_each_workload_is_its_own_and_the_closest_of_its_loads() -> None:
+    decision = conclude_run(make_run({"ngram k=3": gains(1.5)})).decision
+    (rule, *_) = (each for each in decision.rollback if each.metric == "tokens_per_step")
+    rules = [
+        replace(rule, workload=workload, value=value, measured=measured)
+        for workload, value, measured in (("code", 2.4, 6.6), ("code", 2.0, 2.5), ("chat", 1.5, 2.2))
+    ]
+    assert describe_signs(replace(decision, rollback=tuple(rules))) == [
+        "Roll back ngram k=3 on code if its tokens per step stay below 2.00 for an hour (measured: 2.50).",
+        "Roll back ngram k=3 on chat if its tokens per step stay below 1.50 for an hour (measured: 2.20).",
+    ]
+    assert describe_signs(replace(decision, rollback=tuple(rules[:1]))) == [
+        "Roll back ngram k=3 if its tokens per step stay below 2.40 for an hour (measured: 6.60)."
+    ]

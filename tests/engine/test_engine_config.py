@@ -15,9 +15,9 @@ from draftwise.engine.engine_config import EngineConfig, Limits
         ({"gpu_memory_utilization": True}, "more than 0 and at most 1, got True"),
         (
             {"kv_cache_dtype": "fp8_e4m2"},
-            "kv_cache_dtype is 'fp8_e4m2', which is none of its values. Did you mean fp8_e4m3?",
+            "kv_cache_dtype is 'fp8_e4m2', which is not one of its values. Did you mean fp8_e4m3?",
         ),
-        ({"quantization": "awq"}, "quantization is 'awq', which is none of its values. Known: fp8, int8, int4."),
+        ({"quantization": "awq"}, "quantization is 'awq', which is not one of its values. Known: fp8, int8, int4."),
         ({"load_format": "dumy"}, "Did you mean dummy?"),
         ({"device": "metal"}, "Known: auto, cpu, cuda."),
         ({"cudagraph_capture_sizes": [4, 0]}, "positive integers"),
@@ -45,7 +45,7 @@ def test_capture_sizes_are_ascending_and_none_stands_for_the_default():
 
 
 def test_sizes_for_graphs_that_are_switched_off_are_refused() -> None:
-    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes says for which batches"):
+    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes sets the batches to capture"):
         EngineConfig.from_settings(enforce_eager=True, cudagraph_capture_sizes=[1, 2])
 
 

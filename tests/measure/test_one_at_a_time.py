@@ -220,7 +220,7 @@ def test_a_switch_is_proven_and_the_baseline_is_brought_back(state: Path) -> Non
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("pass", "its /metrics has no draft counters"),
+        ("pass", "its /metrics has no counters of drafts"),
         (REPLACE.replace("+ 1", "+ 0"), "its process and its counters are those of before"),
     ],
 )

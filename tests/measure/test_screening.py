@@ -144,7 +144,7 @@ def test_a_replay_alone_leaves_out_what_accepts_next_to_nothing(screened) -> Non
     assert (
         len(names(screened(calibration=None, profile=replace(profile, entries=(entry,)), conditions=at_a_rate)[0])) == 3
     )
-    assert "its forecast of at most 1.00x on code-n=12 at c=1 lies below 1.03x" in told
+    assert "its forecast of at most 1.00x on code-n=12 at c=1 stays below 1.03x" in told
 
 
 def test_a_lower_bound_or_another_temperature_says_nothing(screened) -> None:

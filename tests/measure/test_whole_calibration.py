@@ -11,6 +11,8 @@ import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeScript
 from tests.support.fake_server.script import find_crossover
+from tests.support.made_gguf import LLAMA as LLAMA_GGUF
+from tests.support.made_gguf import write_gguf
 from tests.support.measuring import CONTEXT, make_plan, make_session, make_workload
 
 from draftwise.core import (
@@ -29,7 +31,7 @@ from draftwise.core import (
     Setup,
     SpecConfig,
 )
-from draftwise.measure.calibrating import make_calibration, require_known
+from draftwise.measure.calibrating import find_packing, make_calibration, require_known
 from draftwise.plan.forecast.forecasting import forecast
 from draftwise.runs import RunDirectory
 from draftwise.verbs.calibrate import calibrate
@@ -127,3 +129,25 @@ def test_what_was_not_known_can_be_given_afterwards(tmp_path: Path) -> None:
     found = calibrate(from_run=path, model=LLAMA, candidates=[spec]).calibration
     assert [each.name for each in found.settings] == ["plain", "candidate 1"]
     assert found.candidates[0].k == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "args", "named"),
+    [
+        ("Q4_1", 20, {}, "int4"),
+        ("Q8_0", 34, {"dtype": "bfloat16"}, "int8"),
+        ("Q4_1", 20, {"dtype": "float32"}, None),
+        ("BF16", 64, {}, None),
+    ],
+)
+def test_a_processor_reads_the_matrices_of_a_gguf_file_as_they_are(
+    tmp_path: Path, kind: str, block: int, args: dict[str, Any], named: str | None
+) -> None:
+    tensors = {
+        "blk.0.ffn_up.weight": (kind, (64, 32), bytes(64 * block)),
+        "blk.0.attn_norm.weight": ("F32", (32,), bytes(128)),
+    }
+    file = write_gguf(tmp_path / "model.gguf", LLAMA_GGUF, tensors)
+    config = find_packing(Setup(target=str(file), args=args))
+    assert config.get("quantization_config", {}).get("quant_method") == named
+    assert find_packing(Setup(target=str(tmp_path), args=args)) == {}

@@ -82,7 +82,8 @@ def test_outputs_that_differ_block_an_adoption(tmp_path: Path) -> None:
     sure = replace(PLAIN, gap=2.0)
     found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0), plain=sure)
     assert (found.verdict, found.equal_outputs) == (Verdict.BLOCKED, (0, 8))
-    (finding,) = found.findings
+    finding, other = found.findings
+    assert (finding.code, other.code) == ("outputs-differ", "other-model")
     assert "at output token 5 (the two tokens are 2 nats apart)" in finding.message
 
 

@@ -22,7 +22,7 @@ def test_an_estimate_is_held_to_the_turns_that_came_after_it() -> None:
     assert (first.turns, first.took_s, first.error) == (120, 120.0, pytest.approx(-0.1))
     assert (second.turns, second.took_s, second.error) == (70, 70.0, pytest.approx(0.0))
     assert describe_estimates([first, second]) == (
-        "120 turns took 2.0 min; 1.5 min were expected for 100, 10% too little for each"
+        "120 turns took 2.0 min, but 1.5 min were expected for 100, 10% too little for each"
     )
 
 

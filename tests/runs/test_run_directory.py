@@ -76,13 +76,13 @@ def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
 
 def test_resuming_on_another_machine_is_refused(measured: Path) -> None:
     other = replace(CONTEXT, hardware=Hardware(cpu="another"))
-    with pytest.raises(InvalidSetup, match=r"hardware is now .*another.*, but was .* when the run began"):
+    with pytest.raises(InvalidSetup, match=r"""hardware\.cpu changed from "imaginary" to "another"\."""):
         virtual_time.run(make_session(measured, make_plan(), (PLAIN, FASTER), resume=True, context=other).run())
 
 
 def test_resuming_on_another_version_of_a_server_is_refused(measured: Path) -> None:
     upgraded = replace(FASTER, version={"version": "fake-2"})
-    with pytest.raises(InvalidSetup, match=r"servers is now .*fake-2"):
+    with pytest.raises(InvalidSetup, match=r"""servers\.candidate 1\.version changed from "fake-1" to "fake-2"\."""):
         virtual_time.run(make_session(measured, make_plan(), (PLAIN, upgraded), resume=True).run())
 
 

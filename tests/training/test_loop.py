@@ -149,7 +149,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, 
         raise fault
 
     monkeypatch.setattr("torch.save", write_a_part)
-    with pytest.raises(StorageError, match=r"of step 4 cannot be written.*one before is kept\. Make room"):
+    with pytest.raises(StorageError, match=r"of step 4 cannot be written.*previous one is kept\. Make room"):
         folder.save({"step": 4})
     assert folder.load() == {"step": 2}
     assert {file.name for file in folder.path.iterdir()} == {"checkpoint.pt", "settings.json", "log.jsonl"}
@@ -162,7 +162,7 @@ def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path,
 
     monkeypatch.setattr("draftwise.training.medusa_trainer.save_drafter", export)
     mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2}, steps=2)
-    with pytest.raises(StorageError, match=r"is full\. Make room there, and give the same command"):
+    with pytest.raises(StorageError, match=r"is full\. Make room there, and repeat the command"):
         train("medusa", mine, QUIET)
     assert not (tmp_path / "model.safetensors").exists()
     assert (tmp_path / "training" / "checkpoint.pt").exists()

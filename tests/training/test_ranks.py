@@ -113,7 +113,7 @@ def test_a_run_goes_on_after_one_of_its_processes_was_killed(settings, tmp_path,
     killed = dataclasses.replace(settings, options=SMALL["eagle3"], out=str(tmp_path / "killed"))
     with monkeypatch.context() as patch:
         patch.setattr("draftwise.training.training_run._run_rank", killed_rank.run_rank)
-        with pytest.raises(InvalidSetup, match=r"Process [01] of 2 ended with .*, and the others with it\."):
+        with pytest.raises(InvalidSetup, match=r"Process [01] of 2 ended with .*, and the launcher ended the others\."):
             train_on_gpus("eagle3", killed, 2, quiet=True)
     assert (tmp_path / "killed" / "training" / "checkpoint.pt").exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
@@ -145,9 +145,9 @@ def test_gpus_that_are_not_there_are_named_before_anything_starts(changed, num_g
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"accumulate": 3}, r"--accumulate is 3: 2 processes cannot share as many batches evenly\. Use a multiple"),
-        ({"shard": True, "optimizer": "muon"}, r"--optimizer is muon, which needs whole matrices\. Use adamw"),
-        ({"shard": True, "hidden_states": "disk"}, r"--hidden-states is disk, for which each GPU needs the whole"),
+        ({"accumulate": 3}, r"--accumulate is 3: 2 processes cannot split that many batches evenly\. Use a multiple"),
+        ({"shard": True, "optimizer": "muon"}, r"--optimizer is muon, but it needs whole matrices\. Use adamw"),
+        ({"shard": True, "hidden_states": "disk"}, r"--hidden-states is disk, but then each GPU needs the whole"),
     ],
 )
 def test_what_two_processes_cannot_do_is_one_sentence(changed, expected, settings):

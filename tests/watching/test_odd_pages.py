@@ -17,6 +17,8 @@ from draftwise.watching.diagnose import diagnose
 from draftwise.watching.diagnose.outliers import find_outliers
 from draftwise.watching.watcher import Look, Snapshot, Watcher, read_page
 
+pytestmark = pytest.mark.engine  # numba
+
 GOOD = change(Server(), rate=8.0)
 Edit = Callable[[str, np.random.Generator], str]
 

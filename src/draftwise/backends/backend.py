@@ -85,7 +85,7 @@ class Backend(Protocol):
         """POST a JSON body and return the answer with the arrival of each of its pieces.
 
         Cancelling closes the connection, which makes the server give the request up. The pieces are also appended
-        to `received` as they arrive: what came of a cancelled answer is there.
+        to `received` as they arrive: what came of a canceled answer is there.
 
         Raises:
             BrokenStream: the connection could not be made or broke.

@@ -84,7 +84,7 @@ class ChildBackend(UrlBackend):
         self._tail = LogTail(log)
         self._timeout_s = timeout_s
         self._on_wait = on_wait
-        self._doing = "starting"
+        self._doing = "launching its process"
         self._process: subprocess.Popen[bytes] | None = None
         self._spinning: tuple[int, ...] = ()
         self._searches = _SEARCHES

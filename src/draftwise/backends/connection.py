@@ -1,4 +1,4 @@
-"""One keep-alive connection to a server: it asks one request at a time and notes when each byte arrived."""
+"""Holds one keep-alive connection to a server: sends one request at a time and notes when each byte arrived."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Connection:
         self._loop.add_reader(sock, self._read)
 
     async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
-        """Send a request and return its answer; cancelled, the connection is closed.
+        """Send a request and return its answer; canceled, the connection is closed.
 
         Raises:
             LostError: the connection ended first.

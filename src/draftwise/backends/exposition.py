@@ -1,4 +1,4 @@
-"""Reads what matters to a measurement out of Prometheus text: counters of the work done, gauges of the load."""
+"""Reads a measurement's quantities from Prometheus text: counters of the work done, gauges of the load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs each arm's server gets, and how much of their memory where several must share them."""
+"""Places each arm's server on GPUs, and divides their memory if several share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server at a time: whichever is asked is brought up first, and the one that was up goes down for it."""
+"""Runs one server at a time: starts the one that is asked, and stops the one that was up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Replace(Protocol):
 
 
 class StartAndStop:
-    """For servers that draftwise starts."""
+    """Line-up of servers that draftwise starts."""
 
     async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
         """Stop one, then start the other: both may need the same GPU."""

@@ -1,4 +1,4 @@
-"""How long to wait before a server that had no time is asked again: as it says, else twice as long each time."""
+"""Decides how long to wait before asking a busy server again: as it says, else twice as long each time."""
 
 from __future__ import annotations
 

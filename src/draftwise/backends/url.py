@@ -31,7 +31,7 @@ _GET_PATIENCE_S = 5.0
 """Pauses together before small answers are asked for again, when a connection breaks or a server has no time."""
 _UNAVAILABLE = 503
 _SMALL_ANSWER_S = 30.0
-"""In which a server tells its model or its counters, however busy it is."""
+"""Time limit for a server to report its model or counters, even if busy."""
 
 
 class UrlBackend:

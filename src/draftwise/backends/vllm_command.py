@@ -1,4 +1,4 @@
-"""The command line of a `vllm serve`: what stands where, what draftwise decides itself, and which release it runs."""
+"""Parses the command line of a `vllm serve`: its parts, the flags that draftwise sets, and the release it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the log of a starting vLLM: what it is doing, how it resolved its settings, and why it failed."""
+"""Reads the log of a starting vLLM: its current phase, how it resolved its settings, and why it failed."""
 
 from __future__ import annotations
 

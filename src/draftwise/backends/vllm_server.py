@@ -169,7 +169,7 @@ class VllmBackend(ChildBackend):
 
 
 def _listens(port: int) -> bool:
-    """Return whether a server listens at the port: vLLM does when its engine is up, whatever it is told to log."""
+    """Return whether a server listens at the port: vLLM does when its engine is up, whatever its log level."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

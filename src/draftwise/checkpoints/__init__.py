@@ -1,1 +1,1 @@
-"""What lies on disk, looked at without loading it: config.json, tokenizer files and headers of safetensors files."""
+"""Inspects checkpoints on disk without loading them: config.json, tokenizer files, headers of safetensors files."""

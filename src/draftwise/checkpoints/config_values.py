@@ -34,7 +34,7 @@ def get_ints(config: Mapping[str, Any], *keys: str) -> tuple[int, ...] | None:
 
 
 def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key, an empty one if there is none."""
+    """Return the object under a key, an empty one if missing."""
     value = config.get(key)
     return value if isinstance(value, Mapping) else {}
 

@@ -192,11 +192,11 @@ _PARTS = {
 }
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-"""Of the scaling of Llama 3.1 to 3.3; a GGUF file holds only what comes out of them."""
+"""Constants of the scaling of Llama 3.1 to 3.3; a GGUF file holds only its result."""
 
 
 def has_paired_rotation(header: GgufHeader) -> bool:
-    """Return whether rows of q and k are stored for a rotation of neighbours, not halves: so with `llama`."""
+    """Return whether rows of q and k are stored for a rotation of neighbors, not halves: so with `llama`."""
     return header.architecture == "llama"
 
 
@@ -222,7 +222,7 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     """Return the config.json of the model.
 
     Raises:
-        InvalidSetup: the architecture is none that draftwise knows from GGUF files, or a value is missing.
+        InvalidSetup: draftwise does not know the architecture in GGUF files, or a value is missing.
     """
     where, architecture = str(header.file), header.architecture
     if architecture not in _ARCHITECTURES or header.get("expert_count"):

@@ -1,4 +1,4 @@
-"""What makes a head unfit for a target, whoever judges it: each fault has one code and one sentence.
+"""Names the faults that make a head unfit for a target: each has one code and one sentence for all callers.
 
 `inspect` and `check` look up under the code what a release of vLLM makes of it; `serve` and `train` refuse the head.
 """
@@ -36,11 +36,11 @@ def find_depth_fault(layers: object, *, where: str) -> Finding | None:
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:
-    """Return what is wrong with a head's `vocab_size`, None: it is not stated, beside the target's."""
+    """Return the fault of a head's `vocab_size` (None: not stated) given the target's."""
     if size is None or size == wanted:
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
-    fix = "If one is the other padded, nothing is wrong; else use a head that was trained for this target."
+    fix = "If one vocabulary only pads the other, ignore this. Otherwise use a head that was trained for this target."
     return Finding.error("head-vocabulary-differs", message, where=where, fix=fix)
 
 
@@ -48,8 +48,8 @@ def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Find
     """Return what is wrong with the states that a head reads of a target of `num_layers` layers."""
     if not layers.is_stated and (len(layers.ids) < 3 or layers.ids[0] < 0):
         message = (
-            f"The head names no {layers.key}, and vLLM's own choice, 2, L/2 and L - 3, is not three layers in a target "
-            f"of {num_layers}."
+            f"The head does not set {layers.key}. vLLM then reads layers 2, L/2 and L - 3, which are not three layers "
+            f"in a target of {num_layers}."
         )
         return Finding.error(
             "layer-ids-collapse",

@@ -1,4 +1,4 @@
-"""The target that a drafter was trained for: draftwise.json, what a head's own files say, and the names of a target.
+"""Identifies the target of a drafter's training: draftwise.json, a head's own files, and the names of a target.
 
 A drafter of the same shape for another fine-tune of the target loads, runs and drafts badly; nothing else tells.
 """

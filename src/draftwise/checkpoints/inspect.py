@@ -1,4 +1,4 @@
-"""One checkpoint inspected without loading it: kind, contents, and whether it is complete.
+"""Inspects one checkpoint without loading it: kind, contents, and whether it is complete.
 
 Saving a model with transformers drops them for most families, and quantizing one often does, while config.json keeps
 its promise; vLLM then fails only when it loads the drafter.
@@ -115,7 +115,7 @@ _QUANTIZED_PART = re.compile(
     r"\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_scale(?:_\w+)?|weight_shape|weight_zero_point|weight_g_idx"
     r"|input_scale|input_global_scale|weight_global_scale|k_scale|v_scale|weight\.[\w.]+)$"
 )
-"""Endings of what stands in for `.weight`, or beside it, in a quantized layer."""
+"""Endings of tensors that replace or accompany `.weight` in a quantized layer."""
 _PACKED_TYPES = frozenset({"U8", "I8", "I32", "F4", "F6_E2M3", "F6_E3M2"})
 _FLEXIBLE = "mask_hidden"
 """Read flat, whatever its shape."""
@@ -331,7 +331,7 @@ def _try(faults: list[Finding], read: Callable[[], _Read]) -> _Read | None:
 
 
 def _read_modelopt(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what ModelOpt writes beside a config that names no quantization of its own, as field of a config."""
+    """Return ModelOpt's own file as a config field, for a config that names no quantization."""
     file = directory / "hf_quant_config.json"
     if config.get("quantization_config") or not file.is_file():
         return None

@@ -174,7 +174,7 @@ def _head_of(drafter: Inspection) -> Head:
 
 
 def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
-    """Yield what concerns a draft model that runs beside the target."""
+    """Yield findings on a draft model that runs with the target."""
     drafter, target = pair.drafter, pair.target
     where = str(drafter.directory / "config.json")
     mine, theirs = drafter.dimensions.vocab_size, target.dimensions.vocab_size

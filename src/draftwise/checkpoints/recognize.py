@@ -1,4 +1,4 @@
-"""Which drafter, of which method and in which format, a checkpoint holds: from its config and its tensors' names."""
+"""Recognizes a checkpoint's drafter, method and format from its config and its tensors' names."""
 
 from __future__ import annotations
 

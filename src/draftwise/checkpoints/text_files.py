@@ -1,4 +1,4 @@
-"""Text files of a checkpoint and what they say in messages: bounded, and without terminal escapes."""
+"""Reads text files of a checkpoint, and quotes them in messages: bounded, and without terminal escapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _join(shown: Iterable[object], num_more: int) -> str:
 
 
 POINTER_BYTES = 64
-"""From a file's start, enough to tell a pointer from what it stands for."""
+"""Bytes to read from a file's start to recognize a pointer."""
 
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version")
 _MAX_BYTES = 256 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Whether two checkpoints mean the same by every token id, and what that does to a drafter.
+"""Compares the tokens of two checkpoints id by id, and rates the effect on a drafter.
 
 vLLM compares `vocab_size` only, and only for method draft_model: two tokenizers of one size pass, and of one tokenizer
 padded to two sizes neither.
@@ -113,7 +113,7 @@ def check_same_tokens(drafter: Path, target: Path) -> None:
     """Make sure that two checkpoints have the same tokens under the same ids, none more and none fewer.
 
     Raises:
-        InvalidSetup: they have not, or one of them has no tokenizer that can be read.
+        InvalidSetup: their tokens differ, or one of them has no readable tokenizer.
     """
     mine, theirs = read_vocabulary(drafter), read_vocabulary(target)
     if mine is None or theirs is None:

@@ -1,4 +1,4 @@
-"""How `decide` and `report` show a decision in a terminal: the verdicts as a table, findings, what to type."""
+"""Shows a decision of `decide` and `report` in a terminal: verdicts as a table, findings, commands to type."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _LIMITS = (
                  help="Compute every prompt from its start, without prefix cache."),
     click.option("--hidden-states-folder", metavar="DIR",
                  help="Output folder of the method extract_hidden_states."),
-    click.option("--seed", type=int, help="Seed of requests that set none."),
+    click.option("--seed", type=int, help="Seed for requests without one."),
 )  # fmt: skip
 _PARALLEL = tuple(
     click.option(

@@ -1,4 +1,4 @@
-"""How findings and judgements look in a terminal: shared by the verbs that judge a configuration."""
+"""Shows findings and judgements in a terminal, for the verbs that judge a configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ shape_options = add_options(
 )  # fmt: skip
 fail_option = click.option(
     "--fail-on", type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
-    help="Lowest severity that makes the exit code 1; unknown: not fully judged.",
+    help="Lowest severity that sets exit code 1; unknown means not fully judged.",
 )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; one that is misspelled is told what it may have been, and no argument may be empty."""
+        """Find the verb; suggest one for a misspelled name, and refuse empty arguments."""
         ctx.meta[AS_JSON] = _wants_json(args)
         _refuse_empty(ctx, args)
         ctx.default_map = _read_defaults()

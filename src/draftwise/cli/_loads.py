@@ -1,4 +1,4 @@
-"""The options of `draftwise decide` that say under what a workload is answered: loads, temperatures, draft lengths."""
+"""Defines the options of `draftwise decide` for load: requests in flight, temperatures, draft lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a verb's result leaves the command line: notices to stderr, a table or JSON to stdout, and the exit code."""
+"""Prints a verb's result: notices to stderr, a table or JSON to stdout, and the exit code."""
 
 from __future__ import annotations
 

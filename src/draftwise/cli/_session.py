@@ -1,4 +1,4 @@
-"""A measurement in a terminal: its options, its progress, what Ctrl-C does to it, and what resumes it."""
+"""Runs a measurement in a terminal: its options, its progress, Ctrl-C, and the command that resumes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `draftwise watch` shows: a row a pool with what follows from it, as text, as JSON, or kept up to date."""
+"""Shows the output of `draftwise watch`: a row a pool with its consequences, as text, JSON, or a live view."""
 
 from __future__ import annotations
 

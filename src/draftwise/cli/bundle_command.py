@@ -1,4 +1,4 @@
-"""`draftwise bundle`: a setup's weights and what they need in one folder, for machines without a way to the hub."""
+"""`draftwise bundle`: packs a setup's weights and their dependencies in one folder, for machines without a hub."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def bundle() -> None:
 @click.argument("setup", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New folder for the bundle.")
 @click.option("--from", "sources", multiple=True, metavar="NAME=DIR",
-              help="Directory of a checkpoint  [default: one of its name, otherwise the hub's cache]")  # fmt: skip
+              help="Directory of a checkpoint  [default: a folder of that name, else the hub's cache]")  # fmt: skip
 @click.option(
-    "--image", default="", metavar="IMAGE@DIGEST", help="Image of the server  [default: vLLM's own, by its tag]"
+    "--image", default="", metavar="IMAGE@DIGEST", help="Container image of the server  [default: vLLM's own, by tag]"
 )
 @click.option(
     "--modelcar",

@@ -1,4 +1,4 @@
-"""`draftwise check`: what a vLLM release makes of a speculative config, before it runs."""
+"""`draftwise check`: predicts how a vLLM release treats a speculative config, before it runs."""
 
 from __future__ import annotations
 

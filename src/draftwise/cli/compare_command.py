@@ -1,4 +1,4 @@
-"""`draftwise compare`: is the answer still true? Two runs, or results of other load generators, beside each other."""
+"""`draftwise compare`: is the answer still true? Compares two runs, or results of other load generators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_ROWS = 60
     type=click.Choice(KINDS),
     default=("version",),
     show_default=True,
-    help="What differs on purpose; repeat for more. Anything else that differs makes it no like-for-like comparison.",
+    help="Intended difference; repeat for more. With any other difference, the comparison is not like for like.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a pull request on stdout.")

@@ -59,7 +59,7 @@ _PANELS = {
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True,
               help="Requests per server to discard first.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order, and of sampled requests.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for turn order and sampling.")
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Stop what is settled early, and search for the load where speculation stops paying.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`draftwise forecast`: what speculation will be worth under loads that nobody measured yet."""
+"""`draftwise forecast`: predicts speculation's worth under loads that nobody has measured yet."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_SHOWN = 8
 @click.option("--group", metavar="NAME", help="Group of the replayed log to show, instead of all requests.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="SLO: time per output token.")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
-              help="A run of `decide`: show forecast beside measurement, and keep the error for the next "
+              help="Run of `decide`: compare it with the forecast, and keep the error for the next "
               "interval.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
 @json_option

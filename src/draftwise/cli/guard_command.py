@@ -1,4 +1,4 @@
-"""`draftwise guard`: proposes what to do when speculation stops paying, and does what it was given the means for."""
+"""`draftwise guard`: proposes steps if speculation stops paying, and takes those it has the means for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from draftwise.verbs.guard import guard as run_guard
 @click.option("--trickle", is_flag=True, help="Test a removed replica with a twentieth of the traffic.")
 @click.option("--probe", is_flag=True, help="Send removed replicas a few prompts every 15 minutes.")
 @click.option("--prometheus", metavar="URL",
-              help="Read the service's history from this Prometheus, to learn drift at once.")  # fmt: skip
+              help="Read the service's history from this Prometheus, to detect drift from the start.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
 @click.option("--once", is_flag=True, help="Read long enough for one decision (three windows), then exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object per reading, each on one line.")
@@ -76,7 +76,7 @@ def guard(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str]] = frozenset()) -> None:
-    """Print the steps of a look, and its findings without those that are told already."""
+    """Print the steps of a look, and its findings without those printed before."""
     new = [each for each in result.findings if (each.code, each.where) not in told]
     if new or result.actions:
         console.print(Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.at_s)), "dim"))

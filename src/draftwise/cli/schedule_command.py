@@ -38,7 +38,7 @@ def schedule(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: ScheduleResult) -> None:
-    """Print the best fixed k of each server, and the schedule or why there is none."""
+    """Print the best fixed k of each server, and the schedule or the reason for its absence."""
     for row in result.rows:
         for line in _describe(row, result.vllm):
             console.print(line, soft_wrap=True, markup=False, highlight=False)

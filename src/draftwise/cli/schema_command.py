@@ -1,4 +1,4 @@
-"""`draftwise schema`: JSON Schemas, of `--speculative-config` in a release and of what the verbs print as JSON."""
+"""`draftwise schema`: JSON Schemas of `--speculative-config` in a release and of the verbs' JSON output."""
 
 from __future__ import annotations
 

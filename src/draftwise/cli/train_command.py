@@ -72,7 +72,7 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
     click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"]), help="Training precision."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device to train on."),
     click.option("--gpus", type=int, metavar="N", help="GPUs to use on this host, one process each.  [default: 1]"),
-    click.option("--shard/--no-shard", default=None, help="Split target and drafter across GPUs.  [default: if large]"),
+    click.option("--shard/--no-shard", default=None, help="Split the models across GPUs.  [default: only large ones]"),
     click.option("--compile/--no-compile", default=None, help="Use torch.compile.  [default: on CUDA]"),
     click.option("--eval-every", type=int, metavar="STEPS", help="Steps between evaluations.  [default: 250]"),
     click.option("--save-every", type=int, metavar="STEPS", help="Steps between extra checkpoints."),

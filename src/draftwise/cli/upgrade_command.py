@@ -1,4 +1,4 @@
-"""`draftwise upgrade`: what breaks, changes and becomes possible between two vLLM releases."""
+"""`draftwise upgrade`: lists breakage, changes and new possibilities between two vLLM releases."""
 
 from __future__ import annotations
 

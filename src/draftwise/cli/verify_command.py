@@ -1,4 +1,4 @@
-"""`draftwise verify`: whether files, or a server that runs, are what was decided and ordered."""
+"""`draftwise verify`: compares files, or a running server, with the decided and ordered setup."""
 
 from __future__ import annotations
 

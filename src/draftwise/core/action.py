@@ -1,4 +1,4 @@
-"""What can be done about a service whose speculation does not pay: steps, and what was done or proposed."""
+"""Holds steps for a service whose speculation does not pay: possible, proposed and done."""
 
 from __future__ import annotations
 

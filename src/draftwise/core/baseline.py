@@ -1,4 +1,4 @@
-"""What a run found of the setup that is deployed, in the numbers that production is held against; as JSON, and back."""
+"""Holds a run's findings on the deployed setup, in the numbers production is compared with; as JSON, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of one GPU, item by item, and what it leaves for keys and values."""
+"""Holds the memory of one GPU, item by item, and the rest for keys and values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KVCache:
     """Blocks that vLLM sets aside when it asks whether a sequence fits."""
 
     def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
-        """Return the blocks that a sequence of so many tokens holds in all groups."""
+        """Return the blocks that a sequence of `tokens` holds in all groups."""
         return sum(group.blocks(tokens, in_flight) for group in self.groups)
 
     def bytes_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
@@ -142,7 +142,7 @@ class Budget:
         return self.device - self.requested - self.outside
 
     def sequences(self, context: int) -> int:
-        """Return how many sequences of so many tokens can decode at once, `max_num_seqs` aside."""
+        """Return how many sequences of this length can decode at once, `max_num_seqs` aside."""
         return self.num_blocks // self.kv.blocks_per_sequence(context, 1 + self.num_speculative_tokens)
 
     def starts(self, context: int) -> bool:
@@ -151,9 +151,9 @@ class Budget:
         return self.kv_bytes > 0 and max(needed, self.min_blocks) <= self.num_blocks
 
     def longest_context(self, sequences: int = 1) -> int:
-        """Return the longest `max_model_len`, up to the present one, at which so many such sequences decode at once.
+        """Return the longest `max_model_len`, up to the present one, at which this many such sequences decode at once.
 
-        The server starts with it too; 0 where there is none.
+        The server starts with it too; 0 if no such length exists.
         """
         low, high = 0, self.max_model_len
         while low < high:

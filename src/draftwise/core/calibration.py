@@ -1,4 +1,4 @@
-"""How long the steps of servers were measured to last: what `draftwise calibrate` writes."""
+"""Holds measured step times of servers, which `draftwise calibrate` writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TOKENS = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """Steps of one kind on one server: sequences that decode together, with or without prompts beside them."""
+    """Steps of one kind on one server: sequences that decode together, with or without prompts in the step."""
 
     setting: str
     load: str
@@ -123,7 +123,7 @@ class Calibration:
     points: tuple[StepPoint, ...]
     firsts: tuple[FirstPoint, ...] = ()
     held: tuple[HeldAgainst, ...] = field(default=(), metadata=json_form(key="held_against"))
-    """Forecasts made of it beside what was measured later: how wrong the next one may be."""
+    """Earlier forecasts made of it, with the later measurements: they show how wrong the next may be."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.settings]

@@ -1,4 +1,4 @@
-"""What one candidate was measured to do beside the baseline, and what that is worth."""
+"""Holds one candidate's measurements compared with the baseline, and their worth."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Comparison:
     detectable: float | None = None
     """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
     log_itself: Interval | None = None
-    """Of the same ratio for the prompts of the log alone, where half of them and more were asked; the verdict is for
+    """Interval of the same ratio for the log's own prompts, if half or more of them were asked; the verdict is for
     traffic like the log. None where that is not known."""
     prompts_needed: int | None = None
     """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on beside its plan: hardware, software, model and servers."""
+"""Holds the context of a run's numbers besides its plan: hardware, software, model and servers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ServerRecord:
 
     @property
     def speculative_config(self) -> Mapping[str, Any] | None:
-        """As its engine says it took it, empty for none; None where it does not say."""
+        """Config as its engine reports it, empty for none; None if it does not say."""
         return self.version["speculative_config"] or {} if "speculative_config" in self.version else None
 
 

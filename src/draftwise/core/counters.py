@@ -1,4 +1,4 @@
-"""What a server reports of itself at /metrics: counters, which only grow, and gauges."""
+"""Holds a server's /metrics: counters, which only grow, and gauges."""
 
 from __future__ import annotations
 

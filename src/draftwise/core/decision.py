@@ -1,4 +1,4 @@
-"""What a measurement concludes: what to run at which load, what that was measured on, and when to undo it."""
+"""Holds a measurement's conclusion: the setup to run at each load, its grounds, and when to undo it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Crossover:
     high: float
     """Upper end; infinity where the largest load measured still pays."""
     adopt_below: float | None
-    """Largest measured load up to which every verdict is adopt; None where the smallest is none."""
+    """Largest measured load up to which every verdict is adopt; None if the smallest is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class LoadGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSetting:
-    """The one setting that is best over all loads of a sweep, beside the bands that change it with the load."""
+    """The one setting that is best over all loads of a sweep; compare the bands, which change it with the load."""
 
     workload: str
     temperature: float

@@ -1,4 +1,4 @@
-"""What is wrong with a service that runs, how sure that is, and what it costs."""
+"""Holds a diagnosis of a running service: the fault, its certainty, and its cost."""
 
 from __future__ import annotations
 

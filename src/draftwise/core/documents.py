@@ -9,7 +9,7 @@ written as a float, and no number is NaN or infinite. A field deviates with `fie
 with:
 
 - `JSON_FORMAT`: a `Format`; the document starts with the keys `format` and `version`.
-- `JSON_KIND`: the value of the key `kind`, by which the members of a union are told apart.
+- `JSON_KIND`: the value of the key `kind`, which distinguishes the members of a union.
 - `JSON_DERIVED`: names of properties that are written after the fields, and ignored when read; `key=property` where
   the key differs.
 - `JSON_OTHERS`: the name of a mapping field that holds the keys which belong to no other field.

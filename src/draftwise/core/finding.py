@@ -1,4 +1,4 @@
-"""What validation, diagnosis, validity checks and decisions say, and the errors that carry it.
+"""Defines a finding, which validation, diagnosis, validity checks and decisions return, and errors with findings.
 
 DraftwiseError
 ├── InvalidSetup    the user's mistake: carries every Finding at once

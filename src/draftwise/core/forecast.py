@@ -1,4 +1,4 @@
-"""What speculation is expected to be worth under loads that were not measured: what `draftwise forecast` writes."""
+"""Holds the expected worth of speculation under unmeasured loads, which `draftwise forecast` writes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _LIKE = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAgainst:
-    """A forecast beside what was measured later."""
+    """A forecast with the later measurement."""
 
     setting: str
     workload: str

@@ -1,4 +1,4 @@
-"""What belongs together: values in lists, by what they have in common."""
+"""Groups values in lists by a common key."""
 
 from __future__ import annotations
 

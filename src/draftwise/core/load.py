@@ -1,4 +1,4 @@
-"""How requests reach a server: so many at a time, at a rate that waits for no answer, or as they were recorded."""
+"""Defines how requests reach a server: a fixed number in flight, a rate that waits for no answer, or recorded times."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The recorded arrival times of the prompts (`Prompt.arrival_s`), so many times as fast."""
+    """The recorded arrival times of the prompts (`Prompt.arrival_s`), at this multiple of their speed."""
 
     JSON_KIND: ClassVar[str] = "replay"
     speed: float = 1.0
@@ -96,7 +96,7 @@ Load = ClosedLoop | OpenLoop | Replay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Under what a workload is answered: one point of a sweep. Arms and workloads are its other dimensions."""
+    """Conditions of a workload: one point of a sweep. Arms and workloads are its other dimensions."""
 
     load: Load = ClosedLoop(concurrency=1)
     temperature: float = 0.0

@@ -1,4 +1,4 @@
-"""Acceptance on an operator's own traffic: what `draftwise replay` found, by method, k, temperature and group."""
+"""Holds acceptance on an operator's own traffic, from `draftwise replay`, by method, k, temperature and group."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Acceptance:
 
     @property
     def method(self) -> str:
-        """As vLLM spells it."""
+        """Method as vLLM spells it."""
         return self.candidate.method or ""
 
     @property
@@ -193,7 +193,7 @@ class Profile:
     def find(
         self, candidate: SpecConfig, *, temperature: float | None = None, group: str | None = None
     ) -> Acceptance | None:
-        """Return a candidate's entry, whatever its k; None where there is none, or more than one temperature fits."""
+        """Return a candidate's entry, whatever its k; None if absent, or if more than one temperature fits."""
         found = [
             entry
             for entry in self.entries

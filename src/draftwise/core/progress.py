@@ -1,4 +1,4 @@
-"""The protocol through which a long verb reports what it does and is asked to stop."""
+"""The protocol by which a long verb reports progress and receives a request to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a comparison has its verdict, as a value; `report.reasons` says it in words."""
+"""Holds the reason for a comparison's verdict; `reporting.reasons` says it in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to undo an adoption: a reading in production, and the value that it must not pass."""
+"""Says when to undo an adoption: a reading in production, and the value that it must not pass."""
 
 from __future__ import annotations
 

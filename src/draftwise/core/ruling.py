@@ -1,4 +1,4 @@
-"""What a server's version makes of a configuration: findings that also say when and how they take effect."""
+"""Rulings of a server's version on a configuration: findings that also say when and how they take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A paired A/B measurement as it was recorded: what was planned, and everything that came back."""
+"""Holds a paired A/B measurement as recorded: its plan, and every reading."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class TurnRecord:
 
     @property
     def block_key(self) -> tuple[str, str, int, int]:
-        """Workload, condition, repetition and block: what it has in common with the turns it was planned beside."""
+        """Workload, condition, repetition and block: the values shared by the turns planned with it."""
         return self.workload, self.condition, self.repeat, self.block
 
     @property

@@ -1,4 +1,4 @@
-"""What is validated, launched, measured, deployed and rolled back."""
+"""Defines a Setup: the value that draftwise validates, launches, measures, deploys and rolls back."""
 
 from __future__ import annotations
 

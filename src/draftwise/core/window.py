@@ -1,4 +1,4 @@
-"""What a server's counters say of a stretch of time: how they grew between two looks, and what follows from that.
+"""Holds the growth of a server's counters between two looks, and the readings that follow from it.
 
 Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same. Quantiles of
 histograms are given as bounds only, whose buckets are coarser than what speculation gains. A reading is None where a
@@ -149,7 +149,7 @@ class Window:
 
     @staticmethod
     def pooled(windows: Iterable[Window]) -> Window | None:
-        """Return the windows of several engines over one stretch of time as one; None where there are none."""
+        """Return the windows of several engines over one stretch of time as one; None without windows."""
         each = list(windows)
         return reduce(add, each) if each else None
 
@@ -213,12 +213,12 @@ class Window:
 
     @property
     def rate_per_pos(self) -> tuple[float, ...]:
-        """By draft position, the share of all drafts that were accepted up to it; empty without drafts."""
+        """Share of all drafts accepted up to each draft position; empty without drafts."""
         return self.counters.spec.rate_per_pos
 
     @property
     def conditional_rate_per_pos(self) -> tuple[float | None, ...]:
-        """By draft position, the share of the drafts accepted up to the one before that were accepted there too."""
+        """Share accepted at each draft position, of the drafts accepted up to the one before."""
         stats = self.counters.spec
         reached = (stats.num_drafts, *stats.accepted_per_pos)
         return tuple(_ratio(here, before) for here, before in zip(stats.accepted_per_pos, reached, strict=False))
@@ -252,7 +252,7 @@ class Window:
 
     @property
     def preemptions_per_s(self) -> float | None:
-        """Of all engines together."""
+        """Preemptions per second of all engines together."""
         return _ratio(self.sums.preemptions, self.duration_s)
 
     @property

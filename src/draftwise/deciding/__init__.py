@@ -1,1 +1,1 @@
-"""From the answers of a run to a decision: numbers, validity checks, verdicts, what to run, and when to undo it."""
+"""Turns a run's answers into a decision: numbers, validity checks, verdicts, the setup to run, and when to undo it."""

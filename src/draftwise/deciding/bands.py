@@ -1,4 +1,4 @@
-"""Which setting pays at which load: the crossovers of a sweep, the bands between them, and the engine's schedule."""
+"""Finds the setting that pays at each load: a sweep's crossovers, the bands between them, the engine's schedule."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def find_bands(
 
     At each load an adopted candidate is set whose deciding ratio is within the margin of the best: of several the one
     that can be kept over most of the heavier loads. A candidate that is within its own interval of the best goes on
-    too (a switch must be worth it), also across a load where nothing was told apart.
+    too (a switch must be worth it), also across a load without a verdict.
     """
     bands: list[Band] = []
     for (workload, temperature, axis), points in _sweeps(comparisons).items():
@@ -299,7 +299,7 @@ def _set_at(load: float, bands: Sequence[Band]) -> str:
 
 
 def propose_schedules(run: Run, bands: Sequence[Band], comparisons: Sequence[Comparison] = ()) -> tuple[Schedule, ...]:
-    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
+    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honors.
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded. Where plain
     decoding is set at a load at which a candidate was measured to be faster, and something else withholds its adoption,

@@ -1,4 +1,4 @@
-"""Everything that a run comes down to: numbers, their validity, verdicts, what to run, and how far that reaches."""
+"""Concludes a run: numbers, their validity, verdicts, the setup to run, and how far that reaches."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def gather_evidence(run: Run) -> GatheredEvidence:
     checked = check_validity(run, found, lost, uses, thresholds)
     of_run = (*counted.findings, *checked.of_run)
     comparisons = (
-        # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
+        # Findings of a pooled row count for its verdict, and are reported once, with the rows that it pools.
         judge_cell(
             each,
             [*own, *_find_of_members(each, found, checked.of_cells), *of_run],
@@ -156,7 +156,7 @@ def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """For what a decision holds; outside of it, it is a guess."""
+    """The range in which a decision holds; outside it is a guess."""
 
     scope: Scope
     unmeasured: tuple[UnmeasuredCell, ...]

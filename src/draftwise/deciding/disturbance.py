@@ -1,4 +1,4 @@
-"""Which turns something disturbed, so that their readings count for nothing; measuring takes them again.
+"""Finds disturbed turns: their readings do not count, and measuring takes them again.
 
 What counts are pairs: a candidate's turn and the baseline's at the same attempt at the same block. A disturbed turn of
 a candidate costs it that pair, one of the baseline costs all candidates theirs, and nothing that is looked at depends
@@ -30,11 +30,11 @@ _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "therm
 _NEIGHBOURS = 16
 """Nearest turns of like work that a turn is compared with."""
 _FARTHEST = 32
-"""Turns of an arm before and after a turn, among which its neighbours are looked for."""
+"""Turns of an arm before and after a turn, among which its neighbors are looked for."""
 _FEWEST_NEIGHBOURS = 4
 """Fewest neighbors to judge the pace of a turn."""
 _SPREADS = 4.0
-"""Standard deviations between neighbours that are no disturbance."""
+"""Standard deviations between neighbors that are no disturbance."""
 _QUARTILE_STEP = 0.4506
 """Lower quartile of the difference between two normal values, over their standard deviation."""
 _LIKE_ROWS = math.log(1.1)
@@ -149,7 +149,7 @@ def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> d
     notes = {turn.turn: _Note(_COLD) for turn in run.turns if not turn.is_warm}
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
-            # A clock is read beside the prompts, and is none the faster for a smaller number.
+            # A clock is read while prompts run; a smaller number does not mean a faster clock.
             notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
     usual = _find_usual(uses, thresholds) if is_ours else 0.0
     for use in uses:
@@ -205,7 +205,7 @@ class MachineUse:
 
     @property
     def cores(self) -> int:
-        """Of the machine."""
+        """Cores of the machine."""
         return int(self.turn.device.get("cpu", {}).get("cores") or 1)
 
     @property
@@ -309,8 +309,8 @@ def _names(answers: Sequence[Answer]) -> tuple[str, ...]:
 def _find_far(series: Sequence[_Reading], least: float) -> Iterator[tuple[_Reading, float]]:
     """Yield the readings that are far from the usual one around them, with the ratio of the two.
 
-    Usual is the lower quartile of the neighbours: what disturbs makes slower, and may do so for most of a while. How
-    far neighbours lie apart anyway is told by the smaller steps from one to the next, which no disturbance changes.
+    Usual is the lower quartile of the neighbors: what disturbs makes slower, and may do so for most of a while. How
+    far neighbors lie apart anyway shows in the smaller steps from one to the next, which no disturbance changes.
 
     Args:
         series: in the order of the run.

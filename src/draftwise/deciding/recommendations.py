@@ -1,4 +1,4 @@
-"""What to run where, and when to undo it: under each condition outside of any sweep, and over each sweep of load."""
+"""Recommends a setup for each condition outside sweeps and over each sweep of load, and when to undo it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Thresholds:
     """Growth of requests in flight, and of their latency, from the middle third of an open loop's turn to the last,
     from which the queue is taken to grow for ever: a backlog that grows evenly gains two thirds."""
     cold_start: float = 0.15
-    """Slowness of the first turns beside the rest of the first repetition from which warm-up was too short."""
+    """Warm-up was too short if the first turns are slower than the rest of the first repetition by this ratio."""
     cold_far: float = 0.5
     """The same slowness, from which nothing can be told: a quarter of the turns that are half as fast again move the
     ratio of a single repetition by 10 %."""
@@ -73,7 +73,7 @@ class Thresholds:
     turn_waited: float = 0.10
     """Share of a turn's time in which something waited for a core, from which other processes disturb the turn."""
     turn_pace: float = 0.25
-    """Change of a decoding step's time, or of the clock, beside the turns around it from which a turn is disturbed."""
+    """A turn is disturbed if its decoding step's time, or the clock, differs from nearby turns by this share."""
     turn_first: float = 1.0
     """The same of the time to the first token, which varies more."""
     blocks_left: float = 0.5
@@ -91,7 +91,7 @@ class Thresholds:
     clock_fall: float = 0.10
     """Fall of a clock from the first to the last third of a run."""
     cut_outputs: float = 0.95
-    """Share of outputs that end at max_tokens from which nothing was learnt about their ends."""
+    """Share of outputs that end at max_tokens from which their ends remain unknown."""
     slo_ttft_s: float | None = None
     """Time to first token that the operator has promised; the promises together define goodput."""
     slo_tpot_s: float | None = None

@@ -1,4 +1,4 @@
-"""From ratios to a verdict, with its reason.
+"""Derives a verdict from ratios, with its reason.
 
 Which ratio decides depends on who waits for whom (`Comparison.decided_by`):
 
@@ -185,7 +185,7 @@ def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Rea
 def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Thresholds) -> Reason | None:
     """Return that the slower arm's server is slow in what drafting has no part in, None where it is not.
 
-    A server that is slow for as long as it is looked at, since its start, is steady, and slow beside no turn of its
+    A server that is slow from its start to the last look is steady, and not slow next to any turn of its
     own. With a single stream its first token tells: speculation changes the time of a step, and hardly that one; a step
     that verifies drafts is no shorter than one that does not. Under a load the first token waits for the steps of
     others as well, so that it tells only where there are few turns to go by. A candidate whose drafter reads the prompt

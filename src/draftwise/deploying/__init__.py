@@ -1,4 +1,4 @@
-"""From a decision to a running service and back: the files that serve a setup, and its twin without speculation.
+"""Deploys a decision, and rolls it back: writes the files that serve a setup, and its twin without speculation.
 
 A name's module is imported with its first use: rendering needs far more than verifying a file.
 """

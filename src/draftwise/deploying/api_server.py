@@ -1,4 +1,4 @@
-"""What an API server makes of an object: its fields against the schema of its kind, and what came back of them.
+"""Checks an object as an API server does: its fields against the schema of its kind, and the returned object.
 
 An API server that is not asked to be strict takes an object with an unknown field and drops the field.
 

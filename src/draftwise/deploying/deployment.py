@@ -1,4 +1,4 @@
-"""The folder of a deployment: the service, its twin, the commands, the memo, and what was measured of it."""
+"""Assembles a deployment's folder: the service, its twin, the commands, the memo, and the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a deployment: written whole or not at all, with sums that prove it and a record of what it is for."""
+"""Writes a deployment's folder whole or not at all, with checksums and a record of its purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One change of one file: the smallest that starts what is wanted, proven by reading it again."""
+"""Makes the smallest change of one file that starts the wanted setup, and proves it by reading the file again."""
 
 from __future__ import annotations
 

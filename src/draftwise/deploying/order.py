@@ -1,4 +1,4 @@
-"""What is put into production: a setup that its release accepts, with everything that a service of it needs."""
+"""Defines an order for production: a setup that its release accepts, with everything its service needs."""
 
 from __future__ import annotations
 

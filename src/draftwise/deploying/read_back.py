@@ -1,4 +1,4 @@
-"""Whether a file that was written starts what was ordered: it is read again as anybody's, and compared."""
+"""Reads a written file back as if it were somebody else's, and compares it with the order."""
 
 from __future__ import annotations
 

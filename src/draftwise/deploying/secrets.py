@@ -1,4 +1,4 @@
-"""Whether a setup holds what nobody may read who reads its files."""
+"""Finds secrets in a setup that readers of its files must not see."""
 
 from __future__ import annotations
 

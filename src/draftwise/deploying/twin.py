@@ -1,4 +1,4 @@
-"""What follows from a setup alone: its twin without speculation, and the hosts and GPUs that its flags take."""
+"""Derives from a setup alone its twin without speculation, and the hosts and GPUs that its flags take."""
 
 from __future__ import annotations
 

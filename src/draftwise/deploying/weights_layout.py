@@ -1,4 +1,4 @@
-"""Where a server finds its weights: which directory holds which checkpoint, and what puts it there."""
+"""Locates a server's weights: which directory holds which checkpoint, and how it gets there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts an engine together: loads the weights, plans what is captured, counts the pages and makes the runner."""
+"""Builds an engine: loads the weights, plans the captures, counts the pages and makes the runner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
 """More of them in a layer with a mixture."""
 _KERNELS_AFTERWARDS = 30
-"""With which a step ends, in a graph of its own where prompts share the pass."""
+"""Kernels at the end of a step, in a separate graph if prompts share the pass."""
 _GRAPHS_A_SIZE = 12
 """Greedy, sampled and truncated batches, each without log-probabilities, with few or many of them, and with requests
 whose logits the host has a part in."""

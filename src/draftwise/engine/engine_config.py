@@ -152,14 +152,14 @@ def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
         elif name in _COUNTS and value < 1:
             yield _error("not-positive", name, f"must be positive, got {value}.", "Leave it out for its default.")
         elif name in _CHOICES and value not in _CHOICES[name]:
-            predicate = f"is {value!r}, which is none of its values."
+            predicate = f"is {value!r}, which is not one of its values."
             yield _error("unknown-choice", name, predicate, _nearest(value, _CHOICES[name]))
         elif name in _RULES:
             allows, what = _RULES[name]
             if not allows(value):
                 yield _error("bad-value", name, f"must be {what}, got {value!r}.")
     if settings.get("enforce_eager") is True and settings.get("cudagraph_capture_sizes") is not None:
-        predicate = "says for which batches graphs are captured, and enforce_eager that there are none."
+        predicate = "sets the batches to capture as graphs, but enforce_eager forbids graphs."
         yield _error("conflicting-settings", "cudagraph_capture_sizes", predicate, "Leave one of them out.")
 
 

@@ -24,7 +24,7 @@ class Family:
     window_switch: str | None = None
     """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
     window_period: int | None = None
-    """Without `layer_types` in config.json, every n-th layer attends to all tokens; this is n."""
+    """The n of "every n-th layer attends to all tokens", for a config.json without `layer_types`."""
     has_experts: bool = False
     """Whether layers have a mixture of experts (`MixtureShape`)."""
     has_multipliers: bool = False

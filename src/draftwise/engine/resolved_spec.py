@@ -315,7 +315,7 @@ def _check_acceptance(settings: dict[str, Any], given: Mapping[str, Any]) -> Ite
     method = find_method(settings["method"])
     samples = method is not None and "draft_sample_method" in _acting_keys(method)
     if rule == "block" and not (samples and settings["draft_sample_method"] == "probabilistic"):
-        predicate = "is block, which accepts more only of drafts that are sampled; here it acts as standard."
+        predicate = "is block, which helps only sampled drafts. Here it acts as standard."
         fix = 'Add "draft_sample_method": "probabilistic".' if samples else "Leave it out."
         yield _warning("rejection_sample_method", "no-effect", predicate, fix)
     if typical:
@@ -355,7 +355,7 @@ def _check_synthetic(settings: dict[str, Any], given: Mapping[str, Any]) -> Iter
         if len(rates) != k:
             yield _error(rates_key, "synthetic-rates", f"has {len(rates)} rates for {k} tokens.", "Give one a token.")
         if any(later > earlier for earlier, later in pairwise(rates)):
-            fix = "Entry i is the share of drafts whose first i+1 tokens all stand."
+            fix = "Entry i is the share of drafts whose first i+1 tokens are all accepted."
             yield _error(rates_key, "synthetic-rates", "must not increase.", fix)
 
 

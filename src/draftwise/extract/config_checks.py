@@ -1,4 +1,4 @@
-"""What becomes of engine flags: the configs that they are handed to, and the conditions under which these refuse."""
+"""Follows engine flags to the configs that take them, and collects the conditions under which these refuse."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def config_fields(tree: Tree) -> Facts:
     Beside type, default, bounds and choices: `config` is the class that an object is read as, `enum` an enumeration's
     members with their values, `by_name` whether a member's name is taken in any case, `lowered` whether text is
     lower-cased first and its dashes become underscores, `split` whether it is split at its commas,
-    `unset` whether null is taken beside the type, `unset_as` the text that stands for null, `required` whether there is
+    `unset` whether it takes null too, `unset_as` the text that stands for null, `required` whether there is
     no default, and `opaque` whether a validator decides that is not understood here.
     """
     found: Facts = {}

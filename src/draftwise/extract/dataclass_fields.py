@@ -22,7 +22,7 @@ class Hint:
     kind: str
     """`none`, a builtin's name, `literal`, `enum`, `dataclass`, `dict_class` or `other`."""
     options: tuple[Any, ...] = ()
-    """Of a literal or an enumeration."""
+    """Values of a literal or an enumeration."""
     inner: ast.expr | None = None
     """Argument of a generic."""
     module: Module | None = None

@@ -1,4 +1,4 @@
-"""What the engine chooses by itself: batch sizes by device, CUDA-graph sizes, async scheduling, the model runner."""
+"""Extracts the engine's own choices: batch sizes by device, CUDA-graph sizes, async scheduling, the model runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks functions of vLLM without running them: under which conditions they raise, and what configs they make.
+"""Walks functions of vLLM without running them: their conditions for raising, and the configs they make.
 
 A condition is an expression over the fields of the object that is walked, with local names and assignments followed
 back to those fields. What depends on anything else (a model, a device, the environment) is `_`, which no reader of the
@@ -38,7 +38,7 @@ class RaiseGuard:
 
     condition: ast.expr
     message: str
-    """With `{expression}` where a value stands."""
+    """Text of the refusal, with `{expression}` in place of a value."""
     function: str
 
     @property

@@ -1,4 +1,4 @@
-"""The MTP remap: what `hf_config_override` makes of a target's config when its own MTP modules are to draft.
+"""Extracts the MTP remap: how `hf_config_override` rewrites a target's config if its own MTP modules draft.
 
 The function is a list of `if`s over `model_type` and `architectures[0]`. It is walked once for every name that it tests
 for, with a made-up config of that name, and what it would write is noted. What it would read from the config stays a

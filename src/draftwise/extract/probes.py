@@ -1,4 +1,4 @@
-"""Where the rules that are written by hand can be seen in the sources of a release."""
+"""Finds the places of hand-written rules in the sources of a release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwise.knowledge.rules import Probe, all_rules
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """That a release shows a rule."""
+    """A place where a release shows a rule."""
 
     module: Module | None
     """The file that was looked into; None where the rule is that something is absent and the release lacks the file."""

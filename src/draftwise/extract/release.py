@@ -1,4 +1,4 @@
-"""One release read into tables, topic by topic, and added to the facts of this machine's user."""
+"""Reads one release into tables, topic by topic, and adds it to the facts of this machine's user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server shows and takes: Prometheus metrics, sampling parameters under speculation, environment variables."""
+"""Extracts a server's interface: Prometheus metrics, sampling parameters under speculation, environment variables."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def spec_rules(tree: Tree) -> Facts:
 
 
 def _forbids_extra(module: Module, node: ast.ClassDef) -> bool:
-    """Say whether pydantic is told to forbid unknown keys, on the class or in the decorator that all share."""
+    """Say whether pydantic must forbid unknown keys, on the class or in the decorator that all share."""
     marks = [ast.unparse(mark) for mark in node.decorator_list]
     if any("forbid" in mark for mark in marks):
         return True

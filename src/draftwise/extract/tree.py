@@ -85,7 +85,7 @@ class Module:
         return found
 
     def get_function(self, name: str, *, of: str | None = None) -> ast.FunctionDef:
-        """Return a function of this file, or a method of one of its classes; NotFound when there is none.
+        """Return a function of this file, or a method of one of its classes; NotFound if missing.
 
         Of several definitions it is the last: those before it are overloads.
         """
@@ -106,7 +106,7 @@ class Module:
 
 
 class Tree:
-    """The sources of one release: `vllm/` under a root, beside which other packages may lie."""
+    """The sources of one release: `vllm/` under a root, which may hold other packages too."""
 
     def __init__(self, root: Path, version: str) -> None:
         self.root, self.version = root, version

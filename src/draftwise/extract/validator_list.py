@@ -13,7 +13,7 @@ from draftwise.extract.vllm_flags import FRONTEND
 
 _NAMES = ("verify", "valid", "check")
 _ENGINE = ("EngineArgs", "SpeculativeConfig")
-"""Classes that are listed beside those that flags become."""
+"""Classes listed in addition to those that flags become."""
 
 
 def validators(tree: Tree) -> Facts:

@@ -1,4 +1,4 @@
-"""The command line of `vllm serve`: what its parser is built from, flag by flag, and the engine's defaults."""
+"""Extracts the command line of `vllm serve`: its parser, flag by flag, and the engine's defaults."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class VllmSources:
     read_from: str
     """Where they come from, for people."""
     sha256: str = ""
-    """Of the wheel, where they come from one."""
+    """Digest of the wheel; empty for other sources."""
 
 
 def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> VllmSources:
@@ -347,7 +347,7 @@ def open_released(version: Version, progress: Progress = lambda _done, _all: Non
 
 
 def _find_version(root: Path, read_from: str) -> Version:
-    """Return the version that the sources say, else the metadata beside them."""
+    """Return the version in the sources, else the one in the metadata."""
     file = root / "vllm" / "_version.py"
     found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     texts = [found.group(1)] if found else []

@@ -1,1 +1,1 @@
-"""Guards a service: proposes what to do when speculation stops paying, and does what it was given the means for."""
+"""Guards a service: proposes steps if speculation stops paying, and takes those it has the means for."""

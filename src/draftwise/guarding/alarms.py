@@ -1,4 +1,4 @@
-"""What a guard tells, whether or not there is a step for it: all of it findings, none of it a reason to act."""
+"""Reports a guard's alarms, with or without a step for them: findings that never cause an action."""
 
 from __future__ import annotations
 

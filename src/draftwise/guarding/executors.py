@@ -1,4 +1,4 @@
-"""What carries steps out, for as long as the operator names it: HAProxy's socket, a command, a patch for Git."""
+"""Carries steps out by the means that the operator names: HAProxy's socket, a command, a patch for Git."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was named on the command line, so that a step can be undone by what did it."""
+        """Name on the command line, so that the same executor undoes its step."""
 
     @property
     def steps(self) -> frozenset[Step]:

@@ -1,4 +1,4 @@
-"""What a guard knows from one look to the next, and the files in which it survives its end."""
+"""Keeps a guard's knowledge from one look to the next, in files that survive its end."""
 
 from __future__ import annotations
 

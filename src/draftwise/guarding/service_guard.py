@@ -1,4 +1,4 @@
-"""Guards a service: reads each snapshot, decides, carries out and records; and undoes what was done."""
+"""Guards a service: reads each snapshot, decides, acts and records; and undoes its steps."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ServiceGuard:
 
     @property
     def hold_s(self) -> float:
-        """For how long a replica has to be below break-even, in seconds."""
+        """Seconds for which a replica must be below break-even."""
         return self._rules.hold_s
 
     async def tick(self, snapshot: Snapshot) -> Tick:

@@ -1,4 +1,4 @@
-"""What a guard reads of a service: windows pooled per replica, probes, and the steps that diagnoses ask for."""
+"""Reads a service for a guard: windows pooled per replica, probes, and the steps that diagnoses ask for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPREAD_OF_STEPS = 0.6
 _Z = 2.0
 """Standard errors that a mean has to lie off a value: 2 % of the cases by chance."""
 _MIN_DRAFTS = 200
-"""From this many drafts on, zero accepted is not chance."""
+"""Drafts from which zero accepted ones are not chance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What to do next about a service: a pure function of what is known and what is read.
+"""Chooses the next step for a service: a pure function of its state and the latest reading.
 
 The rules, all of which hold whatever is read:
 1. Only replicas that speculate are acted on, never a plain one.

@@ -1,1 +1,1 @@
-"""What is true of which vLLM version, target family, method and metric, as data."""
+"""Holds the facts on vLLM versions, target families, methods and metrics, as data."""

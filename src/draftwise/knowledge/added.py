@@ -1,4 +1,4 @@
-"""Facts about vLLM releases that a user added on this machine, beside those that are shipped: one file a release.
+"""Reads facts about vLLM releases that a user added on this machine to the shipped ones: one file a release.
 
 The first line of a file says what it is, each further one holds the table of a topic. The first lines are read to know
 which releases there are; a table is read when it is looked up, and that file is the only one opened.
@@ -37,7 +37,7 @@ class AddedRelease:
     read_from: str
     """Wheel, folder or installation."""
     sha256: str = ""
-    """Of the wheel; empty for sources of another kind."""
+    """Digest of the wheel; empty for other sources."""
     added: str
     """Date on which it was added."""
     draftwise: str

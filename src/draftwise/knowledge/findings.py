@@ -1,4 +1,4 @@
-"""What findings mean that are neither rules of vLLM nor advice: those of measuring, reading, running and training.
+"""Explains findings of measuring, reading, running and training: those without a rule of vLLM or advice.
 
 The rows are in `data/findings/*.json`, one file per group. A finding's message describes the case at hand; its row
 gives the general meaning of the code. A test compares the rows with the codes and severities that the source can emit.
@@ -16,7 +16,7 @@ from draftwise.knowledge.stored import read_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisFact:
-    """How a finding about a service in production is told from its neighbours, and which it goes with."""
+    """How to distinguish a finding about a service in production from similar ones, and which it goes with."""
 
     told_by: str
     """The observation that tells it from others that look alike."""
@@ -31,7 +31,7 @@ class DiagnosisFact:
     logged: str = ""
     """What vLLM writes into its start-up log where this is so."""
     consequences: tuple[str, ...] = ()
-    """Codes of findings that follow from this one, and say nothing beside it."""
+    """Codes of findings that follow from this one, and add nothing to it."""
     methods: tuple[str, ...] = ()
     """Drafting methods that can be ill of it; empty for all."""
     asks: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class FindingFact:
     threshold: str = ""
     """Field of the run's thresholds beyond which it is raised, if it depends on one."""
     diagnosis: DiagnosisFact | None = None
-    """Of what `draftwise watch` may find in a service that runs."""
+    """Facts for `draftwise watch`; None for findings that it never reports."""
 
 
 def get_finding(code: str) -> FindingFact:

@@ -32,7 +32,7 @@ def takes_none(row: Mapping[str, Any]) -> bool:
 
 
 def takes_text(row: Mapping[str, Any]) -> bool:
-    """Say whether a JSON flag also takes plain text: its type names something else beside a dictionary."""
+    """Say whether a JSON flag also takes plain text: its type names something besides a dictionary."""
     kinds = str(row["type"])
     parts = {part.strip() for part in _BRACKETS.sub("", kinds).split("|")}
     return kinds == "HfOverrides" or ("dict" in parts and bool(parts - {"dict", "None"}))
@@ -42,7 +42,7 @@ def read_human_int(text: str) -> int:
     """Return the integer that vLLM reads: 1k is 1,000, 1.5k is 1,500 and 1K is 1,024.
 
     Raises:
-        ValueError: it is none; fractions go with the decimal units only.
+        ValueError: not such a number; fractions go with the decimal units only.
     """
     found = _WITH_UNIT.fullmatch(text.strip())
     if found is None:

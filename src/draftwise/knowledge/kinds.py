@@ -1,4 +1,4 @@
-"""Kinds of Kubernetes objects, its own and those of projects: their schemas, reduced to what decides.
+"""Holds schemas of Kubernetes' own kinds and those of projects, reduced to the deciding parts.
 
 `python -m catalogue.schemas` makes the archive from the projects' CustomResourceDefinitions and from Kubernetes' own
 OpenAPI document.

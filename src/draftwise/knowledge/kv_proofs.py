@@ -1,4 +1,4 @@
-"""For which architectures, releases and settings the size of the cache was compared with vLLM's own planner.
+"""Lists the architectures, releases and settings whose cache size was compared with vLLM's own planner.
 
 `python -m catalogue.kv_law prove` writes the table: nobody does by hand.
 """

@@ -44,9 +44,9 @@ class EmbeddedOverheads:
     """Bytes that the embedded engine sets aside on a GPU."""
 
     graph_per_kernel: int
-    """One captured kernel, beside the tensors of its graph."""
+    """One captured kernel, without the tensors of its graph."""
     libraries: int
-    """What the driver, cuBLAS and loaded kernels take beside torch's own tensors after the start."""
+    """Memory of the driver, cuBLAS and loaded kernels after the start, without torch's own tensors."""
     source: str
 
 

@@ -1,4 +1,4 @@
-"""Which published model a checkpoint's name says that it is a copy of: in fewer bits, or uploaded by someone else.
+"""Finds the published model of which a checkpoint's name claims a copy: quantized, or uploaded by someone else.
 
 The rows of `data/model_copies.json` are endings of names and who writes them, the more certain rows first. A copy has
 its base's architecture; its weights differ, and what a row does not say of them is not known.

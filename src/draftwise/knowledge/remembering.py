@@ -1,4 +1,4 @@
-"""Whether a server could draft better for what it answered before, going by its speculative config."""
+"""Decides from a speculative config whether earlier answers could improve a server's drafts."""
 
 from __future__ import annotations
 

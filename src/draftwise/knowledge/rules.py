@@ -73,12 +73,12 @@ class VllmRule:
     stands_for: tuple[str, ...] = ()
     """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
     answers: tuple[str, ...] = ()
-    """Refusals of the topic `validators` that the rule tells, beside that at the place of its probe: part of a key."""
+    """Refusals of the topic `validators` that the rule covers, besides that at its probe's place: part of a key."""
     reads: tuple[str, ...] = ()
     """What it cannot be decided without: `target` and `drafter` (their config.json), `weights` (tensors and tokenizers
     of both), `gpu`. Only of rules that stop a server or warn."""
     rests_on: Literal["source", "tables", "input"] = "source"
-    """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
+    """The ground, besides a probe, on which it holds in a release: vLLM's source, which somebody has to read; tables
     generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
 
     def holds(self, version: Version | None) -> bool:

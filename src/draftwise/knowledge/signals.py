@@ -1,4 +1,4 @@
-"""What production is watched by: quantities that decisions name, and the metrics that each is made of."""
+"""Names the quantities that monitor production and decisions refer to, and the metrics behind each."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def get_signal(name: str) -> MetricSignal:
     """Return the signal of a name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no such signal.
     """
     return {signal.name: signal for signal in SIGNALS}[name]

@@ -1,4 +1,4 @@
-"""What each vLLM release accepts, registers and defaults to: tables generated from its wheels, looked up by release.
+"""Looks up the values, registries and defaults of each vLLM release in tables generated from its wheels.
 
 The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand, and for releases
 that the user added in `draftwise.knowledge.added`. A topic is read when it is first asked for.

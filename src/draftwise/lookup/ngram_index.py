@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed a text's longest known suffix where it first occurred (Saxena 2023).
+"""Drafts by prompt lookup: the tokens after the first occurrence of the longest known suffix (Saxena 2023).
 
 Source: https://github.com/apoorvumang/prompt-lookup-decoding; drafts exactly as vLLM's `ngram`.
 """

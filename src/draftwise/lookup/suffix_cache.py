@@ -1,4 +1,4 @@
-"""SuffixDecoding: drafts from what followed the same tokens earlier in this request and in former responses.
+"""Drafts by SuffixDecoding: tokens that followed the same text earlier in this request and in former responses.
 
 Shape letters: B sequences, N new tokens of all sequences after each other, J fields of a job, K draft tokens (padded).
 """
@@ -19,7 +19,7 @@ from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
 
 # Fields of a row of jobs: what the kernel does for one sequence of a batch.
 OWN = 0  # sequence of its own tree: prompt and response
-CACHED = 1  # sequence of the global tree: response; NIL when there is none
+CACHED = 1  # sequence of the global tree: response; NIL if missing
 EVICTED = 2  # sequence to remove from the global tree first, or NIL
 RESPONSE_FROM = 3  # its new tokens from this one on also go to the global tree
 MAX_DRAFT = 4
@@ -75,7 +75,7 @@ class SuffixCache:
     """Suffix trees of requests and responses, and drafts from them (Oliaro et al. 2024, arXiv:2411.04975).
 
     Each request has a tree of its prompt and response; one global tree holds the responses of the latest
-    `max_cached_requests` requests (0: there is none). A draft follows the most frequent branches after the
+    `max_cached_requests` requests (0: no cache). A draft follows the most frequent branches after the
     best-scored match, so lengths vary from 0 to k. Drafts are those of ArcticInference 0.1.1 under vLLM, ties
     included; option names are vLLM's without `suffix_decoding_`.
 

@@ -1,1 +1,1 @@
-"""What the machine grants this process: cores, and folders for what processes share and for what a user adds."""
+"""Finds this process's cores, and the folders that processes share and a user adds to."""

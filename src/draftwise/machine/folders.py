@@ -1,4 +1,4 @@
-"""The user's folders: a cache that all processes use, with turns to write there, and what a user adds."""
+"""Manages the user's folders: a cache that all processes share, with turns to write, and the user's additions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests reach servers that run already: headers, keys and pages of counters, for all servers or one of them."""
+"""Defines access to running servers: headers, keys and pages of counters, for all servers or one of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Header:
         """Return the header of `NAME: VALUE` or `ARM=NAME: VALUE`.
 
         Raises:
-            InvalidSetup: it is none, or one that the client sets itself.
+            InvalidSetup: the text is no header, or names one that the client sets itself.
         """
         head, colon, value = text.partition(":")
         arm, _, name = head.rpartition("=")
@@ -83,7 +83,7 @@ def with_access(arms: Sequence[Arm], headers: Sequence[Header], metrics_urls: Se
         metrics_urls: as `--metrics-url` takes them: one for each arm in its order, or `ARM=URL`.
 
     Raises:
-        InvalidSetup: an arm is unknown, a URL is none, there are fewer than arms, or two arms are one server.
+        InvalidSetup: an arm is unknown, a URL is invalid, there are fewer than arms, or two arms are one server.
     """
     pages = _read_pages(metrics_urls, arms)
     reached = tuple(

@@ -1,4 +1,4 @@
-"""From a run to a calibration: its servers, the shapes of their models, and the steps that their streams show.
+"""Turns a run into a calibration: its servers, their models' shapes, and the steps that their streams show.
 
 The clock in vLLM's iteration log begins when the engine starts to wait for a step, not when the step does
 (benchmarks/h200/NOTES.md), so steps are read off the streams of the answers.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
-from math import sqrt
+from math import prod, sqrt
 from statistics import mean, stdev
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.checkpoints.config_json import find_model_config
+from draftwise.checkpoints.gguf_files import is_gguf, read_gguf
 from draftwise.core import (
     Answer,
     Arm,
@@ -31,6 +32,7 @@ from draftwise.core import (
     Run,
     RunContext,
     RunPlan,
+    Setup,
     SpecConfig,
     StepPoint,
     TurnRecord,
@@ -95,16 +97,16 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
-    record = run.context.server(baseline.name)
+    record, gpu = run.context.server(baseline.name), _find_gpu(run)
     return Calibration(
         made=run.context.started,
         hardware=describe_machine(run.context.hardware) or "not known",
-        gpu=_find_gpu(run),
+        gpu=gpu,
         engine=plain.engine or str(record.version.get("engine", "")),
         engine_version=plain.engine_version or record.release or "",
         args=dict(plain.args),
         target=name,
-        config=_find_config(name, plain.target),
+        config={**_find_config(name, plain.target), **(find_packing(plain) if gpu is None else {})},
         settings=tuple(_with_pool(run, each) for each in settings if each.name in known or each.is_plain),
         points=points,
         firsts=tuple(each for each in find_firsts(run, lengths) if each.setting in known),
@@ -154,6 +156,19 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
     )
 
 
+def find_packing(plain: Setup) -> dict[str, Any]:
+    """Return the key of config.json that says how a processor reads a GGUF file's matrices: packed, as they are in it.
+
+    Empty for another target, for a file of 16-bit matrices, and where the server unpacks them (`--dtype float32`).
+    """
+    if not is_gguf(plain.target) or plain.args.get("dtype") in ("float", "float32"):
+        return {}
+    matrices = [each for each in read_gguf(plain.target).tensors.values() if len(each.shape) > 1]
+    bits = 8 * sum(each.num_bytes for each in matrices) / max(1, sum(prod(each.shape) for each in matrices))
+    name = next((name for name, most in (("int4", 6.5), ("int8", 12.0)) if bits <= most), None)
+    return {"quantization_config": {"quant_method": name}} if name else {}
+
+
 def _find_gpu(run: Run) -> str | None:
     """Return the name of the GPU in the table; None for a processor, and for a GPU that is not in it."""
     hardware = run.context.hardware
@@ -188,7 +203,7 @@ class _Gap:
     prompts: int
     """First tokens of other streams that the same step gave."""
     is_clear: bool
-    """Whether the steps beside it computed no prompt either."""
+    """Whether the steps before and after it computed no prompt either."""
 
 
 def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
@@ -198,7 +213,7 @@ def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
 
     Args:
         run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
     """
     return tuple(
         point for place, turns in _group(run) for point in _make_points(place, lengths.get(place[0], 0), turns)
@@ -210,7 +225,7 @@ def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
 
     Args:
         run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
     """
     streams = {each.label: each.concurrency for each in run.plan.conditions}
     points = (
@@ -267,7 +282,7 @@ def _make_points(
 ) -> Iterator[StepPoint]:
     """Yield the point of steps that only decode, and that of the others, where there are enough of them.
 
-    A first token may be sent later than the chunks of the step that computed its prompt: gaps beside one are counted to
+    A first token may be sent later than the chunks of the step that computed its prompt: gaps next to one count to
     the steps with prompts, so that these have the time of all prompts, whichever gap it came in.
 
     Args:

@@ -1,4 +1,4 @@
-"""Reads what this machine did to a turn: clocks, temperatures, throttling, quotas, stolen time, CPU of others."""
+"""Reads the machine's state during a turn: clocks, temperatures, throttling, quotas, stolen time, CPU of others."""
 
 from __future__ import annotations
 

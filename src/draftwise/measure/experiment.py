@@ -18,7 +18,7 @@ from draftwise.runs import RunDirectory
 from draftwise.runs.turn_order import Turn
 
 _DRAIN_S = 10.0
-"""How long a server may still work on requests that were cancelled."""
+"""How long a server may still work on requests that were canceled."""
 _DRAIN_POLL_S = 0.005
 
 
@@ -160,7 +160,7 @@ class Experiment:
 
 
 async def _drain(backend: Backend, *, down_to: float) -> None:
-    """Wait until a server runs no more than before, if it says so: cancelled requests would load the next turn."""
+    """Wait until a server runs no more than before, if it says so: canceled requests would load the next turn."""
     give_up = backend.now() + _DRAIN_S
     while ((await backend.gauges()).running or 0) > down_to and backend.now() < give_up:
         await asyncio.sleep(_DRAIN_POLL_S)

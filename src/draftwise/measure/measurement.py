@@ -193,7 +193,7 @@ def build_backends(
         one_at_a_time: whether each has all the GPUs, as the others are down then.
 
     Raises:
-        InvalidSetup: a server takes more GPUs than there are, or its command is none.
+        InvalidSetup: a server takes more GPUs than there are, or its command is invalid.
     """
     if arms[0].url is not None:
         return [
@@ -239,7 +239,7 @@ def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOpti
     """Return the servers as backends of which one is up at a time, and their line-up.
 
     Raises:
-        InvalidSetup: the command that replaces one by another is none.
+        InvalidSetup: the command that replaces one by another is invalid.
     """
     replacing = None
     if launch.switch is not None:

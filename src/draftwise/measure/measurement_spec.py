@@ -1,4 +1,4 @@
-"""What to measure, and under what: the options of `draftwise decide` as one value."""
+"""Holds the options of `draftwise decide` as one value: the measurement and its conditions."""
 
 from __future__ import annotations
 

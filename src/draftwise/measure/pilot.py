@@ -217,7 +217,7 @@ async def look_at_paces(
 
 
 def _spread(workload: Workload, count: int) -> list[Prompt]:
-    """Return so many prompts, short and long ones, of which also the first few are spread over all lengths."""
+    """Return `count` prompts, short and long; any first few of them are spread over all lengths too."""
     by_length = sorted(workload.prompts, key=_measure_length)
     return [by_length[int((number + 0.5) * _STEP % 1 * len(by_length))] for number in range(count)]
 
@@ -279,7 +279,7 @@ def _find_pace(condition: Condition, decoding: float, warm: Counters, pilot: Pil
     """Return the seconds of an output token of a server on a workload.
 
     Under a load a step takes as long as in the warm-up, and gives as many tokens as on this text; prompts are
-    computed beside it.
+    computed with it.
     """
     if condition.concurrency == 1:
         return pilot.decoding_s / pilot.tokens

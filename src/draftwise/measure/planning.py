@@ -1,4 +1,4 @@
-"""From what is to be measured to the plan of a run: arms, workloads and loads."""
+"""Plans a run from the requested measurement: arms, workloads and loads."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def make_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
     """Return the arms, the baseline first; each candidate's name is the one it was given, or method and k.
 
     Raises:
-        InvalidSetup: a name is taken, a URL is none, or the engine refuses the arguments.
+        InvalidSetup: a name is taken, a URL is invalid, or the engine refuses the arguments.
     """
     if spec.target is None:
         return _running_arms(spec)

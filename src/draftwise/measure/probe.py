@@ -1,4 +1,4 @@
-"""Asks running servers a few prompts, one at a time: whether they do what they were started for, in seconds."""
+"""Sends a few prompts to running servers, one at a time, to test in seconds whether they work as started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_probe(num_prompts: int) -> tuple[Workload, ...]:
 async def probe(
     server: UrlBackend, plain: UrlBackend | None, workloads: Sequence[Workload], *, salt: str
 ) -> ProbedPair:
-    """Return what a server does, beside a plain one where there is one.
+    """Return a server's behavior, compared with a plain one if there is one.
 
     Args:
         server: not started yet.

@@ -1,4 +1,4 @@
-"""Before the first measured request: every server is warmed up, and is what it should be."""
+"""Prepares the first measured request: warms up every server, and checks that each is the intended one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPl
     """Return the plan with all candidates asked no prompt twice where prefix caches may know prompts that come back.
 
     The baseline then answers only what the candidates are asked, once as well: first tokens are those of new prompts
-    on both sides. Otherwise an arm that is asked each prompt once would be beside one whose cache is warm.
+    on both sides. Otherwise an arm that gets each prompt once would be compared with one whose cache is warm.
     """
     if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
         return plan

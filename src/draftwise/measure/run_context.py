@@ -1,4 +1,4 @@
-"""What the numbers depend on: hardware, software, model and servers."""
+"""Records the context that the numbers depend on: hardware, software, model and servers."""
 
 from __future__ import annotations
 

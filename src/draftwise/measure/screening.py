@@ -1,4 +1,4 @@
-"""What a replay and a calibration say of a run before it is measured: who is left out, and at which loads."""
+"""Screens candidates and loads before a run, by a replay and a calibration."""
 
 from __future__ import annotations
 

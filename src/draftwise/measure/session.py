@@ -1,11 +1,12 @@
-"""One session of a run: servers up, warm-ups, everything that is missing measured, servers down."""
+"""Runs one session: starts the servers, warms up, measures everything missing, stops the servers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,6 +89,8 @@ _FASTEST = 0.4
 """Share of the baseline's time that a candidate takes at least, as far as a machine is called too slow."""
 _ASKED_AGAIN = 24
 """Outputs of a candidate that both servers are asked for again before they are called different."""
+_MOST_CHANGES = 3
+"""Changes that a refusal to resume names."""
 _RETURN_S = 30.0
 """Wait for the server of somebody else that breaks while nothing is measured."""
 _TIMED = 5
@@ -224,7 +227,7 @@ class Session:
         for finding in find_early_end(self.directory.read()):
             self.progress.notice(finding)
         cut.reschedule(None)
-        # Everything is measured: what is not examined is said to be so.
+        # Everything is measured: report the unexamined rest as such.
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout_at(budget.examination_end):
                 await self._examine_differences(roster.clients, budget)
@@ -467,7 +470,7 @@ class Session:
             self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
     async def _time_readings(self, backend: Backend) -> float:
-        """Return the seconds that each turn takes beside its requests."""
+        """Return the seconds that each turn takes besides its requests."""
         clock, taken = asyncio.get_running_loop().time, []
         for _ in range(_TIMED):
             began = clock()
@@ -621,12 +624,26 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             # One that is up for the first time is new, and one that is not up now is not measured.
             value = {**before[part], **{arm: each for arm, each in value.items() if arm in before[part]}}
         if before[part] != value:
+            found = list(_find_changes(part, before[part], value))
             raise InvalidSetup.because(
                 "other-context",
-                f"{part} is now {value}, but was {before[part]} when the run began.",
+                f"Since the run began, {'; '.join(found[:_MOST_CHANGES]) or f'{part} changed'}.",
                 where="--resume",
                 fix="Timings of the two cannot be compared. Start a new run with --out.",
             )
+
+
+def _find_changes(name: str, before: Any, now: Any) -> Iterator[str]:
+    """Yield each value of a JSON tree that changed, by its path."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*before, *now}, key=str):
+            yield from _find_changes(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        yield f"{name} changed from {_show(before)} to {_show(now)}"
+
+
+def _show(value: Any) -> str:
+    return "nothing" if value in (None, "", [], {}) else json.dumps(value, ensure_ascii=False)
 
 
 def _identify(plan: RunPlan, context: RunContext) -> dict[str, Any]:
@@ -635,6 +652,6 @@ def _identify(plan: RunPlan, context: RunContext) -> dict[str, Any]:
         "hardware": to_json(context.hardware),
         "software": to_json(context.software),
         "model": to_json(context.model),
-        "servers": {arm: (server.model, dict(server.version)) for arm, server in context.servers.items()},
-        "setups": {arm.name: arm.setup for arm in plan.arms},
+        "servers": {arm: {"model": server.model, **server.version} for arm, server in context.servers.items()},
+        "setups": {arm.name: to_json(arm.setup) for arm in plan.arms},
     }

@@ -1,4 +1,4 @@
-"""The minutes that a run may take, and which of them are for what."""
+"""Divides the minutes that a run may take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_RESERVED = 0.1
 _LAST_S = 0.5
 """Seconds between the last look at outputs and the end."""
 _ENDING = 0.25
-"""Of the time in which servers started, for how long they take to end; at most `_LONGEST_ENDING_S`: what slows down the
+"""Time that servers take to end, as a share of their start; at most `_LONGEST_ENDING_S`. What slows down the
 one slows down the other."""
 _LONGEST_ENDING_S = 15.0
 _REPORT = 3.0
@@ -85,7 +85,7 @@ class TimeBudget:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a result is looked for again where there was none."""
+        """Seconds after which to look again for a missing result."""
         return _PATIENCE * self.seconds
 
     def start_end(self, now: float) -> float:
@@ -110,7 +110,7 @@ class TimeBudget:
 
     @property
     def _ending_s(self) -> float:
-        """For the servers' end and the report: half of what is reserved, or more where it is known to take longer."""
+        """Seconds for the servers' end and the report: half of the reserve, or more if known to take longer."""
         expected_s = min(_ENDING * self.start_s, _LONGEST_ENDING_S) + _REPORT * self.look_s
         return max(self._reserve_s / 2, min(expected_s, _MOST_ENDING * self.seconds))
 

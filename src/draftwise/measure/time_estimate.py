@@ -1,4 +1,4 @@
-"""How long turns will take: going by the warm-up at first, then by the turns that were measured."""
+"""Estimates how long turns will take: from the warm-up at first, then from the measured turns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TimeEstimate:
         texts: pace on a workload under a condition, by arm, workload and label of the condition, where it is known
             better than from the warm-up.
         turn_s: of the plan.
-        overhead_s: of every turn, beside its requests.
+        overhead_s: of every turn, besides its requests.
         switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
         conditions: that the paces are known under: a load that is added later is taken to be like the next smaller one.
     """

@@ -1,4 +1,4 @@
-"""From logged answers to acceptance: walks over the steps that serving would have taken. Lists and arrays, no torch."""
+"""Computes acceptance from logged answers: walks over the steps of serving. Lists and arrays, no torch."""
 
 from draftwise.replaying.acceptance_profile import ServingWalk, walk
 from draftwise.replaying.anchors import Anchors, Drafts, read_anchors, write_anchors

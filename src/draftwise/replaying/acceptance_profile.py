@@ -1,4 +1,4 @@
-"""From anchors to a profile: the steps that serving would have taken, for every k, over all requests and by group.
+"""Turns anchors into a profile: the steps of serving, for every k, over all requests and by group.
 
 Shape letters: R requests, S steps, K draft tokens.
 

@@ -1,4 +1,4 @@
-"""What would have been drafted behind each token of the logged answers, and how much is accepted.
+"""Finds the drafts behind each token of the logged answers, and how many are accepted.
 
 An anchor is a place in an answer at which a step can begin. All answers lie behind each other in one array.
 
@@ -74,7 +74,7 @@ class Anchors:
     limits: Ints
     """[R]: tokens that the answer could have had at most (`max_tokens`), or UNLIMITED."""
     drafts: Mapping[int, Drafts]
-    """By k. One k alone stands for every smaller one too: a shorter draft is the beginning of a longer one. Several
+    """Drafts by k. One k alone stands for every smaller one: a shorter draft is the beginning of a longer one. Several
     are those of a drafter for which that does not hold, and only they can be asked for."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a replay: what was replayed, one line per request and candidate, and the profile that is made of them.
+"""Writes a replay's folder: its subject, one line per request and candidate, and the resulting profile.
 
 `replay.json` says what is replayed, `candidate-N.jsonl` holds a line for each request of a candidate, appended as it is
 replayed; `profile.json` and `anchors.npz` follow from these. A replay that was cut off goes on where it was.

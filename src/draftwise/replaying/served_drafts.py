@@ -1,4 +1,4 @@
-"""Replays of a draft model that a server runs: what it says of the tokens of logged answers (`prompt_logprobs`)."""
+"""Replays a draft model behind a server: scores the tokens of logged answers by its `prompt_logprobs`."""
 
 from __future__ import annotations
 

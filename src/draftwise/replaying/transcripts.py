@@ -1,4 +1,4 @@
-"""Transcripts of a log, which tokens each request had and was answered with, and what every way of replaying offers.
+"""Makes transcripts of a log, the tokens of each request and answer, and defines the interface of every replay.
 
 A row whose tokens are not certain is left out and counted by its reason: an answer replayed with other tokens than
 the model wrote says nothing about what a drafter would have met.
@@ -41,7 +41,7 @@ class Grouping(StrEnum):
     """What requests are grouped by."""
 
     ROUTE = "route"
-    """What a row names as `route`, beside the request or in its metadata."""
+    """The `route` of a row, next to the request or in its metadata."""
     TEMPERATURE = "temperature"
     LENGTH = "length"
     """Tokens of the prompt."""
@@ -290,7 +290,7 @@ def _tell_assumed(
         yield Finding.info(
             "no-time-order",
             f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
-            "A drafter may remember other answers than when they were served.",
+            "A drafter may then remember other answers than in service.",
             where=name,
         )
 

@@ -1,1 +1,1 @@
-"""What a reader sees of a run: a page, its plots and tables, Markdown, JSON."""
+"""Renders a run for readers: a page, its plots and tables, Markdown, JSON."""

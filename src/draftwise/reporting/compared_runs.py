@@ -1,4 +1,4 @@
-"""Two compared measurements in words: one sentence, tables, Markdown."""
+"""Describes two compared measurements in words: one sentence, tables, Markdown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What to type after a decision, what the decision rests on, and when to undo it, in words."""
+"""States in words which command to type after a decision, its grounds, and when to undo it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
@@ -63,14 +64,21 @@ def describe_rollback(decision: Decision) -> list[str]:
 
 
 def describe_signs(decision: Decision) -> list[str]:
-    """Return a sentence per candidate with its first sign to roll back: tokens per step, where that was measured."""
+    """Return a sentence per candidate and workload with the first sign to roll back: tokens per step, where measured.
+
+    Of several loads and temperatures, it is the one that comes closest to its threshold.
+    """
     rules = [rule for rule in decision.rollback if rule.metric == TOKENS_PER_STEP.name and rule.measured is not None]
     if not rules:
         return describe_rollback(decision)
+    groups = group_by(lambda rule: (rule.arm, rule.workload), rules)
+    several = Counter(arm for arm, _ in groups)
+    closest = [min(mine, key=lambda rule: (rule.measured or 0.0) / rule.value) for mine in groups.values()]
+    names = [f" on {name_workload(rule.workload)}" if several[rule.arm] > 1 else "" for rule in closest]
     return [
-        f"Roll back {arm} if its tokens per step stay below {max(rule.value for rule in mine):.2f} for an hour "
-        f"(measured: {min(rule.measured or 0.0 for rule in mine):.2f})."
-        for arm, mine in group_by(lambda rule: rule.arm, rules).items()
+        f"Roll back {rule.arm}{name} if its tokens per step stay below {rule.value:.2f} for an hour "
+        f"(measured: {rule.measured:.2f})."
+        for rule, name in zip(closest, names, strict=True)
     ]
 
 
@@ -126,7 +134,7 @@ def _describe_limit(rule: Rollback) -> str:
 
 
 def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
-    """Return under which loads a rule holds, empty where under all; beside others it begins where the last one ends."""
+    """Return the loads of a rule, empty for all loads; after another band it begins where that one ends."""
     place = rule.condition.place
     if rule.loads is None or place is None:
         return ""

@@ -37,7 +37,7 @@ _LONGEST = 400
 """Characters of one cell or line."""
 _LONGEST_SENTENCE = 4_000
 _WIDE = 16
-"""Comparisons up to which every one has a row of its own; more are told by verdict grids."""
+"""Comparisons up to which every one has a row of its own; verdict grids show more."""
 
 
 def render_markdown(found: Conclusions) -> str:

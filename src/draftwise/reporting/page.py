@@ -337,7 +337,7 @@ def _share(value: float | None) -> str:
 
 
 def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
-    """Return the stations from acceptance length to realised speed-up."""
+    """Return the stations from acceptance length to realized speed-up."""
     rows = (
         TableRow(
             name=f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
@@ -353,7 +353,7 @@ def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
     )
     columns = (
         *("workload · load · candidate", "acceptance length", "tokens per step"),
-        *("cost of a step", "decoding", "realised"),
+        *("cost of a step", "decoding", "realized"),
     )
     return PageTable(caption="From acceptance length to speed-up", columns=columns, rows=tuple(rows))
 
@@ -363,7 +363,7 @@ def _temperature(temperature: float) -> str:
 
 
 def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
-    """Return forecasts that were made before the run, beside what it measured."""
+    """Return forecasts made before the run, compared with its measurements."""
     rows = (
         TableRow(
             name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",

@@ -1,4 +1,4 @@
-"""What was predicted of a run, its time and its speed-ups, compared with what was measured."""
+"""Compares a run's predicted time and speed-ups with the measured ones."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def hold_forecasts(expected: Iterable[Expectation], comparisons: Sequence[Compar
 
 
 def describe_forecasts(held: Sequence[MeasuredForecast]) -> str:
-    """Return in a sentence how good the forecasts were; empty where there are none."""
+    """Return in a sentence how good the forecasts were; empty without forecasts."""
     if not held:
         return ""
     errors = [abs(each.error) for each in held]

@@ -1,4 +1,4 @@
-"""Draws figures as SVG whose text takes the colour of the page around it, light or dark."""
+"""Draws figures as SVG whose text takes the color of the page around it, light or dark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def to_svg(
         name: tells the ids in this SVG from those of others on the same page.
         title: what the figure is, for those who cannot see it.
         about: what it shows, in words.
-        alone: the SVG is a file of its own, with no page around it to take a colour from.
+        alone: the SVG is a file of its own, with no page around it to take a color from.
         width: inches.
     """
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name, "figure.figsize": (width, width)}):

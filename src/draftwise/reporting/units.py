@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """Units by load axis."""
 LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss
-"""Ratio of the time to the first token from which it is told with every gain."""
+"""Ratio of the time to the first token from which every gain mentions it."""
 
 
 def format_load(load: float, axis: str) -> str:

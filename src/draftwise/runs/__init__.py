@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and how it is read again."""
+"""Writes a run to disk, and reads it again."""
 
 from draftwise.runs.directory import RunDirectory
 

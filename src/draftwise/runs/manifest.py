@@ -1,4 +1,4 @@
-"""What a run directory says about its run: plan and context as one JSON document, and back."""
+"""Converts a run's plan and context to one JSON document, and back."""
 
 from __future__ import annotations
 

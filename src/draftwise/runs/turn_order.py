@@ -31,7 +31,7 @@ class Turn:
     condition: Condition = field(default_factory=Condition)
     block: int = 0
     copies: tuple[int, ...] = ()
-    """Earlier occurrences of each prompt in this turn; empty if there are none."""
+    """Earlier occurrences of each prompt in this turn; empty without any."""
     attempt: int = 0
     """How often turns of its block were taken before, because something disturbed them."""
     background: tuple[Prompt, ...] | None = None
@@ -176,7 +176,7 @@ class Block:
 
 
 Shares = Mapping[tuple[str, int], tuple[Block, ...]]
-"""Blocks by label of the condition and repetition; left out where there are none."""
+"""Blocks by label of the condition and repetition; left out without blocks."""
 
 
 def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Block]:
@@ -362,7 +362,7 @@ def _ids(prompts: Sequence[Prompt]) -> tuple[str, ...]:
 def _count_blocks(
     plan: RunPlan, workload: Workload, conditions: Sequence[Condition], free: int
 ) -> dict[Condition, int]:
-    """Return how many blocks each condition gets of so many free prompts; conditions that get none are left out."""
+    """Return how many blocks each condition gets of the free prompts; conditions that get none are left out."""
     sizes = {each: _count_requests(workload, each, plan.turn_s) for each in conditions}
     counts: dict[Condition, int] = {}
     for condition in sorted(conditions, key=lambda each: sizes[each]):

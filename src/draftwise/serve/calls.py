@@ -1,4 +1,4 @@
-"""From a request body to engine requests and the form of the answer: one function per endpoint."""
+"""Turns request bodies into engine requests and results into answers: one function per endpoint."""
 
 from __future__ import annotations
 

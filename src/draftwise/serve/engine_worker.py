@@ -1,4 +1,4 @@
-"""The server's view of its engine: hands over requests and aborts, and deals out what every step gives."""
+"""Connects the server to its engine: hands over requests and aborts, and distributes each step's output."""
 
 from __future__ import annotations
 

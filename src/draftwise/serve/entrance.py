@@ -1,4 +1,4 @@
-"""Who may ask the server: headers, hosts, web pages, media types and the API key, before an endpoint sees a request.
+"""Decides who may ask the server: headers, hosts, web pages, media types, API key, before any endpoint.
 
 A browser sends requests of any page that its user opens to any address that it reaches. The rules tell those requests
 from a client's: by the Origin of the page, by a Host that is not the server's (a name that an attacker points at this

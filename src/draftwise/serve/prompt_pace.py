@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step computes while other sequences decode, so that these do not stall.
+"""Limits the prompt tokens of a step while other sequences decode, so that these do not stall.
 
 A step ends for all its sequences at once: on a CPU, a thousand tokens of somebody's prompt are a second without a token
 for everybody else. So prompts get pieces that take about as long as `GAP_S`, by how long pieces took before.
@@ -35,7 +35,7 @@ class PromptPace:
         return max(self._least, min(self._most, int(max(GAP_S, _SHARE * self._step_s) / self._row_s)))
 
     def note(self, rows: int, seconds: float, *, decodes: bool) -> None:
-        """Take note of a step with so many rows of prompts.
+        """Take note of a step with this many rows of prompts.
 
         What is slower than expected counts at once, what is faster counts half: a stalled stream is worse than a prompt
         that takes a little longer.

@@ -95,7 +95,7 @@ class ReadingProcess:
         """Replace the process, which has ended, by one that has loaded the tokenizer; return its exit status.
 
         Raises:
-            InvalidSetup, BackendError: there is none.
+            InvalidSetup, BackendError: the new process cannot load it.
         """
         with self._lock:
             if self._is_stopped:

@@ -1,4 +1,4 @@
-"""Tool calls of chat answers: what a request allows, what that demands of the output, and the calls found in it."""
+"""Handles tool calls of chat answers: allowed tools, constraints on the output, and the calls found in it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Between what operators have and a `Setup`: text read into setups, and setups written as text."""
+"""Converts between operators' texts and a `Setup`: reads texts into setups, writes setups as text."""

@@ -1,4 +1,4 @@
-"""What paired readings say and how sure it is: ratios with intervals, early stopping, families of tests, crossovers."""
+"""Infers from paired readings: ratios with intervals, early stopping, families of tests, crossovers."""
 
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.statistics.estimate import (

@@ -49,7 +49,7 @@ def find_crossing(points: Sequence[LoadPoint]) -> Crossing | None:
 
     The curve is the falling sequence closest to the speed-ups (isotonic regression, weighted by their certainty), with
     monotone cubic pieces between loads. Its interval comes from redrawing all speed-ups together: prompts that gain
-    more at one load do so at the next, so what they add to the error is common to neighbouring loads and does not
+    more at one load do so at the next, so what they add to the error is common to neighboring loads and does not
     average out (covariance of the prompts' ratios); what paired blocks share is each load's own. It also spans what
     straight pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a
     factor of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it
@@ -103,7 +103,7 @@ def next_load(
     """Return the load whose measurement tells most about the crossing; None when it is known well enough.
 
     Well enough: the ends of its interval are within a factor of each other, all that lies between is next to a measured
-    load, or one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is
+    load, or one more measurement as certain as its neighbors would not narrow the interval by a tenth (what then is
     missing are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones
     it doubles or halves the load, up to `most` or down to `least`.
     """
@@ -142,7 +142,7 @@ def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -
 
 
 def _narrows(known: Mapping[float, LoadPoint], load: float, crossing: Crossing) -> bool:
-    """Return whether the interval would shrink by a tenth if that load turned out as its neighbours suggest."""
+    """Return whether the interval would shrink by a tenth if that load turned out as its neighbors suggest."""
     below, above = (known[each] for each in _around(sorted(known), load))
     part = math.log(load / below.load) / math.log(above.load / below.load)
     expected = find_crossing(
@@ -216,7 +216,7 @@ def _fit_falling(logs_BK: Array, weight_K: Array) -> Array:
 def _find_brackets(x_K: Array, falling_BK: Array) -> tuple[Array, Array]:
     """Return [B] the last point at which falling curves lie above 0, and [B] the first at which they do not.
 
-    Minus infinity and infinity where there is none.
+    Minus infinity and infinity without one.
     """
     num_above_B = (falling_BK > 0).sum(axis=1)
     edges = np.concatenate([[-math.inf], x_K, [math.inf]])

@@ -122,7 +122,7 @@ def shows_equivalence(differences: Sequence[float], margin: float, alpha: float)
 def find_outlook(
     estimate: RatioEstimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
 ) -> PowerOutlook:
-    """Return what so many repetitions found, could have found, and what would settle it, going by the spread seen.
+    """Return what these repetitions found, could have found, and what would settle it, given the spread seen.
 
     The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
     that a thousand times as many would not, and where nothing varies: everything is settled then.

@@ -93,7 +93,7 @@ def find_unseen_share(count: int) -> float:
 
 
 def find_bar(count: int, margin: float) -> float:
-    """Return the ratio that the lower end of an interval has to clear for an adoption on so many prompts.
+    """Return the ratio that the lower end of an interval must clear for an adoption on this many prompts.
 
     It would still be a gain if a kind of prompt that was not drawn lost 20 %: no interval holds what was not seen.
     """

@@ -99,7 +99,7 @@ def find_spells(own_T: Array, other_T: Array, *, lags: int = 1) -> float | None:
     """Return how many times as long an arm's steps take in spells that the other arm does not share; None without any.
 
     Prompts come in an order that is spread over the log, so that one turn's pace says nothing of the next one's; spells
-    make neighbours alike (autocorrelation, one-sided 0.05 %).
+    make neighbors alike (autocorrelation, one-sided 0.05 %).
 
     Args:
         own_T: as for `find_pace_change`.

@@ -103,7 +103,7 @@ def _draw(
 def _draw_normals() -> tuple[Array, Array]:
     """Return [B] and [B] independent normal numbers, the same ones every time.
 
-    The first ones ascend: what is looked up for them in sorted readings then lies beside what was looked up before.
+    The first ones ascend: what is looked up for them in sorted readings then lies next to the last lookup.
     """
     drawn_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
     drawn_BA = drawn_BA[drawn_BA[:, 0].argsort()]

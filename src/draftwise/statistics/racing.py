@@ -1,4 +1,4 @@
-"""Which of several candidates on one workload under one load leave a race, so that others get the time."""
+"""Decides which candidates on one workload and load leave a race, so that others get the time."""
 
 from __future__ import annotations
 

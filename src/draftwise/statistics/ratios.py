@@ -1,11 +1,11 @@
-"""From paired readings to ratios of candidate over baseline, how sure they are, and whether they stayed the same.
+"""Computes ratios of candidate over baseline from paired readings: how sure they are, and whether they drifted.
 
 Readings of one prompt vary together, and so do those of one paired block and of one cluster of prompts (a conversation,
 a tenant): the design says which do, and the spread of every number that follows counts with it.
 
 Prompts are a sample of a log, drawn in a spread order, and the log is a sample of traffic: intervals are for traffic
 like the log. What the order of the log explains was drawn evenly, and is no error; what is left is seen between prompts
-that are neighbours in the log.
+that are neighbors in the log.
 
 Intervals take paired blocks for independent. They are not where one of two servers was slow for a good part of the
 run: `draftwise.statistics.pace` looks for that.
@@ -33,7 +33,7 @@ from draftwise.statistics.estimate import (
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _FEWEST_NEIGHBOURS = 12
-"""Prompts from which neighbours in the log tell the variance; fewer of them are too few differences."""
+"""Prompts from which neighbors in the log tell the variance; fewer of them are too few differences."""
 FEWEST_CLUSTERS = 6
 """Clusters below which nothing is known of others: they count as parts of the log, which were all drawn from."""
 _MOST_PER_BLOCK = 2.0
@@ -128,7 +128,7 @@ def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Ratio
     (geometric) mean over its readings.
 
     Args:
-        candidate_N: readings, NaN where there is none; only positive ones count.
+        candidate_N: readings, NaN if missing; only positive ones count.
         baseline_N: the same requests' readings of the baseline.
         design: prompt and paired block of each request.
 
@@ -248,7 +248,7 @@ def find_spread(influence_N: Array, design: Design) -> Spread:
 
     Degrees of freedom are Satterthwaite's (1946), from those of the parts, with a limit by the number of blocks;
     two blocks are one degree, which makes every interval very wide: wait for the third. Where blocks hold a single
-    prompt, prompts are all there is to resample: their variance is seen between neighbours in the log (`_Neighbors`).
+    prompt, prompts are all there is to resample: their variance is seen between neighbors in the log (`_Neighbors`).
     Clusters count where they make the variance larger. Simulated in `benchmarks/cpu/statistics_simulation.py` and
     `benchmarks/cpu/decision_simulation.py`: 95 % intervals cover 93-97 %, and more (up to 99 %) where few prompts or
     blocks differ by nothing but noise.
@@ -284,7 +284,7 @@ class _Part:
 class _Neighbors:
     """The variance of a sum over prompts that were drawn in a spread order over a log.
 
-    Half the mean square of the differences between neighbours (von Neumann, Annals of Mathematical Statistics 1941) is
+    Half the mean square of the differences between neighbors (von Neumann, Annals of Mathematical Statistics 1941) is
     the variance without what the order of the log explains, routes and drift alike; that part was drawn evenly. The
     log's own mix of it is a sample as well, of as many prompts as the log has.
     """

@@ -1,4 +1,4 @@
-"""How far rounding goes: the scale of gaps between tokens that one and the same model swaps in other batch shapes."""
+"""Estimates the reach of rounding: the scale of gaps between tokens that one model swaps in other batch shapes."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def find_rounding_scale(gaps: Sequence[float], prior: float, step: float) -> flo
 
 
 def is_beyond_rounding(gap: float, scale: float) -> bool:
-    """Return whether two tokens so many nats apart are not swapped by rounding."""
+    """Return whether two tokens this many nats apart are safe from a swap by rounding."""
     return gap > _FAR * scale

@@ -1,4 +1,4 @@
-"""What a drafter takes over from its target: dimensions, rotations, the states that it reads, its mask token."""
+"""Derives a drafter from its target: dimensions, rotations, the states that it reads, its mask token."""
 
 from __future__ import annotations
 

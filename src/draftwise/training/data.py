@@ -73,7 +73,7 @@ class Corpus:
 def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple[list[TextSample], list[TextSample]]:
     """Return the samples to learn and those held out: about `share` of them, at least one.
 
-    A hash of the prompt decides (of the whole text where there is none), so a sample stays on its side when others
+    A hash of the prompt decides (of the whole text without one), so a sample stays on its side when others
     come or go, and equal prompts go together. Held-out samples beyond `most_tokens` are left out.
 
     Raises:

@@ -266,7 +266,7 @@ def _tensors(target: CheckpointReader, modules: CheckpointReader) -> Iterator[tu
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path, most_bytes: int) -> None:
-    """Write tensors by name to files of at most so many bytes (a larger tensor has its own), and the index of them."""
+    """Write tensors by name to files of limited size (a larger tensor has its own), and their index."""
     shards: list[list[str]] = []
     total, held, held_bytes = 0, dict[str, Tensor](), 0
 

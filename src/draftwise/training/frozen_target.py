@@ -43,7 +43,7 @@ class States:
     aux_BTH: tuple[Tensor, ...]
     """Hidden states in the order of the method's `aux_layers` (numbered as `Proposer.aux_layers` of the engine)."""
     final_BTH: Tensor
-    """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
+    """States after the final norm. The target's logits for the token after t: its head applied to `final_BTH[:, t]`."""
 
 
 class FrozenTarget:
@@ -171,7 +171,7 @@ class FrozenTarget:
 
 @contextmanager
 def _quiet_about_unread() -> Iterator[None]:
-    """Keep transformers from listing the tensors that it was told to leave out."""
+    """Keep transformers from listing the tensors that it leaves out on request."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Where the target's hidden states come from: this process, for each batch; the disk; or a vLLM server.
+"""Gets the target's hidden states: from this process for each batch, from disk, or from a vLLM server.
 
 vLLM's method `extract_hidden_states` writes files, which are read here.
 
@@ -283,7 +283,7 @@ def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
     """Return the states of a text, [T, N, H].
 
     Raises:
-        BackendError: there are none, or not for these tokens.
+        BackendError: they are missing, or not for these tokens.
     """
     told = server.complete(tokens).get("kv_transfer_params") or {}
     path = told.get("hidden_states_path")

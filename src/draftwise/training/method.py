@@ -1,4 +1,4 @@
-"""What every trainable drafter offers to the training loop: options, the loss of a batch, a checkpoint.
+"""Defines the interface of every trainable drafter: options, the loss of a batch, a checkpoint.
 
 Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size of the target, V vocabulary.
 """

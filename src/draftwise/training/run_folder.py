@@ -100,7 +100,7 @@ class RunFolder:
             ) from None
 
     def load(self) -> dict[str, Any] | None:
-        """Return the checkpoint's state; None if there is none. Log rows after it are dropped."""
+        """Return the checkpoint's state; None if missing. Log rows after it are dropped."""
         if not self._checkpoint.exists():
             self._write(self.log, "")
             return None

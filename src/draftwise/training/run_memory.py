@@ -1,4 +1,4 @@
-"""What a run takes of a GPU's memory, as far as it is known before its first step."""
+"""Estimates the GPU memory of a training run before its first step."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
     else:
         raise InvalidSetup.because(
             "bad-entry",
-            f"{where} has none of text, prompt, messages and token_ids. Its keys are {', '.join(entry) or 'none'}.",
+            f"{where} lacks text, prompt, messages or token_ids. Its keys are {', '.join(entry) or 'none'}.",
             where=where,
             fix="Give each line one of them.",
         )

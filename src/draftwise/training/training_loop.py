@@ -384,7 +384,7 @@ class Optimizers:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the whole state of network and optimizers on the CPU, by parameter; sharded ones are gathered.
 
-        All ranks must call it; on others than the first it may be empty.
+        All ranks must call it; on all but the first it may be empty.
         """
         network, optimizers = get_state_dict(self._network, self._parts, options=_WHOLE)
         return network, optimizers

@@ -1,4 +1,4 @@
-"""What a training run reports, and its form on stderr: bars in a terminal, a few lines of text elsewhere."""
+"""Reports a training run on stderr: bars in a terminal, a few lines of text elsewhere."""
 
 from __future__ import annotations
 

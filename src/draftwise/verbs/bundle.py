@@ -1,4 +1,4 @@
-"""`bundle`: a setup's weights and what they need in one folder, for machines without a way to the hub."""
+"""`bundle`: packs a setup's weights and their dependencies in one folder, for machines without a way to the hub."""
 
 from __future__ import annotations
 

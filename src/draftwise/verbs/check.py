@@ -1,4 +1,4 @@
-"""`check`: what a vLLM release makes of a speculative config, before it runs."""
+"""`check`: predicts how a vLLM release treats a speculative config, before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnoses of what was seen of a service, by everything that was given in addition to its counters."""
+"""Diagnoses a service from its counters and the side information you give."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_diagnoses(
     Args:
         snapshot: what was seen.
         baseline: what the pools are held against.
-        asked: what was given beside the counters.
+        asked: the information given besides the counters.
         fingerprints: of the servers that were probed.
         earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
     """

@@ -1,4 +1,4 @@
-"""`forecast`: what speculation will be worth under loads that nobody measured yet."""
+"""`forecast`: predicts speculation's worth under loads that nobody has measured yet."""
 
 from __future__ import annotations
 

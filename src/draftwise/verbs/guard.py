@@ -1,4 +1,4 @@
-"""`guard`: proposes what to do when speculation stops paying, and does what it was given the means for."""
+"""`guard`: proposes steps if speculation stops paying, and takes those it has the means for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`inspect`: what a checkpoint contains, and whether a drafter fits its target, without loading either."""
+"""`inspect`: lists a checkpoint's contents, and says whether a drafter fits its target, without loading either."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Event(NamedTuple):
     """What happened to a job."""
 
     number: int
-    """From 1."""
+    """Number of the job, from 1."""
     kind: str
     """`status`, `progress`, `notice`, `update`; at the end `update` or `error`, then `done`."""
     value: Any
@@ -91,7 +91,7 @@ class Job(Silent):
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the job is over after so many seconds at most."""
+        """Wait at most this many seconds; return whether the job is over."""
         with self._changed:
             return self._changed.wait_for(lambda: self.is_over, seconds)
 
@@ -185,7 +185,7 @@ class Jobs:
         """Return a job.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: no job has that name.
         """
         with self._lock:
             if (job := self._jobs.get(name)) is None:

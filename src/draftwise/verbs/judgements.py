@@ -1,4 +1,4 @@
-"""Judged setups: what `check` and `verify` return, in every form that it is printed in."""
+"""Renders judged setups, which `check` and `verify` return, in every printed form."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ PAGES = {
 """Kinds of pages, and the kind of explanation that each shows; the code of a finding is one of several kinds."""
 _ABOUT = (
     "draftwise checks, sizes, chooses, measures, deploys and watches speculative decoding in vLLM. "
-    "Check a config before you propose it. Quote numbers with their ranges. What is not known is said to be unknown."
+    "Check a config before you propose it. Quote numbers with their ranges. Unknown results are marked unknown."
 )
 _MOST_CALLS = 4
 _LARGEST_BODY = 2_000_000
@@ -245,7 +245,7 @@ def _show(state: JobState) -> ToolAnswer:
 
 
 def _finish(job: Job, tool: Tool) -> ToolAnswer:
-    """Return the result of a job, or why there is none."""
+    """Return the result of a job, or the reason for its absence."""
     if not job.is_over:
         raise InvalidRequest.because(
             "job-running", f"The job {job.name} is {job.state.state}.", fix="Ask for its status until it is finished."

@@ -1,4 +1,4 @@
-"""What the verbs that measure servers have in common: who is measured, and how a measurement is run and ends."""
+"""Shares the work of verbs that measure servers: the measured servers, and how a measurement runs and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator tells of a run that cannot be seen from here."""
+"""Holds the operator's notes on a run: facts that draftwise cannot see."""
 
 from __future__ import annotations
 

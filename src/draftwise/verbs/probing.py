@@ -34,7 +34,7 @@ def load_prompts(own: str | None) -> tuple[Workload, ...]:
 async def probe_servers(
     urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
 ) -> tuple[tuple[Finding, Fingerprint | None], ...]:
-    """Return what each server's answers say beside the baseline's, with its fingerprint; all are asked at once."""
+    """Compare each server's answers with the baseline's; return the results with fingerprints. Asks all at once."""
 
     async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:

@@ -1,4 +1,4 @@
-"""`replay`: what each drafting method would be worth on logged traffic, without serving it again."""
+"""`replay`: estimates the worth of each drafting method on logged traffic, without serving it again."""
 
 from __future__ import annotations
 

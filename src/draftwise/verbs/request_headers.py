@@ -1,4 +1,4 @@
-"""How verbs reach servers that run already: headers and keys, with secrets from variables of the environment."""
+"""Reads the headers and keys with which verbs reach running servers; secrets come from environment variables."""
 
 from __future__ import annotations
 

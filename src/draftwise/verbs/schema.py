@@ -1,4 +1,4 @@
-"""`schema`: JSON Schemas, of `--speculative-config` in a release and of what the verbs print as JSON."""
+"""`schema`: JSON Schemas of `--speculative-config` in a release and of the verbs' JSON output."""
 
 from __future__ import annotations
 

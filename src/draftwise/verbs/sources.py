@@ -120,7 +120,7 @@ class FoundSetups:
         """Return the only setup as it was read.
 
         Raises:
-            InvalidSetup: there is none, there are several, or something is wrong with its text.
+            InvalidSetup: it is missing, there are several, or its text has a fault.
         """
         if len(self.unread) == 1 and not self.readings:
             raise InvalidSetup(self.unread[0][1].findings)

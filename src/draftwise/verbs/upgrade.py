@@ -1,4 +1,4 @@
-"""`upgrade`: what breaks, changes and becomes possible between two vLLM releases."""
+"""`upgrade`: lists breakage, changes and new possibilities between two vLLM releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb is: a function from a frozen Request to a Result, which can also be called with the Request's fields."""
+"""Defines a verb: a function from a frozen Request to a Result, callable with the Request's fields too."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Verb(Generic[P, Q, R]):
 
         Args:
             request: what is asked for.
-            progress: is told what is done, and can ask the verb to stop early with what it has.
+            progress: receives progress, and can ask the verb to stop early and return its results so far.
         """
         if any(type(getattr(request, name)) in (int, float) for name in getattr(request, "__dataclass_fields__", ())):
             _refuse_wrong_types(request)  # numbers out of their range, which cost most where they are not refused

@@ -1,4 +1,4 @@
-"""`verify`: whether files, or a server that runs, are what was decided and ordered."""
+"""`verify`: compares files, or a running server, with the decided and ordered setup."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class ServiceRow:
     """One service of several that a Prometheus recorded."""
 
     namespace: str
-    """Empty if not labelled."""
+    """Empty if not labeled."""
     service: str
     """Label `service`, else the model's name or the job."""
     model: str
@@ -410,7 +410,7 @@ def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
 
 
 async def _judge_snapshot(of: _Service, watching: Watching, snapshot: Snapshot) -> Snapshot:
-    """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
+    """Return the readings with their diagnoses, from the counters and all other information."""
     from draftwise.verbs.diagnosing import add_diagnoses
 
     findings, fingerprints = await _ask(of, snapshot)

@@ -1,1 +1,1 @@
-"""Watches services that run: windows of their counters, what these say, and what a probe of a few prompts adds."""
+"""Watches running services: windows of their counters, the diagnosis, and a probe of a few prompts."""

@@ -137,7 +137,7 @@ class Noise:
         scale = 1 / (np.median(squares) + squares.mean() * inverse / inverse.mean() + _SMALLEST)
         design = np.column_stack([np.ones_like(inverse), inverse])
         between, within = np.linalg.lstsq(design * scale[:, None], squares * scale, rcond=None)[0]
-        # A part that comes out negative is none; the CUSUM would blow up on a variance of 0.
+        # A negative part counts as 0; the CUSUM would blow up on a variance of 0.
         return cls(between=max(float(between), 1e-4), within=max(float(within), _SMALLEST))
 
     def variance(self, drafts: NDArray[np.float64]) -> NDArray[np.float64]:

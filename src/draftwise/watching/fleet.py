@@ -1,6 +1,6 @@
 """A fleet: every service that one Prometheus recorded, from its counters at two times and the numbers of its run.
 
-Services are told apart by the labels that `draftwise deploy` puts on targets: namespace, service, pool and revision.
+The labels that `draftwise deploy` puts on targets distinguish services: namespace, service, pool and revision.
 Where a scrape lacks `service`, the name of the model or the job stands in.
 """
 

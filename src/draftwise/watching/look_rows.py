@@ -117,7 +117,7 @@ class EngineRow(WindowRow):
     instance: str
     """URL or label of the server."""
     engine: str
-    """Label of the data-parallel rank; empty if there is none."""
+    """Label of the data-parallel rank; empty if missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Windows out of what a Prometheus recorded: the servers' pages, put together again scrape by scrape."""
+"""Reads windows from a Prometheus recording: rebuilds the servers' pages scrape by scrape."""
 
 from __future__ import annotations
 

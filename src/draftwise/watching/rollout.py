@@ -1,4 +1,4 @@
-"""Before and after a roll-out: the same readings of both, and what `upgrade` says of the step between them."""
+"""Compares a service before and after a roll-out, with `upgrade`'s findings on the step between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupStep:
-    """From one setup to another."""
+    """Step from one setup to another."""
 
     findings: tuple[Finding, ...]
     """What `upgrade` says of it."""

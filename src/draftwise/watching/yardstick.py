@@ -1,4 +1,4 @@
-"""What a service is held against: its baseline; and which of its counters say something else than they seem to."""
+"""Compares a service with its baseline, and finds counters that mean something else than they seem to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads: what `--workload` takes, from bundled texts to an operator's own log, and what can be said of them."""
+"""Loads and assesses the workloads that `--workload` takes, from bundled texts to an operator's own log."""
 
 from draftwise.workloads.assessment import WorkloadProfile, check_workloads, profile_workload
 from draftwise.workloads.loading import load_workloads, read_prompts

@@ -1,4 +1,4 @@
-"""What a workload is like in numbers, and whether it can carry the conclusions that are to be drawn from it."""
+"""Profiles a workload in numbers, and judges whether it can support the intended conclusions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what a request carried, chat messages in their several spellings, into prompts."""
+"""Turns a request's chat messages, in their several spellings, into prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what `--workload` says into workloads."""
+"""Loads the workloads that `--workload` names."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def read_prompts(file: Traversable) -> tuple[Prompt, ...]:
     """Return the prompts in a JSON-lines file that `Prompt.to_dict` wrote, as they are: for run directories.
 
     Raises:
-        InvalidSetup: the file cannot be read, or is none of these.
+        InvalidSetup: the file cannot be read, or has another format.
     """
     faults = Faults()
     rows = read_rows(file, faults, most=2**62, in_order=bool).rows

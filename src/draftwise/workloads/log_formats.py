@@ -119,7 +119,7 @@ def _find(row: Line) -> LoggedRequest | None:
 
 
 def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the rows of a page, such as an API sends or a tracer writes; a value that is none as it is."""
+    """Yield the rows of a page, such as an API sends or a tracer writes; any other value as it is."""
     pages = [value.get(key) for key in _PAGES] if isinstance(value, Mapping) and depth < 8 else []
     if pages and any(key in value for key in (*_BODY_KEYS, "request", "body")):
         pages.pop()  # "data" is then the user's own

@@ -1,4 +1,4 @@
-"""Reads what a logged line says of the answer: text, tokens, reasoning and calls, and how it was asked for."""
+"""Reads the answer of a logged line: text, tokens, reasoning and calls, and the request's settings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_answer_tokens(logged: LoggedRequest) -> int | None:
 
 
 def token_ids_of(value: Any) -> tuple[int, ...]:
-    """Return a list of token ids; empty where it is none."""
+    """Return a list of token ids; empty for any other value."""
     is_ids = isinstance(value, Sequence) and not isinstance(value, str) and all(type(each) is int for each in value)
     return tuple(value) if is_ids else ()
 
@@ -116,14 +116,14 @@ _CONVERSATIONS = (
 
 
 def _find_name(keys: Sequence[str], row: Line, body: Line) -> str | None:
-    """Return what a gateway or an application wrote under a key, beside the request or in its metadata."""
+    """Return the value that a gateway or an application wrote under a key, next to the request or in its metadata."""
     places = (row, _mapping(row.get("metadata")), body, _mapping(body.get("metadata")))
     values = (place.get(key) for key in keys for place in places)
     return next((str(each) for each in values if isinstance(each, str | int) and each != ""), None)
 
 
 def _template_variables(body: Line) -> dict[str, Any]:
-    """Return what vLLM hands to a chat template beside the messages."""
+    """Return vLLM's arguments to a chat template besides the messages."""
     tools = {"tools": body["tools"]} if body.get("tools") else {}
     return tools | dict(_mapping(body.get("chat_template_kwargs")))
 
@@ -139,7 +139,7 @@ def _reasoning_tokens(usage: Line) -> int:
 
 
 def _body_of(response: Any) -> Line:
-    """Return the answer itself, where a log has it beside a status."""
+    """Return the answer itself, where a log has it next to a status."""
     whole = response if isinstance(response, Mapping) else {}
     return _mapping(whole.get("body")) or whole
 

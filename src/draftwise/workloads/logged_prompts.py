@@ -1,4 +1,4 @@
-"""Makes prompts of the rows of a prompt file or a log, or says what is wrong with each row."""
+"""Makes prompts from the rows of a prompt file or a log, or reports each row's fault."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ExactTokens:
 
 
 def find_tokens(path: Path | None, *, hint: Path | None = None) -> Tokens:
-    """Return what counts tokens: a tokenizer, or the estimate where there is none.
+    """Return the token counter: a tokenizer, or else the estimate.
 
     Args:
         path: a tokenizer.json, or a folder with one, that was asked for.
@@ -216,7 +216,7 @@ def find_source(name: str, tokens: Tokens) -> TextSource:
     """Return the source of a name in `SOURCES`, or one that recombines the paragraphs of a text file.
 
     Raises:
-        InvalidSetup: there is none, or the file holds no text.
+        InvalidSetup: it is missing, or the file holds no text.
     """
     if name == "code":
         units, joint = _functions(), "\n\n\n"

@@ -1,4 +1,4 @@
-"""Reads the rows of files, with the times that they carry, and collects what is wrong with them."""
+"""Reads the rows of files with their times, and collects their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of `--workload`: what is measured, and how it is cut, in one word that is easy to type."""
+"""Parses `--workload`: the source and its filters, in one word that is easy to type."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkloadSpec:
     """Bundled name or path; empty for synthetic ones."""
     name: str | None = None
     n: int | None = None
-    """The first so many prompts."""
+    """Number of prompts to take from the start."""
     sample: int | None = None
     """So many prompts drawn from all of them, kept in their order."""
     seed: int = 0

@@ -41,7 +41,7 @@ def test_what_was_recorded_is_there_when_it_is_launched(tmp_path):
     assert told["jobs"] == NAMES, "each once"
     assert told["failed"] == []
     assert sorted(told["found"]) == [[name, True] for name in NAMES]
-    assert "_add_norm was compiled while requests wait" in first.stderr, "another width"
+    assert "_add_norm was compiled while requests waited" in first.stderr, "another width"
 
     filled.rename(moved)
     (moved / "read-only").touch()

@@ -20,7 +20,6 @@ from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, causal_lm, draft_head, load_model
-from draftwise.engine.proposers import dflash
 from draftwise.engine.proposers.dflash import load_dflash
 from draftwise.engine.proposers.eagle import load_eagle
 from draftwise.engine.proposers.eagle3 import load_eagle3
@@ -37,7 +36,7 @@ def both(monkeypatch, device) -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
     def call(function):
         results = []
         for kind in (CudaKernels, Kernels):
-            for module in (causal_lm, draft_head, dflash):
+            for module in (causal_lm, draft_head):
                 monkeypatch.setattr(
                     module,
                     "make_kernels",

@@ -171,14 +171,15 @@ def test_drawn_draft_tokens_come_with_the_distribution_of_their_head(tmp_path, t
         assert share == pytest.approx(distribution[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
 
 
-def test_the_noise_of_a_draft_token_belongs_to_its_position(tmp_path, target):
+def test_the_noise_of_a_draft_token_belongs_to_its_step(tmp_path, target):
     tensors = {name: torch.zeros_like(tensor) for name, tensor in make_tensors(target).items()}
     path = save_drafter(tmp_path / "d", make_config(target), tensors)  # all heads draw uniformly
     proposer = load(path, target, probabilistic=True)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [4] * 9, temperature=1.0)
     drafts = proposer.propose(new, 4).tokens_BK
     later = dataclasses.replace(new, spans=new.spans.shift(1))
-    assert torch.equal(proposer.propose(later, 4).tokens_BK[:, :3], drafts[:, 1:])
+    # Block verification has looked at the noise of the tokens behind the one that it rejects.
+    assert (proposer.propose(later, 4).tokens_BK[:, :3] != drafts[:, 1:]).float().mean() > 0.8
     longer_prompt = dataclasses.replace(later, num_prompt_B=new.num_prompt_B + 1)
     assert torch.equal(proposer.propose(longer_prompt, 4).tokens_BK, drafts)
     assert len(drafts.unique()) > 20

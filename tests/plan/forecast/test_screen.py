@@ -12,8 +12,8 @@ def test_what_lies_below_the_best_or_below_one_everywhere_is_hopeless_and_the_re
     expected = [expect("good", 1.4, 1.6), expect("worse", 1.1, 1.3), expect("slow", 0.7, 0.9), expect("near", 1.3, 1.5)]
     found = find_hopeless(expected, ["good", "worse", "slow", "near"], num_cells=1, margin=0.03)
     assert found == {
-        "worse": "its forecast of 1.10-1.30x on code at c=1 lies below good's 1.40-1.60x",
-        "slow": "its forecast of 0.70-0.90x on code at c=1 lies below good's 1.40-1.60x",
+        "worse": "its forecast of 1.10-1.30x on code at c=1 stays below good's 1.40-1.60x",
+        "slow": "its forecast of 0.70-0.90x on code at c=1 stays below good's 1.40-1.60x",
     }
 
 

@@ -1,4 +1,4 @@
-"""Two measurements beside each other: what differs in how they came about, and whether the answer is still true."""
+"""Compares two measurements: how their conditions differ, and whether the answer is still true."""
 
 from draftwise.deciding.compare.run_pair import PairSide, RunPair, compare_sides, read_side
 

@@ -1,4 +1,4 @@
-"""How much faster or slower the second measurement is, arm by arm, with an interval where single readings allow one."""
+"""Computes how much faster or slower the second measurement is, arm by arm, with intervals where possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReadingChange:
     ratio: Interval | None
     """Ratio for the (geometric) mean request; None if only aggregates are known or the definitions differ."""
     how: str
-    """Where the ratio is from: `paired`, `unpaired`, `means` (aggregates) or why there is none."""
+    """Where the ratio is from: `paired`, `unpaired`, `means` (aggregates) or the reason for its absence."""
     before: dict[float, float] = field(default_factory=dict)
     """Percentiles in seconds (tokens/s: as it says)."""
     after: dict[float, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Two measurements compared: what they have in common, what differs besides their numbers, and which answers stand."""
+"""Pairs two measurements: their common ground, their differences besides numbers, and the answers that stand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PairSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
-    """Two measurements beside each other."""
+    """Two compared measurements."""
 
     before: PairSide
     after: PairSide

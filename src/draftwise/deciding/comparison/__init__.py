@@ -1,1 +1,1 @@
-"""From the answers of a run to the numbers of each comparison, and how sure they are."""
+"""Computes the numbers of each comparison from a run's answers, and how sure they are."""

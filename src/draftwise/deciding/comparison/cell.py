@@ -1,4 +1,4 @@
-"""One candidate on one workload under one condition: its requests beside the baseline's, and where outputs differ."""
+"""Compares one candidate's requests with the baseline's, on one workload and condition, and finds differing outputs."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _find_differences(
     """Return, for each prompt to which the candidate ever gave an answer that the baseline never gave, the first one.
 
     The baseline itself may change its answer between repetitions (a cached prefix is computed in other shapes), so an
-    answer counts as different only when it is none of the baseline's; it is then compared with the baseline's first.
+    answer counts as different only if none of the baseline's equals it; then it is compared with their first.
     """
     found = []
     for unit in units:

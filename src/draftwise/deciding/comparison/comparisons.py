@@ -1,4 +1,4 @@
-"""From the requests of a cell to the numbers of its comparison, still without a verdict."""
+"""Computes a comparison's numbers from the requests of a cell, without a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests and steps took and servers put out: latency distributions, promises kept, output under load."""
+"""Computes the times of requests and steps, and output: latency distributions, promises kept, output under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def name_quantiles(values: Sequence[float], quantiles: Sequence[int]) -> dict[str, float]:
-    """Return values by `p50` and so on; empty if there are none."""
+    """Return values by `p50` and so on; empty without values."""
     return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
 
 
@@ -57,7 +57,7 @@ class Latencies:
             to_wire=lambda rows: {name: name_quantiles(values, QUANTILES) for name, values in rows.items()},
         )
     )
-    """In the order of QUANTILES, empty where there is no reading: `ttft`; `tpot` (vLLM's: last token minus first over
+    """Values in the order of QUANTILES, empty without readings: `ttft`; `tpot` (vLLM's: last token minus first over
     tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
     tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus
     intended time of sending, open loops only). In an open loop ttft and e2e count from the intended time."""

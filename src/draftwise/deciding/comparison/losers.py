@@ -1,4 +1,4 @@
-"""Which prompts a candidate slows down: of which workload, or on which side of which of their traits."""
+"""Finds the prompts that a candidate slows down: by workload, or by the side of a trait."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -
 
     Args:
         ratios: speed-up of each prompt.
-        traits: by name, a value of each prompt beside it; NaN where it is not known.
+        traits: by name, one value per prompt; NaN if unknown.
     """
     logs = np.log(np.asarray(ratios, dtype=np.float64))
     found = [

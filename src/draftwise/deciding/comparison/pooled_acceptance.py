@@ -1,4 +1,4 @@
-"""How much of what was drafted was accepted, and where the rest is lost on the way to the realised speed-up."""
+"""Computes the accepted share of drafts, and where the rest is lost on the way to the realized speed-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a candidate gains from having answered a prompt before, and the paired blocks in which it had not.
+"""Measures a candidate's gain from having answered a prompt before, and the paired blocks in which it had not.
 
 A server that could remember answers (`RunPlan.remembering`) is taken to do so until an equivalence test shows that
 prompts gain nothing by coming back: that a gain was not seen shows nothing, with few prompts least of all. One that
@@ -20,7 +20,7 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import FEWEST_PROMPTS, shows_equivalence, student_quantile
 
 _CHANCE = 0.001
-"""Chance of seeing growth where there is none; acceptance varies by itself at a temperature, or when synthetic."""
+"""Chance of a false sign of growth; acceptance varies by itself at a temperature, or when synthetic."""
 Split = tuple[Answer, list[Answer]]
 """The first answer to a prompt, which no cache could help, and later ones, which one could."""
 
@@ -86,7 +86,7 @@ def _shows_none(run: Run, cell: Cell, thresholds: Thresholds) -> bool:
 
 
 def _list_speed_gains(cell: Cell, splits: Mapping[Unit, Split]) -> list[float]:
-    """Return the logarithm of what each prompt gained in speed, beside the baseline's, after its first answer of all.
+    """Return the logarithm of each prompt's gain in speed over the baseline's, after its first answer of all.
 
     Prompts that were first answered under another load tell nothing: there the speed is another one.
     """

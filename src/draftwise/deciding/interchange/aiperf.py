@@ -1,4 +1,4 @@
-"""Reads what NVIDIA's aiperf and its predecessor genai-perf export.
+"""Reads exports of NVIDIA's aiperf and its predecessor genai-perf.
 
 `profile_export.jsonl` holds a line per request, `profile_export_aiperf.json` (and genai-perf's
 `profile_export_genai_perf.json`, of the same shape) the statistics over all of them.

@@ -1,4 +1,4 @@
-"""Finds out what a file of results is and reads it."""
+"""Recognizes the format of a result file and reads it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _parse_json(text: str) -> list[Any]:
 
 
 def _sibling(path: Path, name: str) -> dict[str, Any]:
-    """Return the summary that lies beside a file of records; empty where there is none."""
+    """Return the summary in the folder of a file of records; empty if missing."""
     beside = path.with_name(name)
     documents = _documents(beside) if beside.is_file() else [{}]
     return documents[0] if isinstance(documents[0], dict) else {}

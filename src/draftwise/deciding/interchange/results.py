@@ -13,7 +13,7 @@ ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
 ARM, WORKLOAD = "server", "prompts"
 """Names in results of tools that measure one server with one set of prompts, and name neither."""
 UNKNOWN_LOAD = "all at once"
-"""Condition of a tool that was told neither a rate nor a limit: every request is sent as soon as possible."""
+"""Condition of a tool without a rate or a limit: every request is sent as soon as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def make_timing(
 
     With more tokens than chunks the extra ones are spread evenly (TPOT and tokens per second depend on the sum alone).
     With fewer, some chunks carried none: the opening one of a chat, the closing one with the finish reason. A server
-    sends those together with a neighbour, so the chunks that follow another soonest are taken to be empty.
+    sends those together with a neighbor, so the chunks that follow another soonest are taken to be empty.
     """
     times = list(accumulate(gaps_s, initial=sent + ttft_s))
     num_tokens = num_tokens or len(times)
@@ -98,7 +98,7 @@ def make_timing(
 
 
 def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
-    """Return the label of the condition that a tool was told; a limit beside a rate is part of it."""
+    """Return the label of a tool's condition; a limit given with a rate is part of it."""
     if rate_per_s is not None:
         arrivals = Arrivals.POISSON if poisson else Arrivals.CONSTANT
         label = Condition(load=OpenLoop.steady(rate_per_s, arrivals)).label

@@ -1,4 +1,4 @@
-"""All validity checks: of a run as a whole, and of each of its comparisons."""
+"""Runs all validity checks: on a run as a whole, and on each of its comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether drafts, and nothing else, made the difference between the two servers of a comparison."""
+"""Checks that drafts, and nothing else, made the difference between a comparison's two servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Evidence:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Of the candidate, as counted, or as its stream shows where nothing counts; None without a draft."""
+        """Tokens per step of the candidate, from counters, or else from its stream; None without a draft."""
         if self.is_counted:
             return self.candidate.tokens_per_step if self.candidate.spec.num_drafts else None
         return self.text_per_event
@@ -184,7 +184,7 @@ def _find_no_drafts(evidence: _Evidence, condition: Condition, *, faster: bool) 
 def _prefix_cache(
     evidence: _Evidence, ttft: Interval | None, thresholds: Thresholds, *, alone: bool
 ) -> Iterator[Finding]:
-    """What prefix caches and first tokens lost or gained beside the baseline."""
+    """Findings on prefix caches and first tokens that lost or gained compared with the baseline."""
     before, after = evidence.baseline.prefix_hit_rate, evidence.candidate.prefix_hit_rate
     lost = 0.0 if before is None or after is None else before - after
     rates = ""

@@ -1,4 +1,4 @@
-"""Whether each load was what its name says, and whether servers, not the load generator, set the numbers."""
+"""Checks that each load matches its name, and that servers, not the load generator, set the numbers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _third(turns: Sequence[Sequence[Answer]], number: int) -> _Third:
 
 
 def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """First turns that are slower than the rest of the first repetition, beside the same prompts in later ones."""
+    """First turns slower than the rest of the first repetition, compared with the same prompts in later ones."""
     slowness = _compare_first_repetition(run, arm)
     quarter = len(slowness) // 4
     if len(slowness) < _FEWEST_TURNS:
@@ -191,8 +191,8 @@ def _compare_first_repetition(run: Run, arm: str) -> list[float]:
 def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> Iterator[Finding]:
     """Yield a baseline whose times for one and the same request vary between repetitions; closed loops only.
 
-    In an open loop other requests arrive beside it each time. Under a load a prompt is answered many times in a turn,
-    beside others each time: what counts is the typical time in each turn.
+    In an open loop other requests arrive with it each time. Under a load a prompt is answered many times in a turn,
+    with others each time: what counts is the typical time in each turn.
     """
     closed = {each.label for each in run.conditions if each.concurrency is not None}
     seconds: dict[tuple[str, str, str], dict[int, list[float]]] = {}
@@ -233,7 +233,7 @@ _ELSEWHERE = "Spread the load over more client processes, stop other work here, 
 _TIMER_S = 0.001
 """Timers of an event loop are that coarse (epoll counts milliseconds): a delay within it says nothing."""
 _MANY_GAPS = 10
-"""One reading in a hundred that is late by a few gaps hardly moves a median; one late by so many is a stalled loop."""
+"""Gaps by which one reading in a hundred must be late to show a stalled loop; a few hardly move a median."""
 
 
 def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> list[Finding]:
@@ -366,7 +366,7 @@ def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[
 
 
 def _missing(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield a comparison from which so many requests are missing that the rest is a selection."""
+    """Yield a comparison with too many missing requests: the rest is a selection."""
     shares = {}
     for arm in (cell.baseline, cell.candidate):
         asked = cell.requests[arm]

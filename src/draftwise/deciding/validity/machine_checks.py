@@ -1,4 +1,4 @@
-"""What the machine did to a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
+"""Checks the machine during a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _GpuReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GpuGrowth:
-    """From one reading to the next."""
+    """Growth from one reading to the next."""
 
     arm: str | None
     """None where more than one turn lies between."""

@@ -1,4 +1,4 @@
-"""Whether a candidate changes the outputs, and what the baseline's outputs are like."""
+"""Checks whether a candidate changes the outputs, and describes the baseline's outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the servers were those that were meant: ours alone, alike but for speculation, with the config asked for."""
+"""Checks that the servers are the intended ones: ours alone, alike except for speculation, with the given config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches a deployed service: rules, scraping, notifications, a dashboard, and the analysis of a canary."""
+"""Monitors a deployed service: rules, scraping, notifications, a dashboard, and the analysis of a canary."""
 
 from draftwise.deploying.observe.naming import VLLM
 from draftwise.deploying.observe.observation import ANALYSIS, FLAGGER, Observation, observe

@@ -1,4 +1,4 @@
-"""The files that watch a service: rules, what is scraped, notifications, a dashboard, the analysis of a canary."""
+"""Writes the files that monitor a service: rules, scraping, notifications, a dashboard, the analysis of a canary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run promised of the setup that it adopted, in the numbers that production is held against."""
+"""Holds a run's promise of the adopted setup, in the numbers that production is compared with."""
 
 from __future__ import annotations
 

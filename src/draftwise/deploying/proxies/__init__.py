@@ -1,4 +1,4 @@
-"""Proxies in front of both twins: what the speculative pool must not get, a canary's share, draining, a way out.
+"""Puts proxies in front of both twins: routing past the speculative pool, a canary's share, draining, a way out.
 
 They do not route by load: with the same servers, two equal pools were better than a split at every load
 (docs/reference/deploying.md has the numbers).

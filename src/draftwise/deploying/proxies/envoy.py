@@ -1,4 +1,4 @@
-"""Envoy: what a body's fields say becomes metadata that routes match; that a field is there, a script finds.
+"""Configures Envoy: fields of a body become metadata that routes match; a script finds whether a field is there.
 
 The filter that turns JSON into metadata takes texts and numbers only: objects and lists it treats as absent (1.40).
 The script finds fields as text: quotes inside of strings are escaped in JSON, so that no prompt can pretend to be one.

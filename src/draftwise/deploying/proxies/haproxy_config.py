@@ -1,4 +1,4 @@
-"""HAProxy: requests by what their bodies hold, without another program.
+"""Configures HAProxy: routes requests by their bodies, without another program.
 
 Fields are found as text: quotes inside of strings are escaped in JSON, so that no prompt can pretend to be a field.
 """

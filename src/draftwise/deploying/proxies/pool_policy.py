@@ -1,4 +1,4 @@
-"""Which requests go to which pool: by the release's facts, by what `check` says, by what a run measured."""
+"""Chooses the pool of each request: by the release's facts, by `check`'s findings, by a run's measurements."""
 
 from __future__ import annotations
 

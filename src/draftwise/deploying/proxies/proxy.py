@@ -1,4 +1,4 @@
-"""One proxy in front of both twins: its file, the commands that share and drain, and what it does not do.
+"""Describes one proxy in front of both twins: its file, the commands that share and drain, and its limits.
 
 Both see headers and no bodies: what has to be told from a body, a client or a gateway in front says by a header.
 """

@@ -1,4 +1,4 @@
-"""Flagger: a Deployment and the Canary that shares its requests between what runs and what was changed.
+"""Writes Flagger objects: a Deployment, and a Canary that splits requests between the running and the changed one.
 
 Flagger copies the Deployment as `NAME-primary` and makes the Services itself, so that no Service is written. It knows
 pods by the label `app`, of which it writes the copy's anew (pkg/canary/deployment_controller.go).

@@ -1,4 +1,4 @@
-"""Platforms, one row each: what a target's files can carry, its commands, and the code that its template needs.
+"""Reads platforms, one row each: the settings a target's files can carry, its commands, and its template's code.
 
 The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates`, and a module of
 this folder where the template needs values of its own, or the platform limits, files or a check of its own.

@@ -1,1 +1,1 @@
-"""Whether files, what an API server made of them, or a server that runs are what was ordered."""
+"""Compares files, an API server's objects, or a running server with the order."""

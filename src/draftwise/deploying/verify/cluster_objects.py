@@ -1,4 +1,4 @@
-"""Whether objects that run in a cluster are what was ordered, and ready: what `kubectl get -o yaml` says of them."""
+"""Compares a cluster's objects (`kubectl get -o yaml`) with the order, and checks that they are ready."""
 
 from __future__ import annotations
 

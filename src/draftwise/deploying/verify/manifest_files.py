@@ -1,4 +1,4 @@
-"""Whether a file starts a setup and its release takes it: what `check` and `size` say, and every difference."""
+"""Verifies that a file starts a setup its release takes: findings of `check` and `size`, and every difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a running server, or its start-up log, tells what was ordered: release, config, drafts, outputs."""
+"""Compares a running server, or its start-up log, with the order: release, config, drafts, outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over pages: which row looks at what, and the fastest code there is for it.
+"""Attends over pages: decides which positions each row reads, and picks the fastest code for it.
 
 Shape letters: N new tokens of the step, B decoding sequences, Q query tokens each (padded), X = B * Q with padding, C
 tokens of a prefill chunk, T tokens of context (padded), A query heads, G key-value heads, Y = Q * A / G queries of a

@@ -1,4 +1,4 @@
-"""The rows of a pass: which positions of which sequences they compute, where each is stored, and what it attends to.
+"""Lays out the rows of a pass: the positions and sequences they compute, their slots, and their context.
 
 On a GPU one Triton kernel attends for all sequences of a step. The groups and chunks here are for torch's own attention
 over gathered pages, which runs elsewhere and in float64 (see `attend`).
@@ -25,7 +25,7 @@ _LONGEST_DECODE = 32
 _FEW_ROWS = 64
 """Rows up to which a layer takes no longer than for one, so that leaving some out only adds launches."""
 _LARGEST_PART = 0.75
-"""Of a pass's rows, that may be wanted where leaving out the others is to save more than it costs."""
+"""Largest share of a pass's rows to select: above it, leaving out the others costs more than it saves."""
 
 
 class PassPart(NamedTuple):

@@ -260,7 +260,7 @@ class QuantizedLayers:
             "inputs": 48 * num_rows * self.widest // 32,
         }
 
-    def append(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
+    def add(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
         """Write all layers into a program.
 
         Args:

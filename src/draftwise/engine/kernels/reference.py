@@ -1,4 +1,4 @@
-"""Everything of a decoder layer that is neither a matrix product nor attention, in plain torch.
+"""Computes a decoder layer's steps, except matrix products and attention, in plain torch.
 
 Shape letters: N new tokens of the step, H hidden size, X input and I intermediate size of the gated MLP, V vocabulary,
 A query heads, G key-value heads, S = A + 2G heads of q, k and v, D head dimension, T positions of a table, E experts.

@@ -10,11 +10,11 @@ MIN_TEMPERATURE = 0.01
 GROUP = 2048
 """Neighboring tokens, one of which is drawn once it is drawn that it is one of them (`sampling.tempering.draw`)."""
 GROUPS = 2**40
-"""Beyond all token ids: group g has the noise of this id plus g."""
+"""An id beyond all token ids: group g has the noise of this id plus g."""
 ATTEMPTS = 4
 """Draws of a token that may lie outside of the nucleus, before the nucleus is looked for."""
 ATTEMPT = 2**41
-"""Beyond all ids of groups: attempt i has the noise of ids i times this further on."""
+"""An offset beyond all ids of groups: attempt i has the noise of ids i times this further on."""
 STEP = 2**16
 """Positions between the draft tokens of one step and of the next: what a step drew and dropped again, having judged by
 it what to keep, must not be drawn again."""

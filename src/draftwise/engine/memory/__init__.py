@@ -1,1 +1,1 @@
-"""The pages of the KV cache: how many there are, who holds them, and what lies in them."""
+"""Manages the pages of the KV cache: their number, owners and contents."""

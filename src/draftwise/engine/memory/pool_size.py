@@ -1,4 +1,4 @@
-"""How many pages the KV cache gets: as vLLM would give, from the memory of the device and what else needs it."""
+"""Sizes the KV cache as vLLM would, from the device's memory and its other uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadedModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Type of weights and activations."""
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Drafting networks: what proposers know of them, and what heads over the target's states have in common.
+"""Defines drafting networks: the interface for proposers, and the parts shared by heads over the target's states.
 
 Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, X width of the first
 layer's attention input, V the target's vocabulary, U tokens that the network can name.

@@ -79,7 +79,7 @@ def checkpoint_of(model: str, say: Callable[[str], None] = lambda _text: None) -
 
     Args:
         model: a folder, a name or a GGUF file.
-        say: is told of the unpacking before it begins.
+        say: is called with a notice before the unpacking begins.
 
     Raises:
         InvalidSetup: the file is damaged, or holds a model that is not supported; all of it is found before the first

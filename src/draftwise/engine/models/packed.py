@@ -168,7 +168,7 @@ def open_packed(
 
 
 def _read_index(folder: Path) -> dict[str, _Place] | None:
-    """Return the index of a complete folder, None where there is none; a folder that is read counts as used."""
+    """Return the index of a complete folder, None if missing; a folder that is read counts as used."""
     try:
         index = folder / _INDEX
         places: dict[str, _Place] = json.loads(index.read_text(encoding="utf-8"))

@@ -102,13 +102,13 @@ class DFlash(DraftHead):
         reader, shape, hidden = checkpoint.reader, checkpoint.shape, checkpoint.shape.hidden_size
         num_features = len(settings.aux_layers.ids) * checkpoint.target.shape.hidden_size
         self._fc = reader.linear("", ["fc"], [hidden], num_features)
-        """From the auxiliary hidden states of a token to one vector."""
+        """Maps the auxiliary hidden states of a token to one vector."""
         self._hidden_norm = reader.vector("hidden_norm.weight", hidden)
         names = [f"layers.{i}.self_attn.{kind}_proj" for i in range(shape.num_layers) for kind in ("k", "v")]
         sizes = [shape.num_kv_heads * shape.head_dim] * len(names)
         biased = bool(checkpoint.config.get("attention_bias"))
         self._context_kv = reader.linear("", names, sizes, hidden, bias=biased)
-        """From that to keys and values of every layer, [2 * L * G * D]."""
+        """Maps that vector to keys and values of every layer, [2 * L * G * D]."""
         layers = tuple(reader.layer(f"layers.{i}.") for i in range(shape.num_layers))
         assert layers[0].input_norm is not None
         self._layers, self._input_norm = checkpoint.layers(*layers), layers[0].input_norm

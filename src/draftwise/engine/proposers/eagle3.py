@@ -44,16 +44,16 @@ _FAMILIES = {
 
 
 class _Fusion:
-    """From the auxiliary hidden states of a token to one vector."""
+    """Maps the auxiliary hidden states of a token to one vector."""
 
     def __init__(self, checkpoint: LayeredHead, num_aux_layers: int, width: int) -> None:
         reader, config, all_width = checkpoint.reader, checkpoint.config, num_aux_layers * width
         norms_all = (config.get("eagle_config") or {}).get("norm_before_fc", config.get("norm_before_fc", False))
         norms_each = range(num_aux_layers if config.get("fc_norm") else 0)
         self.input_norm = reader.vector("input_norm.weight", all_width) if norms_all else None
-        """Over all of them together."""
+        """Norm over all of them together."""
         self.fc_norms = tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each)
-        """Over each of them; empty if there are none."""
+        """Norms over each of them; empty without any."""
         self.fc: Linear = reader.linear("", ["fc"], [checkpoint.shape.hidden_size], all_width)
         self.eps = checkpoint.eps
 
@@ -86,7 +86,7 @@ class Eagle3Drafter(DraftHead):
         layer = reader.layer(first, num_in=2 * hidden)
         assert layer.input_norm is not None
         self._norms = layer.input_norm, reader.vector(first + "hidden_norm.weight", hidden)
-        """Of embedding and state."""
+        """Norms of embedding and state."""
         further = (reader.layer(f"layers.{i}.") for i in range(1, checkpoint.shape.num_layers))
         self._layers = checkpoint.layers(layer, *further)
         self._norm = reader.vector("norm.weight", hidden)

@@ -35,9 +35,9 @@ class MedusaHeads:
     """Weights: each draft token has its residual layers x + SiLU(W x), then its own head or the one that all share."""
 
     blocks: tuple[tuple[Linear, ...], ...]
-    """Of each draft token, its layers."""
+    """Layers of each draft token."""
     heads: tuple[Linear, ...]
-    """As many as blocks, or one."""
+    """Output heads: one per block, or one for all."""
     logit_scale: float = 1.0
     target_ids_U: Tensor | None = None
     """int64 target id of each token that the heads can name (`token_map`); None: all of them."""

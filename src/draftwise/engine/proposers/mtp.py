@@ -104,7 +104,7 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
         target: the model that they were trained with.
 
     Raises:
-        InvalidSetup: there are none, they do not fit the target, or tensors are missing or unknown.
+        InvalidSetup: they are missing, do not fit the target, or tensors are missing or unknown.
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)

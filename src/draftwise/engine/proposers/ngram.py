@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the sequence's longest known suffix where it first occurred; on the host or the device.
+"""Drafts by prompt lookup: the tokens after the first occurrence of the longest known suffix; on host or device.
 
 Both draft the same. On the device a whole batch is drafted for without asking the host anything.
 

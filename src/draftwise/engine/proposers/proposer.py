@@ -56,7 +56,7 @@ class Confirmed:
     told_BK: Tensor | None = None
     """int64, for replays: draft tokens to go on with in place of the drafter's own, -1 where it has its choice."""
     wants_confidence: bool = False
-    """For replays: whether the draft is to say how sure the drafter was of it, where the drafter is a model."""
+    """Whether a replay needs the confidence of the draft, if the drafter is a model."""
     histories: tuple[Sequence[int], ...] = ()
     """[B] all final tokens of each sequence: the engine's own lists, for a proposer that is `on_host`."""
 

@@ -1,1 +1,1 @@
-"""Replays logged answers through the engine's own drafters: what they would have drafted, and what is accepted."""
+"""Replays logged answers through the engine's own drafters: their drafts, and how many are accepted."""

@@ -51,7 +51,7 @@ class ForcedStep:
     """Tokens of the answer that are confirmed when it begins."""
     drafted: tuple[int, ...]
     accepted: int
-    """Of those; behind the end of the answer too."""
+    """Accepted ones of the drafted; behind the end of the answer too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""From logits to tokens: distributions, random numbers and the verification of drafts."""
+"""Turns logits into tokens: distributions, random numbers and the verification of drafts."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _KEPT, _KEPT_CHARACTERS = 64, 2**20
 """Compiled grammars that are kept for later requests, at most, and the characters of all (up to 600 bytes each)."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"
-"""Between the parts of JSON, unless a request says otherwise: enough for indentation. Small models that may write more
+"""Space between the parts of JSON, unless a request sets it: enough for indentation. Small models that may write more
 write nothing else."""
 _TRIED = 3
 """Tokens after which a grammar that is too complex has failed, as a rule."""

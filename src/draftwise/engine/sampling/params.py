@@ -1,4 +1,4 @@
-"""How one request wants its tokens sampled, with vLLM's names, meanings and defaults."""
+"""Holds one request's sampling parameters, with vLLM's names, meanings and defaults."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class StructuredOutputsParams:
     json: str | Mapping[str, Any] | None = None
     """A JSON schema, as text or object."""
     regex: str | None = None
-    """Of the whole completion; the dialect of Rust's regex crate, without look-around."""
+    """Pattern of the whole completion, in the dialect of Rust's regex crate without look-around."""
     choice: Sequence[str] | None = None
     grammar: str | None = None
     """Context-free, in llguidance's Lark dialect or in GBNF."""
     json_object: bool | None = None
     """Any JSON object."""
     disable_any_whitespace: bool = False
-    """For JSON: no whitespace between its parts."""
+    """Whether JSON has no whitespace between its parts."""
     whitespace_pattern: str | None = None
-    """For JSON: a regex of what may stand between its parts; None: up to 40 characters of whitespace."""
+    """Regex of the text allowed between parts of JSON; None: up to 40 characters of whitespace."""
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
@@ -128,7 +128,7 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling settings; every one of them is honoured under speculation too.
+    """Sampling settings; every one of them is honored under speculation too.
 
     Raises:
         InvalidSetup: with a finding for each value out of range.

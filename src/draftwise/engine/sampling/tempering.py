@@ -1,11 +1,11 @@
-"""From logits to tokens: temperature, truncation, the likeliest token and the drawn one, on tensors alone.
+"""Picks tokens from logits: temperature, truncation, the likeliest token and the drawn one, on tensors alone.
 
 Everything here has static shapes and never waits for the device, so that a step which ends in it can be captured.
 On CUDA the Triton kernels of `kernels.cuda.sampling` do the work in one pass over the logits; the plain torch below
 is the contract, and what runs elsewhere.
 
 Shape letters: B sequences, S rows of logits a sequence, V vocabulary, U tokens that a drafter can name, M = B * S,
-G groups of N neighbouring tokens.
+G groups of N neighboring tokens.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def draw(
 ) -> Tensor:
     """Return a token of each row drawn from softmax(logits / temperature), by the Gumbel-max trick.
 
-    In two draws: first the group of `GROUP` neighbouring tokens, by what their probabilities add up to, then the token
+    In two draws: first the group of `GROUP` neighboring tokens, by what their probabilities add up to, then the token
     among them. That is the same distribution, and noise is needed for one group instead of a whole vocabulary: making
     it takes far longer than reading the logits.
 
@@ -170,7 +170,7 @@ def _noise_of(seeds_B: Tensor, positions_B: Tensor, lane: int, num_rows: int) ->
 
 
 def _group(logits_BSV: Tensor) -> Tensor:
-    """Return the logits in groups of neighbours [B, S, G, N], N the whole vocabulary where that is less."""
+    """Return the logits in groups of neighbors [B, S, G, N], N the whole vocabulary where that is less."""
     size = min(GROUP, logits_BSV.shape[-1])
     padded_BSX = pad(logits_BSV, (0, -logits_BSV.shape[-1] % size), value=-torch.inf)
     return padded_BSX.unflatten(2, (-1, size))

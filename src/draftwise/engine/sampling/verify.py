@@ -132,10 +132,10 @@ def verify(
     - A deterministic draft (no probabilities, q = 1) is coupled by the Gumbel-max trick: every row draws its token
       x_s = argmax(logits_s + noise(seed, position + s)) as plain decoding would, and draft tokens are accepted while
       they equal x. Draft token d is accepted with probability p(d), and given that it is rejected x follows p without
-      d, renormalised: exactly rejection sampling with a one-hot q. Beyond the distribution, the tokens themselves are
+      d, renormalized: exactly rejection sampling with a one-hot q. Beyond the distribution, the tokens themselves are
       those of plain decoding with the same seed.
     - A draft with probabilities q is rejection-sampled: d is accepted with probability min(1, p(d)/q(d)), the first
-      rejected one is replaced by a draw from max(p - q, 0), renormalised, and after a draft that is accepted whole a
+      rejected one is replaced by a draw from max(p - q, 0), renormalized, and after a draft that is accepted whole a
       token is drawn from p. `by_block` judges whole starts of the draft instead; with q = 1 nothing could be gained.
 
     Args:

@@ -1,1 +1,1 @@
-"""One step of the engine: what is scheduled, what the device is given, what comes back."""
+"""Runs one step of the engine: schedules, fills the device's inputs, reads the results."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps: which are captured, what they weigh, what stays without one; capture and replay."""
+"""Captures and replays CUDA graphs of steps: which sizes, their memory, and the steps without one."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class _ProposerConfirmations(Confirmations):
         self._proposer, self._table, self._device = proposer, table, device
         self._prompts: Confirmed | None = None
         self._num_notified: dict[int, int] = {}
-        """By slot, leading tokens that the host has notified the proposer of, or will with `_prompts`."""
+        """Leading tokens by slot that the host has notified the proposer of, or will with `_prompts`."""
 
     def note_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
         chosen: list[Sequence] = []
@@ -203,7 +203,7 @@ class HostConfirmations(_ProposerConfirmations):
     def __init__(self, proposer: Proposer, table: SequenceTable) -> None:
         super().__init__(proposer, table, torch.device("cpu"))
         self._draft: Draft
-        """For the step that is prepared."""
+        """Draft for the step in preparation."""
         self._captured: dict[tuple[int, int], Draft] = {}
         """Where captured steps look for their draft, by size and k."""
 

@@ -1,4 +1,4 @@
-"""A step under way: whose it is, and what it says once the device is done.
+"""Holds a step under way: its sequences, and its outcome once the device is done.
 
 Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, C = 2 + S + K numbers of a
 sequence, R = B * S rows of logits.
@@ -28,7 +28,7 @@ class Outcome:
     """Accepted drafts and the token after them."""
     drafted: list[int]
     ranked: list[RankedRow] | None = None
-    """Of the emitted tokens, if their log-probabilities are asked for."""
+    """Rows of the emitted tokens, if a request asks for their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The passes of the target: which rows they have, what goes in and what comes out.
+"""Builds the passes of the target: their rows, inputs and outputs.
 
 Shape letters: B sequences (padded to a bucket on a GPU), S = K+1 target rows a sequence, K draft tokens, N rows of a
 pass, R rows of logits or rows that are wanted, C prompts, V vocabulary, H hidden size, F features of a token.

@@ -28,14 +28,14 @@ from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.table import View
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
-"""Beyond, a pass of most models takes the GPU longer than the host."""
+"""Row counts of captured passes. Beyond, a pass of most models takes the GPU longer than the host."""
 _SEQS = (1, 8)
 _MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _MOST_DECODE_ROWS = 128
 """Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
 _LONGEST_CONTEXT = 4096
-"""Of decoding sequences in such a pass: a graph does not know how many there are, so that attention cannot share out
-the keys of few long ones among many multiprocessors."""
+"""Longest context of decoding sequences in such a pass. A graph does not know their number, so attention cannot share
+out the keys of few long ones among many multiprocessors."""
 
 
 _ALIGNED = 4
@@ -67,7 +67,7 @@ class MixedDecode:
 
     count: int
     padded: int
-    """With padding, as a step of their own has it."""
+    """Number with padding, as in a separate step."""
     width: int
     """W."""
     longest: int
@@ -191,7 +191,7 @@ class PromptBatch:
         self.slots_B, self._starts_B, self._lengths_B, self._wanted_starts_B = by_seq.view(4, -1).unbind()
         self._wanted_lengths_B = upload([width] * num_decodes + [1] * size.num_seqs, device)
         self.spans: Spans
-        """Of what was set last; what is captured looks at its tensors only."""
+        """Spans of the last setting; captured work reads its tensors only."""
         self.wanted: tuple[Tensor, Spans]
         """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
         there have some, too, which are others'."""

@@ -1,4 +1,4 @@
-"""One completion in the making: its tokens, its pages and how far each of them has come."""
+"""Holds one completion in progress: its tokens, its pages and the progress of each."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Sequence:
     grammar: Grammar | None = None
     """Progress in the grammar that the output must match, after all of `tokens`."""
     prompt_ranks: list[RankedRow] = field(default_factory=list)
-    """Of prompt tokens 1, 2, ..., as far as computed, if their log-probabilities are asked for."""
+    """Rows of prompt tokens 1, 2, ..., as far as computed, if a request asks for their log-probabilities."""
     num_prompt_told: int = 0
     """Prompt tokens whose log-probabilities its reader has; the first one has none."""
 

@@ -71,7 +71,7 @@ class View:
     last_B: Tensor
     """The token to compute next."""
     position_B: Tensor
-    """Of that one."""
+    """Position of that token."""
     num_prompt_B: Tensor
     num_output_B: Tensor
     seeds_B: Tensor
@@ -84,7 +84,7 @@ class View:
     new_start_B: Tensor
     """Position of the first of them."""
     features_BWF: Tensor | None
-    """Of each of these tokens, the auxiliary hidden states before it."""
+    """Auxiliary hidden states before each of these tokens."""
 
 
 class SequenceTable:

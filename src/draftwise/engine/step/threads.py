@@ -1,4 +1,4 @@
-"""How many threads compute a step: as many as there are cores, and fewer while other processes hold some of them.
+"""Chooses the threads of a step: one per core, and fewer while other processes hold some cores.
 
 The threads of a step wait for each other dozens of times. One that has no core is missed each time for a slice of the
 scheduler, which is milliseconds, longer than a whole step of a small model: with one of two cores taken, two threads
@@ -70,7 +70,7 @@ class Governor:
         self.most = self.threads = most
         self._cores, self._clock = cores, clock
         self._window = self._pause = _Window(clock(), cores)
-        """Since when waiting, and idle cores, are counted."""
+        """Start of the counts of waiting and of idle cores."""
         self._for_room = _Patience(0.1, 4.0)
         self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
         self._tried = self._for_room

@@ -1,1 +1,1 @@
-"""From text to token ids and back, and where an answer ends."""
+"""Converts text to token ids and back, and finds where an answer ends."""

@@ -211,7 +211,7 @@ def _existing(directory: str | Path) -> Path:
     """Return the directory of a checkpoint.
 
     Raises:
-        InvalidSetup: there is none.
+        InvalidSetup: it is missing.
     """
     check_directory(Path(directory))
     return Path(directory)

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers: finds the dialect a server speaks, builds requests, parses what comes back."""
+"""Talks to OpenAI-compatible servers: finds their dialect, builds requests, parses replies."""
 
 from __future__ import annotations
 

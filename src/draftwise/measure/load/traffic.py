@@ -99,7 +99,7 @@ class TurnTraffic:
                 task.cancel()
 
     async def _open_streams(self, streams: int, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep so many requests in flight whenever a measured one is: ramp-up before, background requests after."""
+        """Keep the load's requests in flight whenever a measured one is: ramp-up before, background requests after."""
         ramp_up = streams if streams > 1 else 0
         others = background_requests(self._turn, ramp_up)
         first: list[LoadRequest | None] = [*islice(others, ramp_up)] or [None]
@@ -130,7 +130,7 @@ class TurnTraffic:
         return self._share.part(set_times(chain(requests, background_requests(turn)), times, self._began))
 
     async def _send_in_time(self, requests: Iterator[LoadRequest], group: asyncio.TaskGroup) -> None:
-        """Send each request when its time has come, whatever became of the others; cancelled, cancel all."""
+        """Send each request when its time has come, whatever became of the others; canceled, cancel all."""
         sent: set[asyncio.Task[int]] = set()
         try:
             for request in requests:
@@ -146,7 +146,7 @@ class TurnTraffic:
                 task.cancel()
 
     async def _send(self, request: LoadRequest, body: bytes | None = None) -> int:
-        """Queue the response for parsing, a cancelled one with what had arrived; return its HTTP status."""
+        """Queue the response for parsing, a canceled one with what had arrived; return its HTTP status."""
         if body is None:
             body = self._client.encode(request, seed=self._seed)
         now, received = self._client.backend.now, list[Piece]()
@@ -241,7 +241,7 @@ class ResponseParser:
         self._woken.set()
 
     async def work(self) -> None:
-        """Parse whatever is queued, until cancelled."""
+        """Parse whatever is queued, until canceled."""
         while True:
             await self._woken.wait()
             self._woken.clear()

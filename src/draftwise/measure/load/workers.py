@@ -147,7 +147,7 @@ _WORKER = "import sys; from draftwise.measure.load.workers import work; work(int
 
 
 def count_processes(streams: int) -> int:
-    """Return how many processes a load of so many streams needs: one, up to about a thousand streams.
+    """Return how many processes a load of `streams` needs: one, up to about a thousand streams.
 
     A chunk costs a process 12 us of CPU, so a thousand streams of 50 tokens/s take 60 % of a core.
     """
@@ -192,7 +192,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, while they run."""
+        """Ids of the running processes."""
         return [worker.process.pid for worker in self._workers]
 
     async def drive(self, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
@@ -221,7 +221,7 @@ class WorkerPool:
             raise
 
     def stop(self) -> None:
-        """End the processes; harmless when there are none."""
+        """End the processes; harmless without any."""
         workers, self._workers = self._workers, []
         for worker in workers:
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())

@@ -1,4 +1,4 @@
-"""Predicts what a vLLM release makes of a setup: every finding at once, and the speculative config as it resolves.
+"""Predicts how a vLLM release treats a setup: every finding at once, and the resolved speculative config.
 
 The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model` (ModelConfig), `spec`
 (SpeculativeConfig), `engine` (VllmConfig), `serving` (start-up and requests).

@@ -64,7 +64,7 @@ class Report:
 
     @property
     def release(self) -> str:
-        """By which release it was judged and which was meant, in words; empty for a setup that was never read."""
+        """The judging release and the intended one, in words; empty for a setup that was never read."""
         if not self.version:
             return ""
         return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"

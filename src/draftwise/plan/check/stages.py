@@ -51,7 +51,7 @@ class Context:
     drafter: ModelConfig | None
     """None without `model`, and for one that is neither on disk nor in the table."""
     draft_config: Mapping[str, Any]
-    """The drafter's config.json; empty where there is none or it is not known here."""
+    """The drafter's config.json; empty if missing or unknown here."""
     faults: tuple[Finding, ...] = ()
     """What can be no model: directories without a readable config.json, and URLs; `where` names them."""
     verifier: str | None = None

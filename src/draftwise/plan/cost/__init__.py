@@ -1,1 +1,1 @@
-"""How long a step of a server lasts: the work of a pass, few constants fitted to measurements, and residuals."""
+"""Models how long a step of a server lasts: the work of a pass, a few fitted constants, and residuals."""

@@ -1,4 +1,4 @@
-"""How long a step lasts, with and without drafting: work divided by rates, and the overheads of launching it."""
+"""Computes the time of a step with and without drafting: work divided by rates, plus launch overheads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Constants:
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
     batch_spread: float = 1.0
-    """In a mixture of experts, n sequences choose as many experts as n ** batch_spread independent tokens."""
+    """Exponent for a mixture: n sequences choose as many experts as n ** batch_spread independent tokens."""
     draft_spread: float = 1.0
     """The same exponent for the n tokens of one sequence that a step verifies, which may choose more alike."""
     drafting: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How many tokens a step emits where every draft token is accepted with the same chance."""
+"""Computes the tokens of a step if every draft token is accepted with the same probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When speculation is the wrong lever, whatever the method, and whether a setup fits into memory."""
+"""Says when speculation is the wrong lever, for any method, and whether a setup fits into memory."""
 
 from __future__ import annotations
 

@@ -134,11 +134,12 @@ def _refuse(proposal: Proposal, code: str, *details: Finding, **values: object) 
 def _refusal(case: PickCase, proposal: Proposal, report: Report) -> Refusal | None:
     """Return why a proposal cannot be recommended for the release; None if it can."""
     stops = find_stops(report)
-    if stops:
+    runs = get_method(report.resolved.method).name if report.resolved is not None else ""
+    is_changed = runs != proposal.method
+    if stops and not (runs and is_changed):
         gist = f"vLLM {case.release}: {stops[0].effect}. {str(stops[0]).removesuffix(stops[0].fix).strip()}"
         return _refuse(proposal, "refused-by-check", *stops, what=gist, how=stops[0].fix)
-    runs = get_method(report.resolved.method).name if report.resolved is not None else ""
-    if runs != proposal.method:
+    if is_changed:
         return _refuse(proposal, "changed-by-release", release=case.release, runs=runs or "nothing")
     return None
 

@@ -1,1 +1,1 @@
-"""How many tokens to draft: the best fixed number, a schedule by batch size, and how each engine writes it."""
+"""Chooses how many tokens to draft: the best fixed number, a schedule by batch size, and each engine's spelling."""

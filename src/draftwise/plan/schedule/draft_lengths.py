@@ -18,7 +18,7 @@ Range = tuple[int, int, int]
 
 
 def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[Range, ...]:
-    """Return the ranges of a schedule, neighbours with the same k joined.
+    """Return the ranges of a schedule, neighbors with the same k joined.
 
     Args:
         ends: the largest batch size of each range and its k, in ascending order. Infinity ends the schedule: that range

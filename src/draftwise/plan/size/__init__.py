@@ -1,4 +1,4 @@
-"""Memory before loading: what a setup takes of each GPU, and the contexts and concurrency that are left."""
+"""Plans memory before loading: a setup's share of each GPU, and the remaining contexts and concurrency."""
 
 from draftwise.plan.size.memory_budget import measure
 from draftwise.plan.size.size_request import SizeRequest, read_request

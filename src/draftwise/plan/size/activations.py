@@ -71,7 +71,7 @@ def _draft_step(step: ProfiledStep, drafter: Drafter) -> ProfiledStep:
 def _block_head(step: ProfiledStep, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Return what a block drafter takes to draft all tokens at once.
 
-    A hidden state and a row of logits for each draft token, beside the fused projection of the context's keys and
+    A hidden state and a row of logits for each draft token, next to the fused projection of the context's keys and
     values (models/qwen3_dflash.py, _build_fused_kv_buffers).
     """
     vocab = config.get("draft_vocab_size") or shape.vocab_size

@@ -1,4 +1,4 @@
-"""The weights and the KV layers of a drafter or head, without what it shares with its target."""
+"""Lists the weights and KV layers of a drafter or head, except those shared with its target."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from draftwise.core.budget import KVCache, KVGroup
 from draftwise.knowledge.rules import Rulebook
 
 _PADDING_LIMIT = 1.5
-"""Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
+"""Groups are padded to the larger kind while it has less than this multiple of the smaller one's layers."""
 _KERNEL_BLOCK = 16
 """Tokens of the smallest block that attention kernels take."""
 _LATENT_BLOCK = 128

@@ -73,7 +73,7 @@ def cached_layers(
 def drafter_layers(
     drafter: ModelShape, target: ModelShape, value_bytes: float, tensor_parallel_size: int
 ) -> list[CachedLayer]:
-    """Return a drafter's layers as they are cached beside a target.
+    """Return a drafter's layers as they are cached with a target.
 
     A window that all layers of a model share is a setting of the cache, which the drafter has from the target: its own
     is not looked at (model_executor/layers/attention/attention.py, `cache_config.sliding_window`). Only windows that

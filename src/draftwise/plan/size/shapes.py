@@ -89,5 +89,5 @@ def rotary_bytes(config: Mapping[str, Any], shape: ModelShape) -> int:
 
 
 def _number(value: object) -> float:
-    """Return a positive factor, 1 where it is none."""
+    """Return the factor, or 1 if it is not positive."""
     return float(value) if isinstance(value, int | float) and 0 < value < 1e6 else 1.0

@@ -201,7 +201,7 @@ class Sizing:
     budget: Budget
     """Budget of the GPU with the least room for keys and values; a tensor-parallel group's GPUs are alike."""
     plain: Budget
-    """Budget without speculation; equal to `budget` if there is none."""
+    """Budget without speculation; equal to `budget` without it."""
     findings: tuple[Finding, ...]
 
 

@@ -1,4 +1,4 @@
-"""The plots of a report as inline SVG that takes its text colour from the page, light or dark."""
+"""The plots of a report as inline SVG that takes its text color from the page, light or dark."""
 
 from draftwise.reporting.plots.registry import draw_plots
 

@@ -1,4 +1,4 @@
-"""What the drafts were worth, by position and by request, and how much of that arrives as speed."""
+"""Draws the worth of drafts, by position and by request, and the share of it that becomes speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies: their distribution, their percentiles over all loads, what capacity they buy, and speed over time."""
+"""Draws latencies: their distribution, their percentiles over all loads, the capacity they buy, and speed over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readings that plots draw from, and what all plots share: colours, panels and axes."""
+"""Collects the readings that plots draw from, and the colors, panels and axes that all plots share."""
 
 from __future__ import annotations
 

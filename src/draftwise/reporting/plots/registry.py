@@ -1,4 +1,4 @@
-"""Which plots a run has, by name: those that its readings can support, each with what it shows in words."""
+"""Lists the plots that a run's readings can support, by name, each with a caption."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     height = 0.9 + (0.45 if is_narrow else 0.3) * (len(comparisons) + 0.8 * len(groups))
     figure = Figure(layout="constrained", figsize=(width, height))
     axes = figure.add_subplot()
-    # A few prompts can leave an interval of 0.02 to 60, beside which nothing else could be told apart.
+    # A few prompts can leave an interval of 0.02 to 60, which would make all else look alike.
     values = [1.0, *(each.deciding.value for each in comparisons)]
     left, right = max(_TICKS[0], min(values) / _ROOM), max(values) * _ROOM
     ticks, labels, y, last = [], [], 0.0, (comparisons[0].workload, comparisons[0].condition.label)
@@ -119,7 +119,7 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
         y += 1
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
-    if is_narrow:  # names beside the bars would leave them no room
+    if is_narrow:  # names next to the bars would leave them no room
         for tick, label in zip(ticks, labels, strict=True):
             axes.text(0, tick - 0.22, label, transform=axes.get_yaxis_transform(), fontsize=8, va="bottom", wrap=True)
     axes.set_yticks(ticks, [""] * len(labels) if is_narrow else labels)

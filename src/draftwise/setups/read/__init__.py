@@ -1,4 +1,4 @@
-"""Reads what operators already have (command lines, compose files, manifests, units, JSON) into setups."""
+"""Reads operators' files (command lines, compose files, manifests, units, JSON) into setups."""
 
 from draftwise.setups.read.input_texts import (
     SourceKind,

@@ -19,8 +19,8 @@ _SPEC = "speculative_config"
 def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> SetupReading:
     """Return the setup that a JSON object describes.
 
-    With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version` beside them);
-    with `speculative_config` beside engine arguments it is what `vllm.LLM` takes; else it is a speculative config.
+    With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version`);
+    with `speculative_config` among engine arguments it is the keywords of `vllm.LLM`; else it is a speculative config.
 
     Raises:
         InvalidSetup: the text is not a JSON object.

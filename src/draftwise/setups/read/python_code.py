@@ -172,7 +172,7 @@ class _Code:
         return self._read_variable(node)
 
     def _read_variable(self, node: ast.expr) -> Any:
-        """Return what `os.environ` holds where that is told, else that it is not known."""
+        """Return the value in `os.environ` if given, else unknown."""
         match node:
             case ast.Call(
                 func=ast.Attribute(attr="getenv" | "get") as function, args=[ast.Constant(value=str(name)), *default]

@@ -243,7 +243,7 @@ _OF_RELEASES = frozenset(
 
 
 def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
-    """Yield what is unknown beside the arguments: the release, and variables that decide what the server does."""
+    """Yield the unknowns besides the arguments: the release, and variables that decide what the server does."""
     if launch.image_unknown and not version:
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)

@@ -131,7 +131,7 @@ def read_setups(
 
 @dataclass(frozen=True, slots=True)
 class _SourceHints:
-    """What the operator says beside the sources."""
+    """The operator's options besides the sources."""
 
     engine_version: str | None
     given: Mapping[str, str]
@@ -280,7 +280,7 @@ def _read_launches(launches: Iterator[Launch], asked: _SourceHints, folder: Path
 
 
 def _is_evident(setup: Setup) -> bool:
-    """Say whether JSON that may be anything is a setup: it names a target beside other things, or is about drafting."""
+    """Say whether JSON that may be anything is a setup: it names a target among other keys, or is about drafting."""
     spec = setup.spec
     if spec is not None and (spec.num_speculative_tokens is not None or bool(history("methods", spec.method or ""))):
         return True

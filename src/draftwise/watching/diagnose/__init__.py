@@ -1,4 +1,4 @@
-"""Diagnosis: what is wrong with a service, from windows of its counters and side information."""
+"""Diagnoses a service from windows of its counters and side information."""
 
 from __future__ import annotations
 

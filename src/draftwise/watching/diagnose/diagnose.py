@@ -1,6 +1,6 @@
-"""From windows to diagnoses: rules whose readings are at hand, causes that a config or a log confirms, and a ranking.
+"""Turns windows into diagnoses: applicable rules, causes confirmed by a config or a log, and a ranking.
 
-The law of this module: without the reading that tells a cause from its neighbours, what is named is their parent.
+The law of this module: without the reading that tells a cause from its neighbors, what is named is their parent.
 """
 
 from __future__ import annotations

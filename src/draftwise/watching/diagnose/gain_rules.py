@@ -1,4 +1,4 @@
-"""Rules about whether what is accepted pays: break-even, crossover, the cost of a step, the plain pool."""
+"""Rules on whether accepted drafts pay: break-even, crossover, the cost of a step, the plain pool."""
 
 from __future__ import annotations
 

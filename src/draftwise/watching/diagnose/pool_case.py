@@ -1,4 +1,4 @@
-"""A pool as a rule sees it: windows, side information, noise and losses; and what a rule is and returns.
+"""Defines a rule, and the case it judges: a pool's windows, side information, noise and losses.
 
 Drafts of one request are accepted alike, so that requests are counted and not drafts. The figures are those of windows
 of simulated services, whose requests differ as published profiles and the bundled prompts do: the acceptance length
@@ -165,7 +165,7 @@ class PoolCase:
 
     @property
     def method(self) -> str | None:
-        """As configured."""
+        """Configured method."""
         return None if self.asked.spec is None else self.asked.spec.method
 
     @cached_property

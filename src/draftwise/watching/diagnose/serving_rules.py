@@ -1,4 +1,4 @@
-"""Rules about what surrounds decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
+"""Rules on the work around decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
 
 from __future__ import annotations
 

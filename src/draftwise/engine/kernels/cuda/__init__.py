@@ -21,7 +21,7 @@ __all__ = ["CudaKernels"]
 
 
 class CudaKernels(Kernels):
-    """Each operation is one launch, `rotations` is none; `gated` takes two where the product cannot do it itself."""
+    """Launches: one an operation, 0 for `rotations`, two for `gated` if the product cannot do it itself."""
 
     def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)

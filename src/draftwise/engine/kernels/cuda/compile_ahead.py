@@ -142,7 +142,7 @@ def note_late_compilations() -> None:
 
     def note(*, src: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
-            logger.warning("Kernel %s was compiled while requests wait (%s).", src.name, src.constants)
+            logger.warning("Kernel %s was compiled while requests waited (%s).", src.name, src.constants)
 
     triton.knobs.compilation.listener = note
 

@@ -126,7 +126,7 @@ class _Draws:
         pending_BS: Tensor | None = None,
         first: int = 0,
     ) -> None:
-        """Write a token of each row; with `top_p_B` all attempts of rows with a nucleus, and their logits beside."""
+        """Write a token of each row; with `top_p_B` all attempts of rows with a nucleus, and their logits."""
         attempts = 1 if top_p_B is None else ATTEMPTS
         _draw_of_group[(self._num_rows, attempts)](
             *(*self._rows, floor_BS, pending_BS, weights_RG, self._num_groups, *self._noise, top_p_B),
@@ -152,7 +152,7 @@ class _Draws:
         tokens_BS: Tensor,
         pending_BS: Tensor,
     ) -> None:
-        """Write the first token of each row that is in its nucleus, and whether there is none."""
+        """Write the first token of each row that is in its nucleus, and whether no such token exists."""
         sums_RCA = self.empty(torch.float32, self._num_parts, ATTEMPTS)
         judged = (weights_RG, self._num_groups, top_p_B, sums_RCA)
         form = {"G_PADDED": triton.next_power_of_2(self._num_groups), "num_warps": 4, **self._form}

@@ -92,7 +92,7 @@ def _choose(
 
 
 def group(chosen_NK: Tensor, num_experts: int, rows: int) -> Blocks:
-    """Return the pairs in blocks of so many rows, the experts in ascending order and their pairs as they come."""
+    """Return the pairs in blocks of this many rows, the experts in ascending order and their pairs as they come."""
     num_pairs = chosen_NK.numel()
     most = min(num_pairs, num_experts + num_pairs // rows)
     if len(chosen_NK) == 1:  # nobody shares an expert

@@ -32,7 +32,7 @@ _BLOCK, _BLOCKS, _WARPS = 4096, 4, 32
 _SLOTS = tl.constexpr(4)
 """Copies of a lane's logits."""
 _MOST_COPIED = 256.0
-"""Of a larger top_k a lane has often more logits than slots."""
+"""Largest top_k to copy: beyond it a lane often has more logits than slots."""
 _NUM_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """Leading bits of a float32 in which two values of the type can differ (1 + 8 + 10 for float16, made even)."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)

@@ -1,4 +1,4 @@
-"""How kernels are launched: early, and without most of the work that Triton does on the host.
+"""Launches kernels early, and without most of Triton's work on the host.
 
 Programmatic dependent launch sets a kernel up and lets it fetch its weights while the one before it still runs. A
 kernel started with `launch_pdl=pdl()` gets `PDL=pdl()` too. It calls `wait(PDL)` before it reads anything that an

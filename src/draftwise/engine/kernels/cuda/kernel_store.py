@@ -22,7 +22,7 @@ class KernelStore(FileCacheManager):  # type: ignore[misc]  # Triton has no type
         self._shipped = Path(shipped) / key if shipped and not (override or dump) else None
 
     def get_file(self, filename: str) -> str | None:
-        """Return the path of a file; None where there is none."""
+        """Return the path of a file; None if missing."""
         if self._shipped is not None and (self._shipped / filename).is_file():
             return str(self._shipped / filename)
         found: str | None = super().get_file(filename)

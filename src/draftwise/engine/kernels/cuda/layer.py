@@ -1,4 +1,4 @@
-"""Triton kernels for what a decoder layer does between its matrix products and attention.
+"""Computes a decoder layer's steps between its matrix products and attention, in Triton.
 
 Each reads its inputs once and writes its results once, sums in float32 and takes a row of the pass by itself, so that
 a row's result has the same bits in any batch. Before they wait for the kernel before them they read weights.
@@ -19,7 +19,7 @@ from draftwise.engine.kernels.cuda.kernel_launch import Kernel, launch_next, wai
 _LANES = 8
 """Values a thread takes at a time: 16 bytes of bfloat16."""
 _FEW_ROWS = 512
-"""Up to so many rows the residual stream is asked to stay in the L2 while a layer's weights go through it."""
+"""Most rows whose residual stream is asked to stay in the L2 while a layer's weights go through it."""
 
 
 def add(x_NH: Tensor, delta_NH: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the matrix products for few rows are cut up.
+"""Chooses the tiling of matrix products for few rows.
 
 Every program reads its weights and all activations, so the multiprocessor with the most to read decides how long a
 product takes: the rule looks for the cut that leaves it least, with as many tiles in flight as shared memory holds, and
@@ -22,7 +22,7 @@ _PADDED = (4, 8, 16, 32, 64)
 _MOST_STAGES, _MOST_STAGES_EARLY = 7, 11
 _MOST_RESIDENT = 3
 _EVEN, _NEARLY_EVEN = 0.7, 0.75
-"""Of `_evenness`: what is not left to cuBLAS, and what needs no room for the next product's programs."""
+"""Limits of `_evenness`: least to keep from cuBLAS, and least to need no room for the next product's programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

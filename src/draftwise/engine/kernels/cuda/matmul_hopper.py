@@ -32,7 +32,7 @@ def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -
 
 @functools.cache
 def shared_layout(bits: int) -> gl.NVMMASharedLayout:
-    """Return how rows of elements of so many bits lie in shared memory."""
+    """Return the layout in shared memory of rows whose elements have this many bits."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
 
 

@@ -96,7 +96,7 @@ def choose_tiling(
     tiles = num_seqs * num_groups * -(-width * share // rows)
 
     def split(each: int, *, rows: int = rows, keys: int = 64, warps: int = 4, stages: int = 3) -> Tiling:
-        """Return the tiling with so many programs for each multiprocessor, if there are tiles for no more."""
+        """Return the tiling with this many programs per multiprocessor, if the tiles suffice for no more."""
         splits = max(1, min(_MOST_SPLITS, each * gpu.num_sms // tiles))
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
 

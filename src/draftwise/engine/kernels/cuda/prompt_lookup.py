@@ -1,4 +1,4 @@
-"""One Triton kernel for a step of prompt lookup: append the new tokens, find the longest known suffix, draft.
+"""Runs a step of prompt lookup in one Triton kernel: appends tokens, finds the longest known suffix, drafts.
 
 Shape letters: S slots, B sequences, W rows that a sequence can have at most, L columns of a slot, K draft tokens.
 """
@@ -15,7 +15,7 @@ from draftwise.engine.kernels.cuda.kernel_launch import launch_next, pdl, wait
 _PER_THREAD = 8
 """Positions that a thread compares at a time."""
 _LONG = 16_384
-"""From this context on the time is that of the loop, of which twice the threads make half as many turns."""
+"""Context from which the loop sets the time: twice the threads then make half as many turns."""
 
 
 def append_and_look_up(
@@ -43,8 +43,8 @@ def append_and_look_up(
         tokens_N: int64 [B * W], the new tokens, W rows a sequence.
         limits_B: int64, draft tokens wanted at most.
         k: K.
-        shortest: a suffix of fewer tokens is none.
-        longest: of a longer suffix only so many tokens are looked at.
+        shortest: a suffix of fewer tokens does not count.
+        longest: most tokens to compare of a suffix.
 
     Returns:
         int64 tokens_BK, 0 behind a draft's end, and int64 lengths_B.
@@ -124,7 +124,7 @@ def _append_and_look_up(
 
 @triton.jit
 def _continuation(text, end, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """Return where the earliest occurrence of the longest known suffix of text[:end] ends; `end` if there is none."""
+    """Return where the earliest occurrence of the longest known suffix of text[:end] ends; `end` without one."""
     lanes = tl.arange(0, BLOCK)
     best = tl.zeros([BLOCK], tl.int32)
     places = tl.zeros([BLOCK], tl.int32)

@@ -21,7 +21,7 @@ from draftwise.engine.kernels.cuda.kernel_launch import interpreted, launch_next
 MOST_RANKED = 32
 """Tokens that can be asked for; each has a turn in a block."""
 _FEW, _BLOCK_OF_FEW, _BLOCK = 8, 2048, 1024
-"""Up to these are found in larger blocks: fewer to sum up, and longer to look through."""
+"""Most tokens to rank in larger blocks (fewer to sum up, longer to look through), and both block sizes."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -1,4 +1,4 @@
-"""Picks tokens from logits on the GPU: the likeliest of each row, and what a sequence emits.
+"""Picks tokens from logits on the GPU: the likeliest of each row, and the tokens that a sequence emits.
 
 What else picks tokens there is named here too (`tempering.kernels_for`). Each function equals the plain torch of
 `sampling.tempering` and `sampling.verify`, which define it; only the order of sums and the last bit of logarithms may
@@ -44,7 +44,7 @@ _BLOCK = 1024
 """Columns that a program looks at together."""
 _MAX_PARTS = 128
 _PROGRAMS = 1056
-"""About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
+"""Programs of a launch, about as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 _PENALTY_BLOCK = 1024
 """Columns that a program looks at."""

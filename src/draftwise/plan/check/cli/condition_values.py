@@ -1,4 +1,4 @@
-"""Decides expressions that were read from vLLM's sources, over what is known of a setup; the rest stays unknown."""
+"""Evaluates expressions from vLLM's sources over the known facts of a setup; the rest stays unknown."""
 
 from __future__ import annotations
 

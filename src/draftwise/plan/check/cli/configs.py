@@ -1,4 +1,4 @@
-"""The configs that engine flags become: what their fields take, and which values they refuse together."""
+"""Builds the configs that engine flags become, and checks which values their fields take or refuse together."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Judge:
     names: Values = field(default_factory=dict)
     """What conditions on engine arguments may ask for: arguments, configs, platform, environment."""
     surroundings: Values = field(default_factory=dict)
-    """What a config's own checks may ask for beside its fields: the platform and the environment."""
+    """Inputs of a config's own checks besides its fields: the platform and the environment."""
     found: list[Ruling] = field(default_factory=list)
     judged: set[str] = field(default_factory=set)
     """Configs that were made, or left out."""

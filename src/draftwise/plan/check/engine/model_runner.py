@@ -1,4 +1,4 @@
-"""Which model runner takes the work, V1 or V2 with what each lacks, and whether it is scheduled asynchronously."""
+"""Picks the model runner, V1 or V2 with the gaps of each, and asynchronous scheduling as the release does."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
 
 
 def read_schedule(context: Context) -> list[Entry]:
-    """Return the schedule; empty where there is none, or where its types are already judged with the config."""
+    """Return the schedule; empty if absent, or where its types are already judged with the config."""
     given = context.keys.get(SCHEDULE)
     if not isinstance(given, (list, tuple)):
         return []

@@ -417,7 +417,7 @@ def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
 
 
 def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what the engine's config refuses or lowers beside this drafter."""
+    """Yield settings that the engine's config refuses or lowers with this drafter."""
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)
     yield from _find_watermark(context, resolved)
@@ -454,7 +454,7 @@ def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]
 
 
 def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what a drafter with a shorter context than the server's does to long requests, and to those beside them."""
+    """Yield the effects of a drafter with a shorter context than the server's on long requests, and on their batch."""
     draft, target = resolved.draft_max_model_len, context.sizes.get("max_model_len") or _find_length(context)
     if draft is None or target is None or draft >= target:
         return

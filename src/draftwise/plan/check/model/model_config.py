@@ -1,4 +1,4 @@
-"""ModelConfig: what vLLM makes of a target or drafter: class, context length and quantization, or why it refuses."""
+"""Predicts vLLM's ModelConfig of a target or drafter: class, context length, quantization, or the refusal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HfConfig:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """`architectures`, empty where there is none."""
+        """`architectures`, empty if missing."""
         given = self.values.get("architectures")
         return tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
 

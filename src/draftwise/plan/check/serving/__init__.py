@@ -1,4 +1,4 @@
-"""What shows only after the config was accepted: at start-up, per request, or never."""
+"""Finds faults that show only after the config was accepted: at start-up, per request, or never."""
 
 from draftwise.plan.check.serving.drafter_startup import find_serving
 

@@ -16,7 +16,7 @@ from draftwise.plan.check.stages import Context
 _FEW = 8
 """Batch sizes that a message names."""
 _MOST_TOKENS = 2**17
-"""Largest size of a graph, or draft, up to which every size is looked at; no server has captured so many graphs."""
+"""Largest size of a graph, or draft, up to which every size is looked at; more than any server has captured."""
 _SEQUENCE_PARALLEL = ("enable_sp", "enable_sequence_parallelism")
 
 

@@ -1,4 +1,4 @@
-"""What shows once the config is accepted and the server starts: its platform, and its drafter built and loaded."""
+"""Finds faults at server start, after the config was accepted: the platform, and the drafter's build and load."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
 
 
 def _find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what the method that drafts nothing needs beside its accepted config."""
+    """Yield the needs, besides an accepted config, of the method that drafts nothing."""
     if resolved.facts.drafts_from != "none":
         return
     k, method = resolved.num_speculative_tokens, resolved.method

@@ -1,4 +1,4 @@
-"""What speculation makes of a server's requests: lookups that hurt, defaults, refused parameters, other features."""
+"""Judges speculation's effect on requests: lookups that hurt, defaults, refused parameters, other features."""
 
 from __future__ import annotations
 

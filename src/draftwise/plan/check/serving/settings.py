@@ -133,7 +133,7 @@ def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Rulin
 
 
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield features that fail later beside this drafter, or that it makes less effective."""
+    """Yield features that fail later with this drafter, or that it makes less effective."""
     method = resolved.method
     if "enable_dbo" in context.on and resolved.runner == "V1" and resolved.facts.keeps_kv:
         yield from context.rules.ruling("batch-overlap-breaks-drafter")
@@ -168,7 +168,7 @@ def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield the keys of suffix decoding and of prompt lookup beside another method."""
+    """Yield the keys of suffix decoding and of prompt lookup given with another method."""
     own = resolved.facts.keys
     suffix = sorted(key for key in context.keys if key.startswith("suffix_decoding_"))
     if suffix and not any(key.startswith("suffix_decoding_") for key in own):

@@ -1,4 +1,4 @@
-"""Which method vLLM takes a drafter for, and under which class it builds it: by name, config.json, or what is left."""
+"""Infers a drafter's method and class as vLLM does: by name, config.json, or elimination."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Spec:
 
     @property
     def facts(self) -> Method | None:
-        """What is true of the method; None while there is none.
+        """What is true of the method; None until one is known.
 
         Raises:
             MissingFacts: a release that the user added has a method that draftwise has no row for.

@@ -1,4 +1,4 @@
-"""The flags of one release, matched by argparse as vLLM matches them, and what a word is that none of them takes."""
+"""Matches the flags of one release as vLLM's argparse does, and reports words that none of them takes."""
 
 from __future__ import annotations
 

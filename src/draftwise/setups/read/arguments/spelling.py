@@ -1,4 +1,4 @@
-"""What becomes of the words before argparse sees them: dashes, `-O`, dotted JSON keys, and flags of old guides."""
+"""Normalizes words before argparse sees them: dashes, `-O`, dotted JSON keys, and flags of old guides."""
 
 from __future__ import annotations
 

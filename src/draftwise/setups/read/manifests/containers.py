@@ -1,4 +1,4 @@
-"""One container of a Kubernetes object, and its variables from itself, ConfigMaps and Secrets of the same text."""
+"""Reads one container of a Kubernetes object, and its variables from itself, ConfigMaps and Secrets of the text."""
 
 from __future__ import annotations
 

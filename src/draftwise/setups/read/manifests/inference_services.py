@@ -1,4 +1,4 @@
-"""KServe: InferenceService, its runtime and what the admission webhook makes of it, and LLMInferenceService.
+"""Reads KServe: InferenceService with its runtime and the admission webhook's changes, and LLMInferenceService.
 
 The rules are those of `pkg/apis/serving/v1beta1/inference_service_validation.go` and of the storage initializer
 (`pkg/webhook/admission/pod/storage_initializer_injector.go`), read in 0.16.0 to 0.20.0.
@@ -181,7 +181,7 @@ def _read_predictor(
 
 
 def _find_misplaced(document: YamlDocument, path: Path, model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what stands inside `model` and belongs beside it."""
+    """Yield keys inside `model` that belong next to it."""
     if "storageUris" in model:
         here = (*path, "storageUris")
         yield get_rule("storage-uris-in-model").ruling(line=document.line(here), path=get_text(here))

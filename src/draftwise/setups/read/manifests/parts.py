@@ -1,4 +1,4 @@
-"""What compose files and Kubernetes manifests have in common: arguments and GPUs as YAML values."""
+"""Reads the parts that compose files and Kubernetes manifests share: arguments and GPUs as YAML values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.in
 
 
 def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping under nested keys; an empty one where there is none."""
+    """Return the mapping under nested keys; an empty one if missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}

@@ -83,7 +83,7 @@ def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[YamlDocument
 
 
 def _move(document: YamlDocument, lines: int) -> YamlDocument:
-    """Return a document that begins so many lines further down."""
+    """Return a document that begins this many lines further down."""
     if not lines:
         return document
     return replace(document, lines={path: line + lines for path, line in document.lines.items()})
