@@ -45,7 +45,7 @@ _TASKS = (
     "What would you change, and why?",
     "Write a short summary.",
 )
-_TOOL = {
+_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
         "name": "find_orders",
@@ -307,7 +307,7 @@ def _judge(
     early = [each for each in (*unknown, *apart) if is_early(each)]
     if faults or real or is_too_often(len(early), check.compared):
         quoted = {each.unit[1]: _quote(each) for each in real or ([] if faults else early)}
-        return replace(check, outcome="different", examples=(*(quoted | faults).values(),), ties=len(ties))
+        return replace(check, outcome="different", examples=(*{**quoted, **faults}.values(),), ties=len(ties))
     reason = fix = ""
     if unknown:
         lacks = "the log-probabilities of their tokens do not tell how likely both are"
