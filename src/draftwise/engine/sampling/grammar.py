@@ -77,13 +77,13 @@ class Grammars:
     Args:
         tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
             there is no tokenizer.
-        end_ids: end-of-sequence tokens, which a grammar allows where a text is complete.
+        end_ids: end-of-sequence tokens below V, which a grammar allows where a text is complete.
         vocab_size: V, of the logits.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
         self._tokenizer_json = tokenizer_json
-        self._end_ids = sorted(each for each in end_ids if each < vocab_size)
+        self._end_ids = sorted(end_ids)
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
