@@ -311,7 +311,7 @@ def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[in
         InvalidSetup: the file cannot be read, no server has the name, or several could be meant.
     """
     readings = read_setups(source)
-    # What stands in a script is told apart by what leads to it, or by its number.
+    # A server in a script goes by what leads to it, or by its number.
     known = [sorted(_list_names(each)) or [str(number)] for number, each in enumerate(readings, start=1)]
     named = [
         (index, each) for index, each in enumerate(readings) if not select or select in (*known[index], str(index + 1))
