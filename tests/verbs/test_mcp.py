@@ -120,7 +120,8 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {}, "invalid-request", "Give a model"),
         ("check", {"sources": 3}, "invalid-request", "sources must be"),
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
-        ("size", {"target": LLAMA}, "missing-argument", "gpu is missing"),
+        ("size", {"target": LLAMA}, "missing-argument", "Give gpu: Name such as H200"),
+        ("pick", {}, "missing-argument", "Give target: Directory with config.json"),
         ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: draftwise does not know the GPU 'H1000'"),
         ("size", {"target": LLAMA, "gpu": "H200", "num_speculative_tokens": -1}, "invalid-request", "1 or more"),
         ("explain", {"name": "no-such-name"}, "unknown-name", "no-such-name"),
@@ -129,7 +130,8 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("watch", {"urls": "127.0.0.1:1"}, "not-a-url", "http"),
         ("no_such_tool", {}, "no-such-tool", "check"),
         ("decide_status", {"job": "decide-9"}, "no-such-job", "decide-9"),
-        ("decide_status", {}, "missing-argument", "job"),
+        ("decide_status", {}, "missing-argument", "the name that decide_start returned"),
+        ("calibrate_stop", {"job": "a", "more": 1}, "missing-argument", "the name that calibrate_start returned"),
     ],
 )
 def test_a_mistake_is_an_envelope(tmp_path: Path, name: str, arguments: dict[str, Any], code: str, words: str) -> None:
@@ -333,6 +335,20 @@ def test_over_http_a_token_a_host_and_an_origin_are_asked_for(tmp_path: Path) ->
                     )
 
             run(work)
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("token", ["", "mine"])
+def test_over_http_a_program_reads_the_address_and_a_new_token(tmp_path: Path, token: str) -> None:
+    words = [sys.executable, "-m", "draftwise", "mcp", "--http", "0", "--json"]
+    server = start(cwd=tmp_path, **({"DRAFTWISE_MCP_TOKEN": token} if token else {}))
+    with subprocess.Popen(words, env=server.env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert told["transport"].startswith("http://127.0.0.1:")
+            assert (told["token"] is None) == bool(token)
         finally:
             process.terminate()
 

@@ -25,6 +25,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import StructuredOutputsParams
+from draftwise.version import tell_install
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -207,7 +208,7 @@ class Grammars:
                 "no-grammar-library",
                 "Structured output needs llguidance, which is not installed.",
                 where="structured_outputs",
-                fix="Run: pip install 'draftwise[engine]'.",
+                fix=tell_install("engine"),
             ) from None
         try:
             source = _to_llguidance(params)
