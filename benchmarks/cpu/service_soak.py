@@ -1,6 +1,7 @@
 """Does a server stay well? Random requests for minutes, next to servers that are killed and drained under load.
 
     python benchmarks/cpu/service_soak.py MODEL --minutes 30 --out benchmarks/cpu/results/service_soak.json
+    python benchmarks/cpu/service_soak.py MODEL --ends 50 --out benchmarks/cpu/results/service_ends.json
 
 One server gets random requests all the time: streams, chats, log-probabilities, structured output, long prompts, bodies
 that are refused, clients that leave. Its processes' memory is read every ten seconds. The first half is the warm-up; it
@@ -8,6 +9,7 @@ begins with prompts that touch every page of the default pool, as pages take mem
 Over the second half the engine's memory must not grow: the slope's interval must reach down to `_FLAT_MIB_PER_HOUR`.
 Meanwhile one server after another is started, loaded, and ended in one of four ways.
 Each of its requests must end with a whole answer, a JSON error or an error event. The exit code is 1 otherwise.
+With `--ends` there are only these servers, next to a process that keeps a core busy.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import random
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,11 +105,20 @@ def make_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
     )
 
 
-async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], leave_s: float | None = None) -> str:
-    """Send a request; return how it ended, or how it must not end."""
+async def ask(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], leave_s: float | None = None, pause_s: float = 0
+) -> str:
+    """Send a request; return how it ended, or how it must not end. A slow client pauses between its pieces."""
+    pieces, sent, kind = list[bytes](), send_slowly(json.dumps(body).encode(), pause_s), "application/json"
     try:
-        async with asyncio.timeout(leave_s or 240), client.stream("POST", path, json=body) as answer:
-            content = (await answer.aread()).decode()
+        async with (
+            asyncio.timeout(leave_s or 240),
+            client.stream("POST", path, content=sent, headers={"content-type": kind}) as answer,
+        ):
+            async for piece in answer.aiter_bytes(256 if pause_s else None):
+                pieces.append(piece)
+                await asyncio.sleep(pause_s)
+            content = b"".join(pieces).decode()
     except TimeoutError:
         return "left" if leave_s else "BROKEN: no end"
     except httpx.ConnectError:
@@ -119,6 +132,14 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], leave_
     with suppress(ValueError):
         return "answer" if "error" not in json.loads(content) else f"error {answer.status_code}"
     return f"BROKEN: {answer.status_code} {content[:60]}"
+
+
+async def send_slowly(content: bytes, pause_s: float) -> AsyncIterator[bytes]:
+    """Yield a body, in ten pieces if there are pauses."""
+    size = max(len(content) // 10, 1) if pause_s else len(content)
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+        await asyncio.sleep(pause_s)
 
 
 async def load(url: str, chance: random.Random, ends: asyncio.Event, counts: dict[str, int]) -> None:
@@ -142,6 +163,11 @@ async def end_one(model: str, how: str, chance: random.Random) -> dict[str, Any]
         bodies = [make_body(chance) for _ in range(5)]
         stream = {"prompt": _TEXT, "stream": True, "max_tokens": 200, "ignore_eos": True}
         work = [asyncio.ensure_future(ask(client, *each)) for each in [("/v1/completions", stream), *bodies]]
+        slow = {"prompt": _TEXT, "max_tokens": 40}
+        work += [
+            asyncio.ensure_future(ask(client, "/v1/completions", slow | {"stream": streams}, pause_s=0.1))
+            for streams in (False, True)
+        ]
         await asyncio.sleep(chance.uniform(0.2, 3))
         began = time.monotonic()
         if how.startswith("drain"):
@@ -231,18 +257,36 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def end_many(model: str, count: int, seed: int) -> dict[str, Any]:
+    """Return what came of so many ends, next to a busy process."""
+    chance = random.Random(seed)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        rows = [await end_one(model, _ENDS[number % len(_ENDS)], chance) for number in range(count)]
+    finally:
+        busy.kill()
+    return {"ends": rows, "load": round(os.getloadavg()[0], 1)}
+
+
 def main() -> None:
     """Soak and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--ends", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    result = asyncio.run(soak(given.model, given.minutes, given.seed))
+    only_ends = given.ends is not None
+    result = asyncio.run(
+        end_many(given.model, given.ends, given.seed) if only_ends else soak(given.model, given.minutes, given.seed)
+    )
     write(provenance("torch", "httpx") | {"model": Path(given.model).name} | result, given.out)
-    broken = [end for end in result["answers"] if end.startswith("BROKEN")]
     wrong = [row for row in result["ends"] if not row["is_right"]]
+    if only_ends:
+        print(len(result["ends"]), "ends", len(wrong), "wrong")
+        sys.exit(bool(wrong))
+    broken = [end for end in result["answers"] if end.startswith("BROKEN")]
     slope = result["slope_of_second_half"]["engine"]
     print(result["answers"], slope, len(result["ends"]), "ends", len(wrong), "wrong")
     sys.exit(bool(broken or wrong or result["status"] or slope["low"] > _FLAT_MIB_PER_HOUR))

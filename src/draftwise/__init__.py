@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from draftwise.version import __version__
+from draftwise.version import __version__, tell_install
 
 __all__ = [
     "LLM",
@@ -90,7 +90,7 @@ else:
             if (error.name or "").startswith("draftwise"):
                 raise
             raise ImportError(
-                f"draftwise.{name} needs {error.name}, which is not installed. Run: pip install 'draftwise[engine]'."
+                f"draftwise.{name} needs {error.name}, which is not installed. {tell_install('engine')}"
             ) from error
 
     def __dir__() -> list[str]:

@@ -72,6 +72,7 @@ def test_a_healthy_service(truth, folder):
     result = guard(folder)
     assert result.exit_code == 0, result.output
     assert "drift-not-learned" in result.output
+    assert result.stderr.endswith("No step is proposed.\n")
     assert not (folder / "g.steps.jsonl").exists()
 
 

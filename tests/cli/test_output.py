@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from draftwise.version import tell_install
+
 CHECK = ["check", "Qwen/Qwen3-8B", "--vllm", "0.33.0", "-sc"]
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 UNKNOWN = '{"method": "ngrm", "num_speculative_tokens": 3}'
@@ -71,5 +73,5 @@ sys.meta_path.insert(0, Absent())
 from draftwise import LLM
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    told = "draftwise.LLM needs torch, which is not installed. Run: pip install 'draftwise[engine]'."
+    told = f"draftwise.LLM needs torch, which is not installed. {tell_install('engine')}"
     assert done.stderr.splitlines()[-1] == f"ImportError: {told}"

@@ -37,7 +37,7 @@ def test_the_servers_own_process_does_not_import_torch():
         (
             ["serve", "m", "--speculative-config", "{"],
             2,
-            "--speculative-config: The speculative config is not valid JSON",
+            "--speculative-config: The text has an unclosed brace. Close the last brace.",
         ),
         (["serve", "/no/such/model", "--port", "0"], 2, "error: /no/such/model: The path is not a directory."),
         (["serve", "m", "--host", "0.0.0.0"], 2, "To allow this, add --allow-remote and --api-key"),

@@ -89,6 +89,12 @@ def test_a_url_that_cannot_be_read_is_one_finding_and_exit_code_3() -> None:
     assert "Traceback" not in done.output
 
 
+def test_a_service_that_does_not_answer_at_all_is_told_nothing_else() -> None:
+    done = run("http://127.0.0.1:1", "--plain", "http://127.0.0.1:2", "--once", "--interval", "0.2")
+    assert (done.exit_code, done.output.count("server-unread")) == (3, 2)
+    assert "Cannot tell" not in done.output
+
+
 def test_the_json_has_every_reading_by_pool_and_by_engine(baseline: Path) -> None:
     with serving(SPEC, PLAIN) as (url, plain):
         printed = seen(url, "--plain", plain, "--baseline", baseline)

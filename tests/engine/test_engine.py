@@ -238,6 +238,15 @@ def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list
         torch.testing.assert_close(written["hidden_states"][:, :2], expected_TNH, atol=1e-4, rtol=0)
 
 
+def test_an_end_token_outside_the_vocabulary_ends_nothing(tiny_target: Path, tmp_path: Path) -> None:
+    for file in tiny_target.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 300, 1000000000000]}')
+    llm = make_llm(tmp_path)
+    for params in (SamplingParams(min_tokens=4, max_tokens=5), SamplingParams(min_tokens=2, max_tokens=3, seed=1)):
+        assert tokens_of(llm.generate(["x"], params))[0]
+
+
 @pytest.fixture(scope="module")
 def sampled(tiny_target: Path) -> tuple[list[SamplingParams], list[list[int]]]:
     """Sampling parameters of all kinds, and what plain decoding says with them."""

@@ -2,24 +2,59 @@
 
 import json
 import random
+import resource
 import shutil
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.crafted import damage
+from tests.support.every_method import WITH_MODEL, make_config
+from tests.support.tiny_models import FAMILIES, write_family
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import load_model
-from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.engine.models.checkpoint import _NUMBERS, _ROPE_NUMBERS, _SIZES
+from draftwise.engine.proposers import make_proposer
+from draftwise.engine.resolved_spec import resolve_spec
+from draftwise.engine.text.tokenizer import ChatTemplate, load_tokenizer
+from draftwise.serve.calls import Defaults
 from draftwise.training.run_folder import RunFolder
 
 VALUES = [
-    None, True, -1, 0, 1, 0.5, 2**31, 10**12, 10**30, 1e308, float("nan"), float("inf"), "", "x", [], [1], ["a"], {},
-    {"a": 1}, "{% for %}", "(a+)+$",
+    None, True, -1, 0, 1, 0.5, 2**16, 2**30, 2**31, 10**12, 10**30, 1e308, float("nan"), float("inf"), "", "x", [], [1],
+    ["a"], {}, {"a": 1}, "{% for %}", "(a+)+$",
 ]  # fmt: skip
 LAW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
+
+
+KEYS = [
+    *_SIZES, *_NUMBERS, "layer_types", "architectures", "model_type", "tie_word_embeddings", "attention_bias",
+    "mlp_bias", "use_sliding_window", "hidden_act", "quantization_config", "dtype", "torch_dtype", "eos_token_id",
+    "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "rope_parameters", "rope_scaling",
+]  # fmt: skip
+ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn", "dynamic", "x"])},
+    optional={name: st.sampled_from([*VALUES, 2.0, 8192]) for name in _ROPE_NUMBERS},
+)
+MEMORY = 2**30
+
+
+@contextmanager
+def little_memory():
+    """Let this process take `MEMORY` more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def list_places(value, place=()):
@@ -50,6 +85,7 @@ USES = {
     "config.json": partial(load_model, device="cpu"),
     "tokenizer.json": use_tokenizer,
     "tokenizer_config.json": use_tokenizer,
+    "generation_config.json": lambda path: (use_tokenizer(path), Defaults.from_checkpoint(path)),
 }
 
 
@@ -70,6 +106,127 @@ def test_a_value_that_changed_is_used_or_refused(tiny_target, tmp_path_factory, 
         pass
     finally:
         shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def families(tiny_target, tmp_path_factory):
+    """A checkpoint of each kind of config."""
+    folder = tmp_path_factory.mktemp("families")
+    return [tiny_target, *(write_family(folder / family, family) for family in FAMILIES)]
+
+
+@LAW
+@given(data=st.data())
+def test_a_config_of_any_values_takes_little_memory(families, tmp_path_factory, data):
+    source, path = data.draw(st.sampled_from(families)), tmp_path_factory.mktemp("mutated")
+    for file in source.iterdir():
+        (path / file.name).symlink_to(file)
+    (path / "config.json").unlink()
+    changed = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES) | ROPE, min_size=1, max_size=3)
+    config = json.loads((source / "config.json").read_text()) | data.draw(changed)
+    (path / "config.json").write_text(json.dumps(config))
+    try:
+        with little_memory():
+            load_model(path, device="cpu")
+    except InvalidSetup:
+        pass
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_target, tiny_draft, tmp_path_factory):
+    """A target, and the speculative config and folder of each kind of drafter."""
+    folder = tmp_path_factory.mktemp("heads")
+    made = [make_config(name, tiny_target, tiny_draft, folder / str(i)) for i, name in enumerate(WITH_MODEL)]
+    return load_model(tiny_target, device="cpu"), made
+
+
+@LAW
+@given(data=st.data())
+def test_a_drafter_of_any_config_is_built_or_refused(heads, tmp_path_factory, data):
+    (target, made), path = heads, tmp_path_factory.mktemp("mutated")
+    spec = data.draw(st.sampled_from(made))
+    for file in Path(spec["model"]).iterdir():
+        (path / file.name).symlink_to(file)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").unlink()
+    place = data.draw(st.sampled_from([*list_places(config)]) | st.sampled_from(KEYS).map(lambda key: (key,)))
+    config = put(config | dict.fromkeys(place[:1]) | config, place, data.draw(st.sampled_from(VALUES)))
+    (path / "config.json").write_text(json.dumps(config))
+    try:
+        with little_memory():
+            resolved = resolve_spec(SpecConfig.parse(spec | {"model": str(path)}))
+            make_proposer(resolved, EngineConfig(model="target", max_model_len=64), target)
+    except InvalidSetup:
+        pass
+    finally:
+        shutil.rmtree(path)
+
+
+EXPRESSIONS = st.sampled_from([
+    "1 / 0", "messages[99].role", "x.y.z", "messages | sort", "'%d' % 'x'", "raise_exception(5)", "'a' | center(99)",
+    "10 ** 400 * 0.5", "{}[[]]", "messages.__class__", "m.content + 1", "messages | tojson", "none()", "x()",
+    "'a' | nothing", "[1] | first | upper | list", "range(10 ** 9)", "lipsum(n=1)", "caller()", "super()", "self.b()",
+    "strftime_now(5)", "strftime_now('%Y\\ud800')", "messages | join(5)", "messages | map('x') | list", "namespace(5)",
+    "f(f)", "messages.append(1)", "cycler()", "joiner()", "'{}{}'.format(1)", "'\\udc00'", "dict(a=1).a.b.c",
+])  # fmt: skip
+PIECES = st.recursive(
+    EXPRESSIONS.map("{{{{ {} }}}}".format) | st.sampled_from(["{% endfor %}", "{{", "{% x %}", "\x00", "{# ", "é"]),
+    lambda inner: st.one_of(
+        *(
+            st.tuples(EXPRESSIONS, inner).map(lambda drawn, form=form: form.format(*drawn))
+            for form in (
+                "{{% for m in {} %}}{}{{% endfor %}}",
+                "{{% if {} %}}{}{{% else %}}b{{% endif %}}",
+                "{{% macro f(a={}) %}}{}{{{{ f() }}}}{{% endmacro %}}{{{{ f() }}}}",
+                "{{% set x = {} %}}{}",
+                "{{% for m in messages recursive %}}{{{{ loop({}) }}}}{}{{{{ loop(messages) }}}}{{% endfor %}}",
+                "{{% filter upper %}}{{{{ {} }}}}{}{{% endfilter %}}",
+                "{{% include {} %}}{}",
+                "{{% generation %}}{{{{ {} }}}}{}{{% endgeneration %}}",
+            )
+        ),
+        st.tuples(inner, inner).map("".join),
+    ),
+    max_leaves=6,
+)
+
+
+@LAW
+@given(source=PIECES)
+def test_a_template_of_any_kind_renders_or_is_refused(tiny_target, source):
+    tokenizer = load_tokenizer(tiny_target, skip=False)
+    tokenizer.chat_template = ChatTemplate(source)
+    with suppress(InvalidSetup):
+        assert isinstance(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]), str)
+
+
+TABLES = {
+    "ids far apart": lambda model: model["vocab"].update({"far": 10**9}),
+    "ids of 64 bits": lambda model: model["vocab"].update({"far": 2**63}),
+    "ids below zero": lambda model: model["vocab"].update({"far": -1}),
+    "one id for two": lambda model: model["vocab"].update({"twice": 1}),
+    "a token of a million characters": lambda model: model["vocab"].update({"a" * 10**6: 900}),
+    "a merge of tokens that are not there": lambda model: model["merges"].append("x1 y2"),
+    "a merge of three": lambda model: model["merges"].append("a b c"),
+    "many tokens": lambda model: model["vocab"].update({f"t{i}": 1000 + i for i in range(50_000)}),
+    "no tokens": lambda model: model["vocab"].clear(),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_tokenizer_of_any_table_is_used_or_refused(tiny_target, tmp_path, case):
+    content = json.loads((tiny_target / "tokenizer.json").read_text())
+    TABLES[case](content["model"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    try:
+        use_tokenizer(tmp_path)
+    except InvalidSetup:
+        return
+    tokenizer = load_tokenizer(tmp_path, skip=False)
+    assert tokenizer.vocab_size <= 2**31
+    assert tokenizer.token_text(10**9 + 1) == ""
 
 
 @LAW
@@ -103,13 +260,3 @@ def test_a_damaged_training_state_is_refused_or_what_it_was(tmp_path_factory, se
     except InvalidSetup:
         return
     assert str(read) == str(state)
-
-
-def damage(content: bytes, chance: random.Random) -> bytes:
-    """Return a file's content cut off, with other bytes in one place, or with a piece missing."""
-    start = chance.randrange(min(len(content), chance.choice([64, 4096, len(content)])))
-    length = chance.choice([1, 8, 300])
-    kind = chance.choice(["cut", "changed", "missing"])
-    if kind == "cut":
-        return content[:start]
-    return content[:start] + (chance.randbytes(length) if kind == "changed" else b"") + content[start + length :]

@@ -23,6 +23,7 @@ TEMPLATES = {
         "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
     ),
     "multiplies": "{{ 'a' * 10 ** 12 }}",
+    "fills memory with a constant": "{{ 'a' * 5 * 10 ** 9 }}{{ 'b' | center(5 * 10 ** 9) }}",
     "powers": "{{ 9 ** 9 ** 9 }}",
     "pads": "{{ '%999999999999d' % 1 }}",
     "fails": "{{ 1 / 0 }}",

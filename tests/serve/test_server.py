@@ -186,7 +186,15 @@ def test_defaults_of_a_checkpoint(tmp_path, content, expected):
     assert Defaults.from_checkpoint(tmp_path) == expected
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"temperature": -3}', '{"top_p": "high"}'])
+UNUSABLE = [
+    *("{", "[]", "5", '{"temperature": -3}', '{"top_p": "high"}', '{"top_k": 2.5}', '{"top_k": 1' + "0" * 30 + "}"),
+    *('{"temperature": NaN}', '{"repetition_penalty": 1e400}', '{"min_p": [0]}', '{"temperature": true}'),
+    *('{"max_new_tokens": "x"}', '{"max_new_tokens": -5}', '{"max_new_tokens": 1.5}', '{"max_new_tokens": [8]}'),
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("content", UNUSABLE, ids=lambda content: content[:30])
 def test_defaults_that_cannot_be_used(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(InvalidSetup, match="cannot be used"):

@@ -18,6 +18,7 @@ LIGHT = f"""
 check compose.yaml
 check crlf.yaml
 check run.sh
+check {MODEL} --speculative-config spec.json
 size {MODEL} --gpu H100
 pick {MODEL} --gpu H200 --workload code --concurrency 8
 upgrade compose.yaml --from 0.19.1 --to newest
@@ -47,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "compose.yaml").write_bytes(compose)
     (folder / "crlf.yaml").write_bytes(compose.replace(b"\n", b"\r\n"))
     (folder / "run.sh").write_bytes(b"#!/bin/bash\r\nMODEL=gpt2\r\nvllm serve $MODEL \\\r\n  --max-num-seqs 8\r\n")
+    (folder / "spec.json").write_bytes(b'{"method": "ngram", "num_speculative_tokens": 3}\r\n')
     (folder / "bundle").symlink_to(ROOT / "bundle")
     shutil.copytree(ROOT / "tests/core/documents/run", folder / "run")
     return folder

@@ -1,9 +1,11 @@
 """Releases and images: links that hold anywhere, the version of the tag, manifests whose commands are right."""
 
+import json
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 from docs import package_page
 
 from draftwise.cli import main
+from draftwise.version import tell_install
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,10 +58,42 @@ class TestPackagePage:
             package_page.set_version("", tag)
 
 
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        (None, 'Run: pip install "draftwise[ui]".'),
+        ({"url": ROOT.as_uri(), "dir_info": {}}, f'[ui] @ {ROOT.as_uri()}".'),
+        (
+            {"url": "file:///of/an/image/a.whl", "archive_info": {}},
+            'In a clone of draftwise, run: pip install ".[ui]".',
+        ),
+        ({"url": "https://x.dev/d", "vcs_info": {"vcs": "git"}}, '[ui] @ git+https://x.dev/d".'),
+        ("no JSON", 'In a clone of draftwise, run: pip install ".[ui]".'),
+        (PackageNotFoundError(), 'In a clone of draftwise, run: pip install ".[ui]".'),
+    ],
+    ids=["index", "clone", "gone", "repository", "unreadable", "not-installed"],
+)
+def test_an_extra_comes_from_where_the_installation_came_from(origin: Any, told: str, monkeypatch: Any) -> None:
+    class Origin:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"  # PEP 610
+            return origin if origin is None or isinstance(origin, str) else json.dumps(origin)
+
+    def find(_name: str) -> Origin:
+        if isinstance(origin, Exception):
+            raise origin
+        return Origin()
+
+    monkeypatch.setattr("importlib.metadata.distribution", find)
+    assert tell_install("ui").endswith(told)
+
+
 def test_no_page_says_that_an_index_has_draftwise() -> None:
     """Until it is published: somebody else could take the name."""
     assert "draftwise is not on the package index yet" in README, "then this test goes"
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob(".ci/*.yml")]
+    pages += [each for each in ROOT.glob("src/draftwise/**/*.py") if each.name != "version.py"]
+    pages += [ROOT / "CHANGELOG.md", *ROOT.glob("src/draftwise/knowledge/data/findings/*.json")]
     told = [(page.name, line) for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
     assert [each for each in told if re.search(r"pip install (--\S+ )*['\"]?draftwise\b", each[1])] == []
 

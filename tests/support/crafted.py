@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,3 +88,13 @@ def codes(pair: Pair, *, least: Severity = Severity.WARNING) -> set[str]:
 def look(drafter: Path, target: Path = BUNDLE / "target", *, least: Severity = Severity.WARNING) -> set[str]:
     """Return the codes of what is wrong with a pair."""
     return codes(inspect_pair(drafter, target), least=least)
+
+
+def damage(content: bytes, chance: random.Random) -> bytes:
+    """Return a file's content cut off, with other bytes in one place, or with a piece missing."""
+    start = chance.randrange(min(len(content), chance.choice([64, 4096, len(content)])))
+    length = chance.choice([1, 8, 300])
+    kind = chance.choice(["cut", "changed", "missing"])
+    if kind == "cut":
+        return content[:start]
+    return content[:start] + (chance.randbytes(length) if kind == "changed" else b"") + content[start + length :]

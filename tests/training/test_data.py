@@ -64,7 +64,13 @@ def test_json_lines_hold_prompts_conversations_and_ids(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "code"),
-    [("{", "not-json"), ("[]", "not-an-object"), ('{"txt": 1}', "bad-entry"), ('{"text": 1}', "bad-entry")],
+    [("{", "not-json"), ("[]", "not-an-object"), ('{"txt": 1}', "bad-entry"), ('{"text": 1}', "bad-entry")]
+    + [(f'{{"messages": {value}}}', "bad-entry") for value in ('"hi"', "5", "[5]", '{"role": "user"}', "[[]]")]
+    + [
+        (f'{{"token_ids": {value}}}', "bad-entry")
+        for value in ('"12"', "5", '["5"]', "[1.5]", "[[1], [2, 3]]", "[-1]", "[1000000]", "[true]", "[9e99]")
+    ]
+    + [(f'{{"token_ids": [1, 2, 3], "num_prompt": {value}}}', "bad-entry") for value in ('"x"', "-1", "1.5", "[]")],
 )
 def test_a_bad_line_is_named(line, code, tokenizer, tmp_path):
     file = tmp_path / "a.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +99,47 @@ def test_an_unfinished_run_with_other_settings_is_not_continued(settings, tmp_pa
     train("medusa", mine, QUIET)
     with pytest.raises(InvalidSetup, match="holds a checkpoint"):
         train("medusa", mine, QUIET)
+
+
+def replace_weights(state):
+    state["network"] = {name: tensor[..., :-1].clone() for name, tensor in state["network"].items()}
+
+
+BAD_STATES = {
+    "no position": lambda state: state.pop("position"),
+    "no network": lambda state: state.pop("network"),
+    "an empty network": lambda state: state.update(network={}),
+    "another network": replace_weights,
+    "optimizers of another kind": lambda state: state.update(optimizers={"state": {}, "param_groups": []}),
+    "optimizers that are none": lambda state: state.update(optimizers=None),
+    "a step that is text": lambda state: state.update(position={"step": "x", "taken": [0]}),
+    "a step behind the last": lambda state: state.update(position=state["position"] | {"step": 7}),
+    "a step before the first": lambda state: state.update(position=state["position"] | {"step": -1}),
+    "counts of another kind": lambda state: state.update(counts=3),
+    "a sum that is text": lambda state: state.update(loss_sum="x"),
+    "nothing": lambda state: state.clear(),
+}
+
+
+@pytest.fixture(scope="module")
+def unfinished(settings, tmp_path_factory):
+    """Settings of a run that died."""
+    mine = dataclasses.replace(settings, out=str(tmp_path_factory.mktemp("unfinished")), options={"num_heads": 2})
+    train_and_die(pytest.MonkeyPatch(), 3, "medusa", mine)
+    return mine
+
+
+@pytest.mark.parametrize("case", BAD_STATES)
+def test_a_whole_state_that_is_not_this_runs_is_refused(case, unfinished):
+    file = Path(unfinished.out) / "training" / "checkpoint.pt"
+    before = file.read_bytes()
+    state = torch.load(file, weights_only=True)
+    BAD_STATES[case](state)
+    torch.save(state, file)
+    with pytest.raises(InvalidSetup, match="cannot be read") as error:
+        train("medusa", unfinished, QUIET)
+    assert (error.value.findings[0].code, error.value.findings[0].where) == ("damaged-training-state", str(file))
+    file.write_bytes(before)
 
 
 def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path):

@@ -276,9 +276,12 @@ def test_listens_on_loopback_and_ends_when_asked(tmp_path):
         def status(self, text):
             told.append(text)
 
+        update = status
+
     result = ui.run(ui.request(tmp_path, port=0), Ended())
     assert result.address.startswith("http://127.0.0.1:")
     assert result.address in told[0]
+    assert (told[1], len(result.token) > 20) == (result, True)
 
 
 def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):

@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
 import draftwise  # noqa: E402
 from draftwise.core.document_schema import json_schema  # noqa: E402
+from draftwise.core.progress import Stopped  # noqa: E402
 from draftwise.machine.confinement import Confinement  # noqa: E402
 from draftwise.verbs import mcp_server  # noqa: E402
 from draftwise.verbs.error_documents import ErrorDocument  # noqa: E402
@@ -120,7 +121,8 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {}, "invalid-request", "Give a model"),
         ("check", {"sources": 3}, "invalid-request", "sources must be"),
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
-        ("size", {"target": LLAMA}, "missing-argument", "gpu is missing"),
+        ("size", {"target": LLAMA}, "missing-argument", "Give gpu: Name such as H200"),
+        ("pick", {}, "missing-argument", "Give target: Directory with config.json"),
         ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: draftwise does not know the GPU 'H1000'"),
         ("size", {"target": LLAMA, "gpu": "H200", "num_speculative_tokens": -1}, "invalid-request", "1 or more"),
         ("explain", {"name": "no-such-name"}, "unknown-name", "no-such-name"),
@@ -129,7 +131,8 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("watch", {"urls": "127.0.0.1:1"}, "not-a-url", "http"),
         ("no_such_tool", {}, "no-such-tool", "check"),
         ("decide_status", {"job": "decide-9"}, "no-such-job", "decide-9"),
-        ("decide_status", {}, "missing-argument", "job"),
+        ("decide_status", {}, "missing-argument", "the name that decide_start returned"),
+        ("calibrate_stop", {"job": "a", "more": 1}, "missing-argument", "the name that calibrate_start returned"),
     ],
 )
 def test_a_mistake_is_an_envelope(tmp_path: Path, name: str, arguments: dict[str, Any], code: str, words: str) -> None:
@@ -227,6 +230,11 @@ def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path) -> None:
     servers = {"url": "nowhere", "candidate_urls": ["http://127.0.0.1:2"]}
     error = error_of(call(permit(tmp_path, tmp_path), "decide_start", servers))
     assert error["code"] == "not-a-url"
+
+
+@pytest.mark.parametrize("error", [Stopped(), KeyboardInterrupt()])
+def test_what_was_stopped_without_an_answer_is_no_fault_of_draftwise(error: BaseException) -> None:
+    assert mcp_server.refusal_of(error).document["error"]["code"] == "interrupted"
 
 
 def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(
@@ -333,6 +341,20 @@ def test_over_http_a_token_a_host_and_an_origin_are_asked_for(tmp_path: Path) ->
                     )
 
             run(work)
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("token", ["", "mine"])
+def test_over_http_a_program_reads_the_address_and_a_new_token(tmp_path: Path, token: str) -> None:
+    words = [sys.executable, "-m", "draftwise", "mcp", "--http", "0", "--json"]
+    server = start(cwd=tmp_path, **({"DRAFTWISE_MCP_TOKEN": token} if token else {}))
+    with subprocess.Popen(words, env=server.env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert told["transport"].startswith("http://127.0.0.1:")
+            assert (told["token"] is None) == bool(token)
         finally:
             process.terminate()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import click
 from rich.console import Console
 
 from draftwise.cli._console import UNBROKEN, open_console
 from draftwise.cli._group import AS_JSON
+from draftwise.core.progress import Silent
 from draftwise.verbs.verb import Result
 
 R = TypeVar("R", bound=Result)
@@ -44,6 +45,22 @@ def show(
         render(open_console(stderr=False, width=width), result)
     if result.exit_code:
         sys.exit(result.exit_code)
+
+
+class Listening(Silent):
+    """Says where a server listens. With `as_json`, stdout gets one line of JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def status(self, text: str) -> None:
+        """Print a line on stderr. Stdout may be a client's."""
+        click.echo(text, err=True)
+
+    def update(self, result: object) -> None:
+        """Print the document."""
+        if self._as_json:
+            click.echo(json.dumps(cast(Result, result).to_dict()))
 
 
 def show_names(ctx: click.Context, names: Sequence[str]) -> None:

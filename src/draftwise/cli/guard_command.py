@@ -26,7 +26,7 @@ from draftwise.verbs.guard import guard as run_guard
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.")  # fmt: skip
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
-              help="State file that survives restarts; steps and history are stored next to it.")  # fmt: skip
+              help="File for what guard learns and does, e.g. guard.json. It survives restarts.")  # fmt: skip
 @click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=30.0, show_default=True,
               metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option("--act", multiple=True, metavar="EXECUTOR",
@@ -73,6 +73,8 @@ def guard(as_json: bool, **given: Any) -> None:
         click.echo(json.dumps(result.to_dict(), allow_nan=False))
     if result.exit_code:
         sys.exit(result.exit_code)
+    if given["once"]:
+        click.echo("No step is proposed.", err=True)
 
 
 def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str]] = frozenset()) -> None:

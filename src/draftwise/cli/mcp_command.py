@@ -8,8 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._results import json_option, show
-from draftwise.core.progress import Silent
+from draftwise.cli._results import Listening, json_option
 from draftwise.verbs.mcp import McpRequest, McpResult
 from draftwise.verbs.mcp import mcp as run_mcp
 
@@ -29,7 +28,8 @@ def mcp(as_json: bool, **given: Any) -> None:
     calibrate as tools over the Model Context Protocol, and pages of methods, releases and findings as resources.
 
     Tools read files below --read only. They write nothing and start no program unless you give --write. Over HTTP
-    every request needs the token in $DRAFTWISE_MCP_TOKEN, or the one that is printed.
+    every request needs the token in $DRAFTWISE_MCP_TOKEN, or the one that is printed. With --http, --json prints
+    address and token on one line before it serves.
 
     \b
     Examples:
@@ -37,19 +37,9 @@ def mcp(as_json: bool, **given: Any) -> None:
       draftwise mcp --read manifests/ --write deployments/
       DRAFTWISE_MCP_TOKEN=... draftwise mcp --http 8765
     """
-    result = run_mcp.run(McpRequest(**given), _Lines())
-    if as_json and given["http"] is not None:
-        show(result, render, as_json=True)
+    run_mcp.run(McpRequest(**given), Listening(as_json=as_json))
 
 
 def render(console: Console, result: McpResult) -> None:
     """Print which server has ended."""
     console.print(f"{result.transport} is no longer served.", markup=False, highlight=False)
-
-
-class _Lines(Silent):
-    """Prints lines on stderr; stdout may be the client's."""
-
-    def status(self, text: str) -> None:
-        """Print a line."""
-        click.echo(text, err=True)

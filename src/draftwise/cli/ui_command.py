@@ -8,15 +8,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._results import json_option, show
-from draftwise.core.progress import Silent
+from draftwise.cli._results import Listening, json_option
 from draftwise.verbs.ui import UiRequest, UiResult
 from draftwise.verbs.ui import ui as run_ui
-
-
-class _Announcement(Silent):
-    def status(self, text: str) -> None:
-        click.echo(text, err=True)
 
 
 @click.command(short_help="Look at runs, forecasts and services in a browser.")
@@ -28,15 +22,14 @@ def ui(as_json: bool, **given: Any) -> None:
     """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C.
 
     RUNS are run directories, or folders that hold them; without any, the current folder. The pages are served to this
-    machine only. They write nothing but the report of a run that you ask for.
+    machine only. They write nothing but the report of a run that you ask for. --json prints their address, and the
+    token of requests that change something, on one line before it serves them.
 
     \b
     Examples:
       draftwise ui runs/
     """
-    result = run_ui.run(UiRequest(**given), _Announcement())
-    if as_json:
-        show(result, render, as_json=True)
+    run_ui.run(UiRequest(**given), Listening(as_json=as_json))
 
 
 def render(console: Console, result: UiResult) -> None:

@@ -223,10 +223,11 @@ class _Site:
         )
         rule, uniform = place(self.spec.acceptance if self.spec else Standard(), model.device), self.lag > 0
         confirmations = make_confirmations(proposer, table, uniform=uniform)
+        end_ids = frozenset(each for each in tokenizer.end_ids if each < model.shape.vocab_size)
         sampler = HostSampler(
             rule,
-            end_ids=tokenizer.end_ids,
-            grammars=Grammars(tokenizer.to_json, end_ids=tokenizer.end_ids, vocab_size=model.shape.vocab_size),
+            end_ids=end_ids,
+            grammars=Grammars(tokenizer.to_json, end_ids=end_ids, vocab_size=model.shape.vocab_size),
             num_slots=table.padding_slot,
             vocab_size=model.shape.vocab_size,
             device=model.device,

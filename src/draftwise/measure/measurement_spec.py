@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from draftwise.core import Calibration, Condition, InvalidSetup, LaunchOptions, Profile, SpecConfig
+from draftwise.checkpoints.gguf_files import is_gguf
+from draftwise.core import Calibration, Condition, LaunchOptions, Profile, SpecConfig
 from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
@@ -22,20 +23,6 @@ class Candidate:
     name: str | None = None
     """The operator's name for the candidate."""
     spec: SpecConfig | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Candidate:
-        """Return the candidate of `JSON` or `NAME=JSON`.
-
-        Raises:
-            InvalidSetup: what should be JSON is not, or is no speculative config.
-        """
-        name, separator, rest = text.partition("=")
-        named = bool(separator) and not text.lstrip().startswith(("{", "["))
-        try:
-            return cls(name=name.strip(), spec=SpecConfig.parse(rest)) if named else cls(spec=SpecConfig.parse(text))
-        except InvalidSetup as error:
-            raise InvalidSetup(replace(finding, where="--candidate") for finding in error.findings) from None
 
     def at_length(self, k: int) -> Candidate:
         """Return the candidate with another `num_speculative_tokens`, which its name tells."""
@@ -122,6 +109,8 @@ class MeasurementSpec:
             return f"{self.target} is a server URL. Pass it as --url, and the speculative server as --candidate-url."
         if (self.target is None) == (self.url is None):
             return "Pass either TARGET or --url with --candidate-url."
+        if self.target is not None and Path(self.target).is_file() and not is_gguf(Path(self.target)):
+            return f"{self.target} is a file. Pass the model's folder, or --url and --candidate-url of running servers."
         if self.engine not in ENGINES:
             return f"--engine must be one of {', '.join(ENGINES)}, got {self.engine!r}."
         if self.target is not None:

@@ -145,6 +145,12 @@ def _describe_target(setup: Setup) -> TargetModel:
         return TargetModel(name=setup.target)
     if is_gguf(path):
         return _read_gguf(path)
+    if not path.exists():
+        raise InvalidSetup.because(
+            "not-a-checkpoint",
+            f"There is no folder {path}.",
+            fix="Pass a model's folder, --url and --candidate-url of servers, or a hub's name with --engine vllm.",
+        )
     if not (path / "config.json").is_file():
         raise InvalidSetup.because(
             "not-a-checkpoint",

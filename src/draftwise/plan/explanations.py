@@ -77,7 +77,7 @@ def explain(name: str) -> tuple[Explanation, ...]:
         raise InvalidSetup.because(
             "unknown-name",
             f"The name {name!r} is unknown.",
-            fix=f"Did you mean {' or '.join(near)}?" if near else "Give a finding's code, a key, a method or a flag.",
+            fix=f"Did you mean {' or '.join(near)}?" if near else "`draftwise explain --list` shows the names.",
         )
     return found
 
@@ -206,6 +206,7 @@ def _explain_term(term: Term) -> Explanation:
         name=term.names[0],
         text=f"{term.text} Source: {term.source}.",
         history=history("env", term.names[0]),
+        link=f"{SITE}{page}/" if (page := term.source.removeprefix("docs/").removesuffix(".md")) != term.source else "",
         related=tuple(rule for code in term.see if (rule := all_rules().get(code))),
         see=term.see,
     )

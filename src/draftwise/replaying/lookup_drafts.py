@@ -107,7 +107,7 @@ class SuffixReplayer:
                 "suffix-needs-numba",
                 f"Suffix trees need {error.name}, which is not installed.",
                 where="--candidate",
-                fix="Run `pip install 'draftwise[engine]'`, or `pip install numba`.",
+                fix="Run: pip install numba.",
             ) from None
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:

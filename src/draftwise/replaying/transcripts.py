@@ -107,7 +107,7 @@ def read_transcripts(
             "tokens-not-known",
             f"{name} holds text without token ids, and the package that encodes it is not installed.",
             where=name,
-            fix=f"pip install 'draftwise[engine]' (or tokenizers alone). {_LOG_IDS}, and neither is needed.",
+            fix=f"Run: pip install tokenizers. {_LOG_IDS}, and it is not needed.",
         )
     requests, skipped = list[Transcript](), Counter[str]()
     for prompt in prompts:

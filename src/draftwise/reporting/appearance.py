@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from draftwise.core import InvalidSetup, Verdict
+from draftwise.version import tell_install
 
 PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
 """Lines and bars stand out from light and dark paper by 3:1 at least (WCAG 2.2, 1.4.11)."""
@@ -24,9 +25,7 @@ VERDICT_COLOURS = {
 }
 """White text on each can be read (4.5:1), and each stands out from light and dark paper (3:1)."""
 
-NO_PLOTS = (
-    "Plots are left out: matplotlib is not installed. Run pip install 'draftwise[report]', then draftwise report."
-)
+NO_PLOTS = "Plots are left out: matplotlib is not installed. Install it, then run draftwise report."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,5 +47,5 @@ def check_can_draw() -> None:
     if not can_draw():
         raise InvalidSetup.because(
             "plots-not-installed", "A plot needs matplotlib, which is not installed.",
-            fix="Run: pip install 'draftwise[report]'.",
+            fix=tell_install("report"),
         )  # fmt: skip

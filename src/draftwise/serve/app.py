@@ -128,7 +128,7 @@ class _Endpoints:
         """Return what the body asks for; None if the client left."""
         try:
             async with self._bodies.read(request) as body:
-                outcome = await self._reader.read(request.url.path, body)
+                outcome = await self._reader.read(request.scope["path"], body)
         except ClientDisconnect:
             return None
         if isinstance(outcome, ReadError):

@@ -22,6 +22,8 @@ _ALL_BODIES = 2**28
 """Bytes of bodies that are held at once."""
 _PAUSE_S = 30.0
 """Longest wait for the next piece of a body."""
+_SLOWEST = 2**15
+"""Bytes of a body that arrive in a second at least, after the first pause."""
 
 
 class BodyReader:
@@ -48,11 +50,12 @@ class BodyReader:
         if length.isdecimal() and int(length) > self._largest:
             raise self._too_large()
         chunks: list[bytes] = []
-        size, stream = 0, request.stream()
+        size, stream, clock = 0, request.stream(), asyncio.get_running_loop().time
+        began = clock()
         try:
             while True:
                 try:
-                    async with asyncio.timeout(_PAUSE_S):
+                    async with asyncio.timeout(min(_PAUSE_S, began + _PAUSE_S + size / _SLOWEST - clock())):
                         chunk = await anext(stream)
                 except StopAsyncIteration:
                     break

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from draftwise.checkpoints.text_files import read_json
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.bad_words import encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
@@ -48,20 +49,21 @@ class Defaults:
         """Return the defaults of a checkpoint directory; none without a generation_config.json.
 
         Raises:
-            InvalidSetup: the file is not valid JSON or holds a value out of range.
+            InvalidSetup: the file is not valid JSON or holds a value of another type or out of range.
         """
         path = Path(directory) / "generation_config.json"
         if not path.is_file():
             return cls()
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            sampling = {name: config[name] for name in _SAMPLING if config.get(name) is not None}
-            SamplingParams(**sampling)
-        except (ValueError, TypeError, AttributeError) as error:
+            config = read_json(path)
+            sampling = read_fields({name: config.get(name) for name in _SAMPLING}, SAMPLING_FIELDS)
+            length = read_fields({"max_tokens": config.get("max_new_tokens")}, COMPLETION_FIELDS)
+            SamplingParams(**sampling, **length)
+        except (RequestError, InvalidSetup) as error:
             raise InvalidSetup.because(
                 "bad-generation-config", f"{path} cannot be used: {error}", where=str(path), fix="Correct or remove it."
             ) from None
-        return cls(sampling=sampling, max_tokens=config.get("max_new_tokens"))
+        return cls(sampling=sampling, **length)
 
 
 class _Prompt(NamedTuple):

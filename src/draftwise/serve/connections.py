@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.in_flight import InFlight, make_goodbye
@@ -22,6 +24,10 @@ _KEEP_ALIVE_S = 75
 that no request meets a connection which is being closed."""
 _LARGEST_HEAD = 2**16
 """Bytes of a request before the end of its headers."""
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+"""An offer of another protocol, which Java's client makes with its first request: httptools would drop the body."""
+_STALL_S = 120.0
+"""Longest time in which a client reads none of what waits for it."""
 _LAST_REQUESTS_S = 0.2
 """How long requests on open connections are answered with 503 before those connections are closed."""
 _LAST_ANSWERS_S = 2.0
@@ -30,62 +36,76 @@ _LAST_ANSWERS_S = 2.0
 
 def make_config(app: Any, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration, with limits on connections that send no request."""
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        h11_max_incomplete_event_size=_LARGEST_HEAD,
+        http=_StrictProtocol,
         ws="none",
         **options,
     )
-    config.load()
-    config.http_protocol_class = _limit(config.http_protocol_class)
-    return config
 
 
-def _limit(base: Any) -> Any:
-    """Return one of uvicorn's protocols with limits on time and bytes until the headers have arrived."""
+class _StrictProtocol(HttpToolsProtocol):
+    """Limits time and bytes until headers have arrived, and what is no part of a body."""
 
-    class StrictProtocol(base):  # type: ignore[misc]  # chosen while running
-        _timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0
-        """The part of a request's headers that has arrived, in bytes."""
+    _timer: asyncio.TimerHandle | None = None
+    _num_bytes = 0
+    """What has arrived of a request's headers, or between the pieces of its body and behind it, in bytes."""
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._close_in(_HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._num_bytes and self._is_between_requests():
             self._close_in(_HEAD_S)
-
-        def data_received(self, data: bytes) -> None:
-            if not self._num_bytes and self._is_between_requests():
-                self._close_in(_HEAD_S)
-            super().data_received(data)
-            if not self._is_between_requests():
-                self._close_in(None)
-                return
-            self._num_bytes += len(data)
-            if self._num_bytes > _LARGEST_HEAD and not self.transport.is_closing():
-                self.send_400_response(f"The headers are larger than {_LARGEST_HEAD} bytes.")
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._is_between_requests():
-                self._close_in(_KEEP_ALIVE_S)
-
-        def connection_lost(self, exc: Exception | None) -> None:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"", head) + end + rest
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if not self._is_between_requests():
             self._close_in(None)
-            super().connection_lost(exc)
+        if self._num_bytes > _LARGEST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The headers are larger than {_LARGEST_HEAD} bytes.")
 
-        def _is_between_requests(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if "path" not in self.scope:  # fields behind a body are dropped
+            super().on_header(name, value)
 
-        def _close_in(self, seconds: float | None) -> None:
-            """Close the connection then; None: not."""
-            if self._timer is not None:
-                self._timer.cancel()
-            self._num_bytes = 0 if seconds is None else self._num_bytes
-            self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_bytes = 0
 
-    return StrictProtocol
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._num_bytes = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_between_requests():
+            self._close_in(_KEEP_ALIVE_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._close_in(None)
+        super().connection_lost(exc)
+
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_in(self, seconds: float | None) -> None:
+        """Close the connection then; None: not."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)
 
 
 class HttpServer(uvicorn.Server):

@@ -33,6 +33,7 @@ from draftwise.engine.startup_phases import Startup
 from draftwise.machine.cores import count_cores
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
+from draftwise.version import tell_install
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
@@ -159,7 +160,7 @@ def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     return InvalidSetup.because(
         "engine-not-installed",
         f"The engine needs {error.name}, which is not installed.",
-        fix="Run: pip install 'draftwise[engine]'.",
+        fix=tell_install("engine"),
     )
 
 

@@ -45,13 +45,18 @@ class AccessRules:
         """Return whether a Host header names this server."""
         if self.allowed_hosts is None:
             return True
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        name = name.strip("[]").rstrip(".").lower()
+        name = name_of(host)
         return name in self.allowed_hosts or is_loopback(name)
 
     def admits_origin(self, origin: str) -> bool:
         """Return whether a web page may use the server."""
         return "*" in self.allowed_origins or origin in self.allowed_origins
+
+
+def name_of(host: str) -> str:
+    """Return the name or address in a Host header: lower case, without port, brackets and the final dot."""
+    found = re.fullmatch(r"(?:\[([^]]*)\]|([^][:]*))(?::[0-9]*)?", host)
+    return (found[1] or found[2] or "" if found else host).removesuffix(".").lower()
 
 
 def is_loopback(name: str) -> bool:
@@ -64,15 +69,28 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def check_origins(origins: Iterable[str]) -> None:
-    """Refuse with InvalidSetup what no browser sends as the origin of a page."""
+_ORIGIN = re.compile(
+    r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]+)?"
+)
+
+
+def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
+    """Refuse with InvalidSetup what no client sends as a Host, and no browser as the origin of a page."""
+    for host in hosts:
+        if host != "*" and not re.fullmatch(r"[\w.:%-]+", name_of(host), re.ASCII):
+            raise InvalidSetup.because(
+                "bad-host-name",
+                f"{host!r} is not a host name.",
+                where="--allowed-hosts",
+                fix="Write the name alone, such as api.example. Only * stands for any name.",
+            )
     for origin in origins:
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise InvalidSetup.because(
                 "bad-origin",
                 f"{origin!r} is not a web origin.",
                 where="--allowed-origins",
-                fix="Write scheme, host and port without a path, such as https://app.example.",
+                fix="Write it as browsers do: in lower case, without a path or the usual port, as https://app.example.",
             )
 
 
@@ -90,7 +108,7 @@ class Entrance:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-            if has_body and "expect" not in headers:  # which waits for the answer
+            if has_body and headers.get("expect", "").lower() != "100-continue":  # which waits for the answer
                 receive, send = _announce_close(receive, send)
             if (error := self._judge(scope, headers)) is not None:
                 await handle_request_error(Request(scope), error)(scope, receive, send)

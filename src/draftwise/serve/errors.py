@@ -65,8 +65,8 @@ def _handle_invalid_setup(request: Request, error: Exception) -> JSONResponse:
 def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     messages = {
-        404: f"There is no {request.url.path} here.",
-        405: f"{request.method} is not allowed on {request.url.path}.",
+        404: f"There is no {request.scope['path']} here.",
+        405: f"{request.method} is not allowed on {request.scope['path']}.",
     }
     message = messages.get(error.status_code, error.detail)
     return handle_request_error(request, RequestError(error.status_code, message, headers=error.headers))

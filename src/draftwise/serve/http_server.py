@@ -24,7 +24,7 @@ from draftwise.serve.channel import Ready, StartupPhase
 from draftwise.serve.connections import HttpServer, make_config
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
-from draftwise.serve.entrance import AccessRules, check_origins
+from draftwise.serve.entrance import AccessRules, check_names, name_of
 from draftwise.serve.in_flight import InFlight
 from draftwise.serve.reader_process import ReaderPool, ReaderSetup, ReadingProcess
 from draftwise.version import __version__
@@ -94,7 +94,7 @@ def serve(
     if options.api_key == "":
         fix = "Leave it out, or give a key."
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
-    check_origins(options.allowed_origins)
+    check_names(options.allowed_hosts, options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
     config, spec = unpack(config, spec)
@@ -142,7 +142,7 @@ def serve(
 
 def make_rules(options: ServerOptions) -> AccessRules:
     """Return which requests are answered at the address of the options."""
-    hosts: frozenset[str] | None = frozenset(map(str.lower, options.allowed_hosts))
+    hosts: frozenset[str] | None = frozenset(map(name_of, options.allowed_hosts))
     if "*" in options.allowed_hosts or (options.allow_remote and not hosts):
         hosts = None
     return AccessRules(api_key=options.api_key, allowed_hosts=hosts, allowed_origins=tuple(options.allowed_origins))

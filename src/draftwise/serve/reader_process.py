@@ -119,10 +119,11 @@ class ReadingProcess:
             findings = told.receive()
         except EOFError:
             status = self._process.wait()
-            if status == -signal.SIGPROF:
+            if -status in (signal.SIGPROF, signal.SIGABRT):
                 raise InvalidSetup.because(
                     "bad-tokenizer",
-                    f"The tokenizer and the chat template did not load within {_LOAD_S} s of processor time.",
+                    f"The tokenizer and the chat template did not load within {_LOAD_S} s of processor time and "
+                    f"{_MEMORY >> 30} GiB of memory.",
                     where="model",
                     fix="Download or export tokenizer.json again.",
                 ) from None
@@ -284,8 +285,11 @@ def main(descriptor: int) -> None:
     with suppress(EOFError, ConnectionError):
         setup: ReaderSetup = control.receive()
         signal.setitimer(signal.ITIMER_PROF, _LOAD_S)
+        _limit_memory()
         try:
             tokenizer = load_tokenizer(setup.directory, skip=setup.skip_tokenizer)
+            if tokenizer.chat_template is not None:
+                tokenizer.chat_template.compiled  # noqa: B018  (refused here, or shared by the readers)
         except InvalidSetup as error:
             control.send(list(error.findings))
             return
@@ -339,12 +343,17 @@ def _fork(lane: int, signal_number: int, control: socket.socket, model: ServedMo
     return pid
 
 
-def _run(channel: Channel, model: ServedModel, cpu_s: float) -> None:
-    """Read bodies until the server is gone."""
+def _limit_memory() -> None:
+    """Let this process take `_MEMORY` more than it has."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = used + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _run(channel: Channel, model: ServedModel, cpu_s: float) -> None:
+    """Read bodies until the server is gone."""
+    _limit_memory()
     with suppress(EOFError, ConnectionError):
         while True:
             job: _Job = channel.receive()

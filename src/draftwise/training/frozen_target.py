@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.families import get_family
 from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.version import tell_install
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ def _import_model_class() -> Any:
         raise InvalidSetup.because(
             "train-not-installed",
             "Training needs transformers, which is not installed.",
-            fix="Run: pip install 'draftwise[train]'.",
+            fix=tell_install("train"),
         ) from None
     logging.disable_progress_bar()  # the run shows its own
     return AutoModelForCausalLM

@@ -68,7 +68,7 @@ class RunFolder:
             try:
                 before = dict(json.loads(self._settings.read_text(encoding="utf-8")))
             except (OSError, ValueError, TypeError, RecursionError) as error:
-                raise self._damaged(self._settings, error) from None
+                raise self.refuse(error, self._settings) from None
             differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             if differing:
                 shown = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differing)
@@ -111,12 +111,13 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
             kept = [row for row in self.rows() if row["step"] <= state["step"]]
         except Exception as error:  # torch raises whatever its readers of archives and pickles do
-            raise self._damaged(self._checkpoint, error) from None
+            raise self.refuse(error) from None
         self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
         return state
 
-    def _damaged(self, file: Path, error: Exception) -> InvalidSetup:
-        told = (str(error).splitlines() or [""])[0] or type(error).__name__
+    def refuse(self, error: Exception, file: Path | None = None) -> InvalidSetup:
+        """Return the refusal of a file of the run, of its checkpoint by default."""
+        told, file = " ".join(str(error).split()) or type(error).__name__, file or self._checkpoint
         return InvalidSetup.because(
             "damaged-training-state",
             f"{file} of the unfinished run cannot be read: {told[:200]}.",

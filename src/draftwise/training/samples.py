@@ -106,7 +106,7 @@ def _read_lines(
                 yield from _windows([tokenizer.encode(entry["text"], False)], window)
             else:
                 yield from _read_entry(entry, tokenizer, max_length, where)
-        except (TypeError, KeyError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             text = f"{where} holds a value of the wrong type: {error}."
             raise InvalidSetup.because("bad-entry", text, where=where) from None
 
@@ -118,7 +118,13 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
     elif "messages" in entry:
         prompt, answer = _encode_messages(entry["messages"], tokenizer)
     elif "token_ids" in entry:
-        tokens, num_prompt = entry["token_ids"], int(entry.get("num_prompt", 0))
+        tokens, num_prompt = entry["token_ids"], entry.get("num_prompt", 0)
+        if type(num_prompt) is not int or num_prompt < 0:
+            raise TypeError("num_prompt must be a number of tokens")
+        if not isinstance(tokens, list) or not all(
+            type(each) is int and 0 <= each < tokenizer.vocab_size for each in tokens
+        ):
+            raise TypeError(f"token_ids must be a list of token ids below {tokenizer.vocab_size}")
         prompt, answer = tokens[:num_prompt], tokens[num_prompt:]
     else:
         raise InvalidSetup.because(

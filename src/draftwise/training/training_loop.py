@@ -268,12 +268,19 @@ class TrainingRun:
         self._ranks.wait()  # until all have read what the first one will write anew
         if state is None:
             return
-        position = state["position"]
-        self._position = Position(step=position["step"], taken=tuple(position["taken"]))
-        self._optimizers.load_state_dict(state["network"], state["optimizers"])
-        self._loss_sum.fill_(state["loss_sum"] if self._ranks.is_first else 0.0)
-        self._loss_count, self._num_tokens = state["counts"]
-        self._seconds = state["seconds"]
+        try:
+            position = state["position"]
+            self._position = Position(step=int(position["step"]), taken=tuple(map(int, position["taken"])))
+            if not 0 <= self._position.step <= self._settings.steps:
+                raise ValueError(f"it is of step {self._position.step} of {self._settings.steps}")
+            if not (state["network"] and all(map(state["optimizers"].get, ("state", "param_groups")))):
+                raise ValueError("it is empty")  # which torch would take for nothing to do
+            self._optimizers.load_state_dict(state["network"], state["optimizers"])
+            self._loss_sum.fill_(state["loss_sum"] if self._ranks.is_first else 0.0)
+            self._loss_count, self._num_tokens = map(int, state["counts"])
+            self._seconds = float(state["seconds"])
+        except (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise self._folder.refuse(error) from None  # of another release, or of another target of that name
         self._reporter.print_line(f"resuming at step {self._position.step}")
 
 

@@ -21,6 +21,7 @@ from draftwise.engine.engine_config import (
 )
 from draftwise.engine.families import get_family
 from draftwise.machine.posix import require_posix
+from draftwise.verbs.sources import require_spec
 
 if TYPE_CHECKING:
     from draftwise.serve.channel import StartupPhase
@@ -45,7 +46,7 @@ def parse_spec(given: SpecConfig | Mapping[str, Any] | str | None) -> SpecConfig
     Raises:
         InvalidSetup: it is not a JSON object, or a known key has the wrong type.
     """
-    return given if given is None or isinstance(given, SpecConfig) else SpecConfig.parse(given)
+    return None if given is None else require_spec(given)
 
 
 def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> EngineConfig:

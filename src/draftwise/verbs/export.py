@@ -12,6 +12,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
+from draftwise.version import tell_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def export(request: ExportRequest, _progress: Progress) -> ExportResult:
         raise InvalidSetup.because(
             "engine-not-installed",
             f"Exporting needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[engine]'.",
+            fix=tell_install("engine"),
         ) from None
     made = export_drafter(
         Path(request.drafter),

@@ -15,6 +15,7 @@ from draftwise.core.progress import Progress
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
+from draftwise.version import tell_install
 
 TOKEN = "DRAFTWISE_MCP_TOKEN"
 """Environment variable that holds the token of the HTTP server."""
@@ -37,11 +38,13 @@ class McpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpResult(Result):
-    """A server that has ended."""
+    """Where clients reach the server."""
 
     VERB: ClassVar[str] = "mcp"
     transport: str
     """`stdio`, or the address."""
+    token: str | None = None
+    """Bearer token of requests. Null for stdio, and for the token of the environment."""
 
 
 @verb(McpRequest)
@@ -50,7 +53,7 @@ def mcp(request: McpRequest, progress: Progress) -> McpResult:
 
     Only files below the folders of the request are read. Nothing is written and no program started, unless a folder
     to write is given. Over HTTP every request brings a token: that of the variable DRAFTWISE_MCP_TOKEN, or a fresh one,
-    which goes to `progress.status` with the address.
+    which goes to `progress.status` and `progress.update` with the address.
     """
     from draftwise.verbs.tool_calls import Permissions
 
@@ -73,19 +76,16 @@ def mcp(request: McpRequest, progress: Progress) -> McpResult:
             raise
         raise InvalidSetup.because(
             "extra-not-installed", f"The server needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[mcp]'.",
+            fix=tell_install("mcp"),
         ) from None  # fmt: skip
     if request.http is None:
         serve_stdio(permissions)
         return McpResult(transport="stdio")
     given = os.environ.pop(TOKEN, "")
     token = given or secrets.token_urlsafe(32)
-    address = ""
 
-    def tell(found: str) -> None:
-        nonlocal address
-        address = found
-        progress.status(found if given else f"{found}\nAuthorization: Bearer {token}")
+    def tell(address: str) -> None:
+        progress.status(address if given else f"{address}\nAuthorization: Bearer {token}")
+        progress.update(McpResult(transport=address, token=None if given else token))
 
-    serve_http(permissions, port=request.http, token=token, tell=tell)
-    return McpResult(transport=address)
+    return McpResult(transport=serve_http(permissions, port=request.http, token=token, tell=tell))

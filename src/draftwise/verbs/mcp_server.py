@@ -199,7 +199,8 @@ def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: 
 
     def _find(given: Mapping[str, Any]) -> Job:
         if not isinstance(given.get("job"), str) or set(given) != {"job"}:
-            raise InvalidRequest.because("missing-argument", "Give the name of a job, and nothing else.", where="job")
+            fix = f"Give job, the name that {name}_start returned, and nothing else."
+            raise InvalidRequest.because("missing-argument", "This tool takes the name of a job.", where="job", fix=fix)
         job = jobs.get(given["job"])
         if not job.name.startswith(f"{name}-"):
             raise InvalidRequest.because("no-such-job", f"{job.name} is not a job of {name}.", where="job")
@@ -330,14 +331,14 @@ def serve_stdio(permissions: Permissions) -> None:
         jobs.stop_all(_LAST_WAIT_S)
 
 
-def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callable[[str], None]) -> None:
-    """Serve clients of this machine that bring a token, until SIGINT or SIGTERM.
+def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callable[[str], None]) -> str:
+    """Serve clients of this machine that bring a token, until SIGINT or SIGTERM. Return the address.
 
     Args:
         permissions: what agents may do.
         port: on the loopback; 0 takes a free one.
         token: every request brings it as `Authorization: Bearer TOKEN`.
-        tell: receives the line with the address, once the server listens.
+        tell: receives the address, once the server listens.
     """
     _confine(permissions)
     jobs = Jobs()
@@ -352,8 +353,10 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
             fix="Give another port, or 0 for a free one.",
         ) from None  # fmt: skip
     config = uvicorn.Config(Entrance(app, AccessRules(api_key=token)), log_level="warning", lifespan="on")
-    tell(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp")
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    tell(address)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     finally:
         jobs.stop_all(_LAST_WAIT_S)
+    return address

@@ -17,6 +17,7 @@ from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header
+from draftwise.verbs.sources import require_spec
 from draftwise.verbs.verb import refuse
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
-"""A speculative config: a value, its JSON, or `NAME=JSON`."""
+"""A speculative config: a value, its JSON or a file that holds it, or one of these behind `NAME=`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,12 @@ def read_candidates(given: Iterable[GivenCandidate]) -> Iterator[Candidate]:
         if isinstance(each, Candidate):
             yield each
         elif isinstance(each, str):
-            yield Candidate.parse(each)
+            name, separator, rest = each.partition("=")
+            named = bool(separator) and not set(name) & set("{[")
+            spec = require_spec(rest if named else each, "--candidate")
+            yield Candidate(name=name.strip() if named else None, spec=spec)
         else:
-            yield Candidate(spec=each if isinstance(each, SpecConfig) else SpecConfig.parse(each))
+            yield Candidate(spec=require_spec(each))
 
 
 def read_launch(request: ServersRequest) -> LaunchOptions:

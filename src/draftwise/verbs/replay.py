@@ -34,8 +34,9 @@ from draftwise.replaying.transcripts import (
 )
 from draftwise.reporting.replayed import PAGE, render_replay
 from draftwise.verbs.field_types import Range
+from draftwise.verbs.sources import require_spec
 from draftwise.verbs.verb import Result, refuse, verb
-from draftwise.version import __version__
+from draftwise.version import __version__, tell_install
 from draftwise.workloads import draw, load_workloads
 
 __all__ = ["DEVICES", "DTYPES", "PAGE", "PROFILE", "Grouping", "ReplayRequest", "ReplayResult", "read_ks", "replay"]
@@ -143,7 +144,7 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
         draft_url=request.draft_url,
         settings={name: getattr(request, name) for name in ("dtype", "device", "max_num_seqs", "max_model_len")},
     )
-    chosen = [workshop.make_candidate(_read_spec(each)) for each in request.candidates]
+    chosen = [workshop.make_candidate(require_spec(each, "--candidate")) for each in request.candidates]
     directory = ReplayDirectory.open(Path(request.out), _make_plan(request, seen, transcripts, chosen))
     profile, anchors = replay_candidates(
         directory,
@@ -192,10 +193,6 @@ def read_ks(given: str | Sequence[int]) -> tuple[int, ...]:
     if any(k < 1 for k in ks):
         refuse("each must be 1 or more.", where="--k")
     return ks
-
-
-def _read_spec(given: SpecConfig | Mapping[str, Any] | str) -> SpecConfig:
-    return given if isinstance(given, SpecConfig) else SpecConfig.parse(given)
 
 
 def _make_plan(
@@ -342,7 +339,7 @@ class _Workshop:
                 "replay-needs-engine",
                 f"Replaying {spec.label} runs its models, which needs torch.",
                 where="--candidate",
-                fix="pip install 'draftwise[engine]'.",
+                fix=tell_install("engine"),
             )
         if self.forced and resolved.probabilistic:
             raise InvalidSetup.because(

@@ -47,6 +47,7 @@ _COMMANDS = frozenset({
 """First words of the commands that start a server."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SPEC = "--speculative-config"
+_IN_A_FILE = "Or give the name of a file with the JSON, which works in every shell."
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +205,15 @@ def find_sources(request: SetupRequest) -> Sources:
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if not given:
         refuse("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
+    changes: dict[str, Any] = {} if request.target is None else {"target": str(request.target)}
+    about: tuple[Finding, ...] = ()
+    if request.speculative_config is not None:  # first: what a shell tears off JSON looks like sources
+        changes["spec"], about = read_spec(request.speculative_config)
     words = join_command([_spell(each) for each in given if not isinstance(each, Setup)])
     models = [word for word in words if word != _STDIN and _is_model(word)]
     texts = [text for word in words if word not in models for text in _open(word)]
     if request.engine_flags and (texts or len(models) > 1):
         refuse("Engine flags (after `--`, or --tp) need exactly one model as SOURCE.")
-    changes: dict[str, Any] = {} if request.target is None else {"target": str(request.target)}
-    about: tuple[Finding, ...] = ()
-    if request.speculative_config is not None:
-        changes["spec"], about = read_spec(request.speculative_config)
     skips = request.skip_other_files
     return Sources(
         models=tuple(models),
@@ -268,6 +269,17 @@ def remarks_on(release: Release) -> tuple[Finding, ...]:
     return (*find_remarks(release), *find_doubts(release))
 
 
+def require_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str], where: str = _SPEC) -> SpecConfig:
+    """Return a speculative config. Known keys of the wrong type are refused."""
+    if isinstance(given, SpecConfig):
+        return given
+    try:
+        return SpecConfig.parse(read_spec(given)[0].to_dict())
+    except InvalidSetup as error:
+        found = (replace(each, where=where) if each.where == _SPEC else each for each in error.findings)
+        raise type(error)(found) from None
+
+
 def read_spec(
     given: SpecConfig | Mapping[str, Any] | str | PathLike[str],
 ) -> tuple[SpecConfig, tuple[Finding, ...]]:
@@ -283,17 +295,19 @@ def read_spec(
         return SpecConfig.keep(given), ()
     given = str(given)
     where, text = _SPEC, given
-    if not given.lstrip().startswith("{"):
+    if not given.lstrip(" '\"").startswith("{"):
         path = Path(given.removeprefix("@"))
         if not path.is_file():
             raise UnreadableSource.because(
                 "not-json", f"{given!r} is neither a JSON object nor a file.", where=where,
                 fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
             )  # fmt: skip
-        where, text = str(path), path.read_text(encoding="utf-8", errors="replace")
+        where, text = str(path), read_text(path)
     found = read_json(text)
     if found.mistake:
-        raise InvalidSetup.because("not-json", f"The text {found.mistake}.", where=where, fix=found.fix)
+        raise InvalidSetup.because(
+            "not-json", f"The text {found.mistake}.", where=where, fix=f"{found.fix} {_IN_A_FILE}"
+        )
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
@@ -328,7 +342,7 @@ def _is_model(source: str) -> bool:
         return any(next(Path(source).glob(name), None) is not None for name in _MODEL_FILES)
     if source.lstrip().startswith("{") or (kind is SourceKind.FILE and source.endswith(".json")):
         is_file = kind is SourceKind.FILE
-        found = read_json(Path(source).read_text(encoding="utf-8", errors="replace") if is_file else source)
+        found = read_json(read_text(Path(source)) if is_file else source)
         return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
     if kind is SourceKind.FILE:
         return source.endswith(".gguf")

@@ -172,8 +172,13 @@ def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissi
     wrong = [*_find_unknown(arguments, known), *_find_forbidden(tool, arguments, permissions)]
     if len(json.dumps(arguments)) > LARGEST:
         wrong = [Finding.error("call-too-large", f"The arguments are larger than {LARGEST:,} bytes.")]
-    missing = [name for name in tool.input_schema()["required"] if name not in arguments]
-    wrong += [Finding.error("missing-argument", f"{name} is missing.", where=name) for name in missing]
+    wrong += [
+        Finding.error(
+            "missing-argument", f"{name} is missing.", where=name, fix=f"Give {name}: {known[name]['description']}"
+        )
+        for name in tool.input_schema()["required"]
+        if name not in arguments
+    ]
     if wrong:
         raise InvalidRequest(wrong)
     given = {name: value for name, value in arguments.items() if value is not None}

@@ -16,6 +16,7 @@ from draftwise.knowledge.methods import all_methods
 from draftwise.machine.posix import require_posix
 from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.verb import Result, refuse, verb
+from draftwise.version import tell_install
 
 if TYPE_CHECKING:
     from draftwise.training.method import Option
@@ -114,7 +115,7 @@ def _explain_missing() -> Iterator[None]:
         raise InvalidSetup.because(
             "train-not-installed",
             f"Training needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[train]'.",
+            fix=tell_install("train"),
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from os import PathLike
@@ -12,6 +13,7 @@ from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
+from draftwise.version import tell_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,20 @@ class UiRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UiResult(Result):
-    """A server that has ended."""
+    """Where the pages are."""
 
     VERB: ClassVar[str] = "ui"
     address: str
+    token: str
+    """Requests that change something send it as `x-csrf-token`."""
 
 
 @verb(UiRequest)
 def ui(request: UiRequest, progress: Progress) -> UiResult:
     """Show runs, comparisons, forecasts and running services in a browser, until SIGINT or SIGTERM.
 
-    It listens on 127.0.0.1 only, starts nothing, and writes nothing but the report of a run that you ask for.
+    It listens on 127.0.0.1 only, starts nothing, and writes nothing but the report of a run that you ask for. Once it
+    listens, the result goes to `progress.update`.
     """
     given = [request.runs] if isinstance(request.runs, (str, PathLike)) else list(request.runs)
     folders = [Path(each) for each in given] or [Path.cwd()]
@@ -50,6 +55,11 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
         raise InvalidSetup.because(
             "ui-not-installed",
             f"The pages need {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[ui]'",
+            fix=tell_install("ui"),
         ) from None
-    return UiResult(address=serve(folders, request.port, progress))
+    token = secrets.token_urlsafe(24)
+
+    def tell(address: str) -> None:
+        progress.update(UiResult(address=address, token=token))
+
+    return UiResult(address=serve(folders, request.port, token, progress, tell), token=token)

@@ -402,7 +402,7 @@ def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
         expected=describe_expected(of.yardstick),
         pools=tuple(describe_pool(snapshot.of(pool)) for pool in snapshot.pools),
         findings=snapshot.findings,
-        unanswered=of.unanswered,
+        unanswered=of.unanswered if snapshot.pools else (),
         is_only=of.once,
         snapshot=snapshot,
         yardstick=of.yardstick,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from tests.support.crafted import damage
 from tests.support.made_gguf import write_gguf
 from tokenizers import Tokenizer as Backend
 
@@ -21,7 +23,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.kernels.cpu_vectors import find_mode
 from draftwise.engine.models import load_model
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
-from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -96,6 +98,19 @@ def test_answers_are_those_of_the_checkpoint(tiny_target: Path, tmp_path: Path) 
         llm = LLM(model, dtype="float32", device="cpu", max_model_len=128)
         outputs[model] = [each.outputs[0].token_ids for each in llm.generate(prompts, params)]
     assert outputs[str(file)] == outputs[str(tiny_target)]
+
+
+def test_a_damaged_file_is_refused_or_read(tiny_target: Path, tmp_path: Path) -> None:
+    whole = _convert(tiny_target, tmp_path / "m.gguf", "Q8_0").read_bytes()
+    for seed in range(60):
+        file = tmp_path / f"{seed}.gguf"
+        file.write_bytes(damage(whole, random.Random(seed)))
+        try:
+            folder = checkpoint_of(str(file))
+            assert load_model(folder, device="cpu").weights.embedding_VH.numel()
+            load_tokenizer(folder, skip=False).encode("hi")
+        except InvalidSetup:
+            pass
 
 
 def test_it_serves_as_drafter_and_is_unpacked_once(tiny_target: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -19,6 +20,10 @@ from draftwise.core import Finding, InvalidSetup
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
+
+
+_MOST_MISSING = 2**26
+"""Values of tensors that a checkpoint lacks for which memory is taken, so that all of them can be named."""
 
 
 class CheckpointReader:
@@ -43,7 +48,8 @@ class CheckpointReader:
         self._tensors = {} if dummy else read_headers(self.path, "transformers").tensors
         self.files: Mapping[str, Path] = {name: self.path / tensor.file for name, tensor in self._tensors.items()}
         self.read_exactly: Callable[[str], Tensor] | None = None
-        self._missing: list[str] = []
+        self._missing: set[str] = set()
+        self._num_missing = 0
         self._broken: list[str] = []
         self._read: set[str] = set()
 
@@ -57,12 +63,11 @@ class CheckpointReader:
         """
         if self._dummy:
             return _make_up(name, torch.empty(shape) if out is None else out)
+        self.check_shape(name, shape)
         source, part = self._find(name)
         if source not in self.files:
-            self._missing.append(name)
             return out if out is not None else torch.zeros(shape)
         self._read.add(source)
-        self.check_shape(name, shape)
         file = self.files[source]
         if self.read_exactly is not None:
             tensor = self.read_exactly(source)
@@ -90,9 +95,18 @@ class CheckpointReader:
         return tensor
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise InvalidSetup if the stored tensor has another shape, before any memory is taken for it."""
+        """Raise InvalidSetup before any memory is taken for a tensor that is stored in another shape.
+
+        One that the checkpoint lacks is remembered; those that are too large together are refused here, too.
+        """
         source, part = self._find(name)
-        if self._dummy or source not in self.files:
+        if self._dummy:
+            return
+        if source not in self.files:
+            self._num_missing += math.prod(shape) * (name not in self._missing)
+            self._missing.add(name)
+            if self._num_missing > _MOST_MISSING:
+                self.check_complete()
             return
         stored = part.shape if part else self._tensors[source].shape
         if stored != shape:
@@ -120,9 +134,10 @@ class CheckpointReader:
     def check_complete(self) -> None:
         """Raise InvalidSetup naming every tensor that was asked for in vain, or that holds NaN or infinity."""
         if self._missing:
+            least = "at least " if self._num_missing > _MOST_MISSING else ""
             raise InvalidSetup.because(
                 "tensors-missing",
-                f"The checkpoint lacks {len(self._missing)} tensors: {_name_some(self._missing)}.",
+                f"The checkpoint lacks {least}{len(self._missing)} tensors: {_name_some(sorted(self._missing))}.",
                 where=str(self.path),
                 fix="Download or export the checkpoint again, all shards included.",
             )
@@ -148,11 +163,13 @@ _SIZES = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "draft_vocab_size"),
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "target_hidden_size"),
-    *("sliding_window", "sliding_window_pattern", "max_window_layers"),
+    *("sliding_window", "sliding_window_pattern", "max_window_layers", "decoder_sparse_step"),
+    *("num_heads", "medusa_num_heads", "medusa_num_layers", "num_layers", "truncated_vocab_size"),
+    *("emb_dim", "inner_dim", "n_predict", "num_nextn_predict_layers", "block_size"),
 )
 _NUMBERS = (
     *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
-    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale"),
 )
 _ROPE_NUMBERS = (
     *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
@@ -163,46 +180,53 @@ _LARGEST_SIZE = 2**31
 _LARGEST_NUMBER = 1e30
 
 
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST_SIZE
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_NUMBER
+
+
+def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, list) and all(map(kind, values))
+
+
+_CHECKED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+    (_SIZES, f"a whole number below {_LARGEST_SIZE}", _is_size),
+    (_NUMBERS, "a positive number", _is_positive),
+    (("architectures", "layer_types"), "a list of names", _are(lambda each: isinstance(each, str))),
+    (("mlp_only_layers",), "a list of whole numbers", _are(_is_size)),
+    (("eagle_config", "dflash_config"), "an object", lambda value: isinstance(value, Mapping)),
+)
+"""Keys of a config.json, what they must be, and whether a value is that."""
+
+
 def check_config(config: Mapping[str, Any], *, where: str) -> None:
     """Raise InvalidSetup with a finding for each value of a config.json that a model cannot be built from."""
-    faults = []
-    for name in _SIZES:
-        value = config.get(name)
-        if value is not None and not (type(value) is int and 0 <= value < _LARGEST_SIZE):
-            faults.append((name, f"a whole number below {_LARGEST_SIZE}", value))
-    for name in _NUMBERS:
-        value = config.get(name)
-        if value is not None and not _is_positive(value):
-            faults.append((name, "a positive number", value))
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
-        faults.append(("architectures", "a list of names", names))
-    types = config.get("layer_types")
-    if types is not None and not (isinstance(types, list) and all(isinstance(each, str) for each in types)):
-        faults.append(("layer_types", "a list of names", types))
+    faults = [
+        (name, kind, config[name])
+        for names, kind, holds in _CHECKED
+        for name in names
+        if config.get(name) is not None and not holds(config[name])
+    ]
     groups = {group: config.get(group) for group in ("rope_parameters", "rope_scaling")}
     own = groups["rope_parameters"]
     if isinstance(own, Mapping) and own and all(isinstance(each, Mapping | None) for each in own.values()):
         groups |= {f"rope_parameters.{name}": each for name, each in own.items()} | {"rope_parameters": None}
     for group, given in groups.items():
-        if given is not None and not isinstance(given, Mapping):
+        if not isinstance(given, Mapping | None):
             faults.append((group, "an object", given))
-        elif given is not None:
-            numbers = {name: value for name, value in given.items() if name not in ("rope_type", "type", "truncate")}
-            listed = {
-                name: value if isinstance(value, list) and name not in _ROPE_NUMBERS else [value]
-                for name, value in numbers.items()
-            }
-            faults += [
-                (f"{group}.{name}", "a name", given[name])
-                for name in ("rope_type", "type")
-                if not isinstance(given.get(name), str | None)
-            ]
-            faults += [
-                (f"{group}.{name}", "a positive number", values)
-                for name, values in listed.items()
-                if not all(each is None or _is_positive(each) for each in values)
-            ]
+            continue
+        for name, value in (given or {}).items():
+            if name in ("rope_type", "type"):
+                kind, holds = "a name", isinstance(value, str | None)
+            elif isinstance(value, list) and name not in _ROPE_NUMBERS:
+                kind, holds = "a list of positive numbers", all(map(_is_positive, value))
+            else:
+                kind, holds = "a positive number", value is None or name == "truncate" or _is_positive(value)
+            if not holds:
+                faults.append((f"{group}.{name}", kind, value))
     if faults:
         raise InvalidSetup(
             [
@@ -219,10 +243,6 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
 
 def _name_some(names: list[str]) -> str:
     return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_NUMBER
 
 
 class _Part(NamedTuple):

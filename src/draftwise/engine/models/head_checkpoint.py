@@ -19,7 +19,7 @@ from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.families import FAMILIES, Family
 from draftwise.engine.kernels.cpu_layouts import QuantizedTable, Table
 from draftwise.engine.models.causal_lm import CausalLM, Layer
-from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.engine.models.checkpoint import CheckpointReader, check_config
 from draftwise.engine.models.draft_head import DraftLayers, HeadVocabulary
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.quantized import RoundedBlocks
@@ -118,6 +118,7 @@ class LayeredHead(HeadCheckpoint):
     def __init__(self, path: str | Path, target: CausalLM, families: Mapping[str, Family]) -> None:
         self._open(path, target)
         self.files.config = self.config = to_plain(self.config, where=self.where)
+        check_config(self.config, where=self.where)
         shape = ModelShape.from_hf_config(self.config, where=self.where)
         family = self._family(families)
         self._refuse_quantized()

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 
+_LARGEST_HEAD = 2**16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
@@ -47,6 +49,8 @@ class Rope:
                 where=where,
                 fix=f"Supported scalings: {', '.join(_SCALINGS)}.",
             )
+        if shape.head_dim > _LARGEST_HEAD:
+            raise _refuse(f"head_dim must be at most {_LARGEST_HEAD}, got {shape.head_dim}.", where)
         exponents_D = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
         plain_D = 1.0 / (params["rope_theta"] ** exponents_D)
         try:
@@ -55,6 +59,10 @@ class Rope:
             raise InvalidSetup.because(
                 "rope-incomplete", f"Rope scaling {kind!r} lacks {error.args[0]!r}.", where=where
             ) from None
+        except (ArithmeticError, ValueError) as error:
+            raise _refuse(f"Rope scaling {kind!r} cannot be computed from these numbers: {error}.", where) from None
+        if not 0 < limit < 2**31:
+            raise _refuse(f"Rope scaling {kind!r} makes a context of {limit:g} tokens.", where)
         return cls(frequencies_D=frequencies_D, attention_scale=scale, context_limit=limit)
 
     def table(self) -> Tensor:
@@ -72,6 +80,11 @@ class Rope:
         if self.attention_scale != 1.0:
             cos_ND, sin_ND = cos_ND * self.attention_scale, sin_ND * self.attention_scale
         return cos_ND.to(dtype), sin_ND.to(dtype)
+
+
+def _refuse(message: str, where: str) -> InvalidSetup:
+    fix = "Download config.json again, or correct it."
+    return InvalidSetup.because("bad-config-value", message, where=where, fix=fix)
 
 
 def _default(plain_D: Tensor, _params: Mapping[str, Any], shape: ModelShape) -> tuple[Tensor, float, int]:

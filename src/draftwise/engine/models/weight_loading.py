@@ -317,6 +317,7 @@ class WeightReader:
     def _experts(self, prefix: str, mixture: MixtureShape) -> ExpertsMlp:
         """Return a router, which is never quantized, and its experts."""
         hidden, inner, count = self._shape.hidden_size, mixture.inner_size, mixture.num_experts
+        router = self.linear(prefix, ["gate"], [count], hidden, exact=True)  # first: its rows are as many
         names = [f"{prefix}experts.{expert}." for expert in range(count)]
         experts: Experts
         if self.device.type == "cuda":
@@ -327,7 +328,7 @@ class WeightReader:
         else:
             experts = CpuExperts([self._mlp(name, inner) for name in names])
         return ExpertsMlp(
-            router=self.linear(prefix, ["gate"], [count], hidden, exact=True),
+            router=router,
             experts=experts,
             num_chosen=mixture.num_chosen,
             normalize=mixture.normalize,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token
+from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token, get_int
 from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
@@ -245,7 +245,7 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
             where=where,
             fix="Use another checkpoint of the drafter, or vLLM.",
         )
-    window = own.get("swa_window_size", config.get("sliding_window"))
+    window = get_int(own, "swa_window_size") or config.get("sliding_window")
     slides = "sliding_attention" in (config.get("layer_types") or []) or own.get("use_swa")
     if slides and (window is None or window < max_model_len):
         raise InvalidSetup.because(

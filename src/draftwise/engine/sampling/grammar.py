@@ -25,6 +25,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import StructuredOutputsParams
+from draftwise.version import tell_install
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -77,13 +78,13 @@ class Grammars:
     Args:
         tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
             there is no tokenizer.
-        end_ids: end-of-sequence tokens, which a grammar allows where a text is complete.
+        end_ids: end-of-sequence tokens below V, which a grammar allows where a text is complete.
         vocab_size: V, of the logits.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
         self._tokenizer_json = tokenizer_json
-        self._end_ids = sorted(each for each in end_ids if each < vocab_size)
+        self._end_ids = sorted(end_ids)
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -207,7 +208,7 @@ class Grammars:
                 "no-grammar-library",
                 "Structured output needs llguidance, which is not installed.",
                 where="structured_outputs",
-                fix="Run: pip install 'draftwise[engine]'.",
+                fix=tell_install("engine"),
             ) from None
         try:
             source = _to_llguidance(params)

@@ -16,7 +16,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import decoders
 
-from draftwise.checkpoints.text_files import check_directory
+from draftwise.checkpoints.text_files import check_directory, read_bytes, read_json
 from draftwise.core import InvalidSetup
 
 _LONGEST_REASON = 300
@@ -76,7 +76,7 @@ class Tokenizer:
                 fix="Give the directory of a Hugging Face checkpoint with a fast tokenizer "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
             )
-        settings = _read_json(directory / "tokenizer_config.json")
+        settings = _read_settings(directory / "tokenizer_config.json")
         with _failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
             return cls(
                 tokenizers.Tokenizer.from_file(str(path)),
@@ -90,7 +90,7 @@ class Tokenizer:
         """Characters of the longest token: no text with more of them than that for each token fits a prompt."""
         return max(map(len, self._token_by_id.values()), default=1)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self._token_by_id, default=-1) + 1
@@ -220,11 +220,11 @@ def _existing(directory: str | Path) -> Path:
 def _end_ids(directory: Path) -> list[int]:
     """Return the tokens that end a completion: generation_config.json goes before config.json."""
     for name in ("generation_config.json", "config.json"):
-        ends = _read_json(directory / name).get("eos_token_id")
+        ends = _read_settings(directory / name).get("eos_token_id")
         if ends is None:
             continue
         ends = ends if isinstance(ends, list) else [ends]
-        if not all(type(each) is int for each in ends):
+        if not all(type(each) is int and each >= 0 for each in ends):
             raise InvalidSetup.because(
                 "bad-end-token",
                 f"eos_token_id in {directory / name} must be a token id or a list of them.",
@@ -259,17 +259,9 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> dict[str, Any]:
     """Return a JSON object, empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because(
-            "not-json", f"{path} is not valid JSON: {error}.", where=str(path), fix="Download or export it again."
-        ) from None
-    return value if isinstance(value, dict) else {}
+    return read_json(path) if path.is_file() else {}
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -283,13 +275,14 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template.
-
-    Raises:
-        InvalidSetup: the template is not valid Jinja.
-    """
+    """A chat template, compiled when it is first used: jinja computes constants of any size there."""
 
     def __init__(self, source: str) -> None:
+        self._source = source
+
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        """The template; raises InvalidSetup if it is not valid Jinja."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -297,16 +290,16 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         with _failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"):
-            self._template = environment.from_string(source)
+            return environment.from_string(self._source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the prompt text for a conversation; the template sees `variables` too.
 
         Raises:
-            InvalidSetup: the template refuses these messages (roles out of order, a missing field ...).
+            InvalidSetup: the template is not valid Jinja, or refuses these messages (roles out of order ...).
         """
         with _failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
-            return self._template.render({**variables, "messages": messages})
+            return self.compiled.render({**variables, "messages": messages})
 
 
 @contextmanager
@@ -330,7 +323,7 @@ def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> 
     """Return a checkpoint's template: chat_template.jinja first, then tokenizer_config.json; None without one."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"))
+        return ChatTemplate(read_bytes(path).decode("utf-8", "replace"))
     given = tokenizer_config.get("chat_template")
     if isinstance(given, list):  # several templates by name
         with _failing_as("bad-chat-template", "The chat templates in tokenizer_config.json lack", "chat_template"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
 from draftwise.knowledge.models import find_model, suggest_models
+from draftwise.setups.read import windows_scripts
 
 _MAX_BYTES = 1_000_000
 
@@ -23,7 +25,7 @@ def read_text(path: Path) -> str:
     """Return a file's text.
 
     Raises:
-        InvalidSetup: it cannot be read, is not UTF-8, or is larger than a megabyte.
+        InvalidSetup: it cannot be read, is neither UTF-8 nor UTF-16 with its mark, or is larger than a megabyte.
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -33,8 +35,9 @@ def read_text(path: Path) -> str:
                 where=str(path),
                 fix="Pass only the part that starts the server.",
             )
-        with path.open(encoding="utf-8", newline="") as file:  # line ends as they are: a shell minds
-            return file.read()
+        data = path.read_bytes()
+        is_wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))  # of PowerShell's `>`
+        return data.decode("utf-16" if is_wide else "utf-8-sig")  # line ends as they are: a shell minds
     except InvalidSetup:
         raise
     except (OSError, UnicodeDecodeError) as error:
@@ -52,7 +55,7 @@ _SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh"
 """Suffixes of the other files that are looked at in a folder."""
 _NOT_OURS = frozenset({"__pycache__", "node_modules", "site-packages"})
 """Folders of other people's code."""
-_OF_FILES = _SUFFIXES | {
+_OF_FILES = _SUFFIXES | windows_scripts.SUFFIXES | {
     ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".md", ".tf", ".toml", ".tpl", ".txt", ".zsh",
 }  # fmt: skip
 """Suffixes of files; no model's name ends in one."""
@@ -202,7 +205,8 @@ def read_stdin() -> SourceText:
 
 def _read(path: Path) -> SourceText:
     try:
-        return SourceText(text=read_text(path), name=str(path), folder=path.parent)
+        text = windows_scripts.to_shell(read_text(path), path.suffix)
+        return SourceText(text=text, name=str(path), folder=path.parent)
     except InvalidSetup as error:
         raise UnreadableSource(error.findings) from None
 

@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -349,13 +349,13 @@ def make_app(folders: Iterable[Path], token: str) -> tuple[ASGIApp, Jobs]:
     return LoopbackOnly(Starlette(routes=routes), token), pages.jobs
 
 
-def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
-    """Serve the pages on loopback until a signal or a stop; return their address.
+def serve(folders: Iterable[Path], port: int, token: str, progress: Progress, tell: Callable[[str], None]) -> str:
+    """Serve the pages on loopback until a signal or a stop. Return their address; tell it once they listen.
 
     Raises:
         BackendError: the port is taken.
     """
-    app, jobs = make_app(folders, secrets.token_urlsafe(24))
+    app, jobs = make_app(folders, token)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -365,6 +365,7 @@ def serve(folders: Iterable[Path], port: int, progress: Progress) -> str:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
         progress.status(f"Open {address} in a browser; Ctrl-C ends it.")
+        tell(address)
         ended = threading.Event()
         threading.Thread(target=_stop_when_asked, args=(server, progress, ended), daemon=True).start()
         with suppress(KeyboardInterrupt):

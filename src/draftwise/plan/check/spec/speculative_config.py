@@ -63,7 +63,7 @@ class Spec:
             "method-not-known",
             f"draftwise knows only the name of the method {self.method}, so it cannot judge this setup.",
             where="method",
-            fix="Upgrade draftwise: pip install --upgrade draftwise.",
+            fix="Upgrade draftwise.",
         )
 
     @property

@@ -1,0 +1,46 @@
+"""Scripts of Windows, written as a POSIX shell's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+_Rewrite = str | Callable[[re.Match[str]], str]
+_QUOTES = '"$(quotes, which depend on the version of PowerShell)"'
+_BRANCHES = re.compile(r"\b(?:if|else|goto|switch|for|foreach|while|function)\b", re.IGNORECASE)
+"""Not every line runs. No value is known."""
+
+
+def _name(form: str) -> Callable[[re.Match[str]], str]:
+    """Return a rewriting. {0} is the variable, in capitals, and {1} its value."""
+    return lambda found: form.format(found[1].upper(), found[2] if found.re.groups > 1 else "")
+
+
+_BATCH = (
+    (r"\^\r?\n", r"\\\n"),
+    (r"^\s*@?(?:rem\b|::).*$", "#"),
+    (r"^\s*@", ""),
+    (r'("(?:\\.|[^"\\\r\n])*")|\'', lambda found: found[1] or r"\'"),  # a single quote is a letter
+    (r"%(?:~\w*(?=\d))?(\w+)%?", _name("${{{0}}}")),
+    (r"^set\s+\"?(\w+)=([^\"\r\n]*)\"?", _name('export {0}="{1}"')),
+    (r"^\s*set\s+(?:/\w\s+)?\"?(\w+).*$", _name("{0}=$(set)")),
+)
+_POWERSHELL = (
+    (r"`\r?\n", r"\\\n"),
+    (r"'[^'\r\n]*\"[^'\r\n]*'", _QUOTES),
+    (r"^\$(?:env:)?(\w+)\s*=\s*(\"[^\"`\r\n]*\"|'[^'\r\n]*'|[\w.]+)[ \t]*\r?$", _name("export {0}={1}")),
+    (r"^\s*\$(?:env:)?(\w+)\s*[-+*/]?=.*$", _name("{0}=$(computed)")),
+    (r"(?<=\s)\$(?:env:)?(\w+)(?=\s)", _name('"${{{0}}}"')),  # stays one argument
+    (r"\$(?:env:)?(\w+)", _name("${{{0}}}")),
+)
+_SCRIPTS: Mapping[str, Sequence[tuple[str, _Rewrite]]] = {".bat": _BATCH, ".cmd": _BATCH, ".ps1": _POWERSHELL}
+SUFFIXES = _SCRIPTS.keys()
+
+
+def to_shell(text: str, suffix: str) -> str:
+    """Return a script as a shell's. What only its interpreter knows stays unknown."""
+    has_branches = _BRANCHES.search(text) is not None
+    for pattern, rewrite in _SCRIPTS.get(suffix.lower(), ()):
+        if not (has_branches and pattern.startswith((r"^set", r"^\$"))):
+            text = re.sub(pattern, rewrite, text, flags=re.MULTILINE | re.IGNORECASE)
+    return text
