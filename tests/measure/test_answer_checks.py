@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 from zlib import crc32
 
@@ -21,22 +22,50 @@ _TIE, _GAP = 0.001, 6.0
 _SUBJECT = '{"name": "a", "year": 1969, "tags": []}'
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a stubborn server goes by."""
+
+    number: int
+    """Of the request, from 1."""
+    is_hit: bool
+    kind: str
+    length: int
+    """Tokens of the prompt."""
+
+
+FAULTS: Mapping[str, tuple[Callable[[Seen], bool], set[str]]] = {
+    "cache hits": (lambda seen: seen.is_hit, {"cache"}),
+    "tools": (lambda seen: seen.kind == "tools", {"tools"}),
+    "schema": (lambda seen: seen.kind == "schema", {"schema"}),
+    "long": (lambda seen: seen.length > 3000, {"long"}),
+    "every tenth time": (lambda seen: seen.number % 10 == 0, set()),
+}
+"""What a server gets wrong, and where that must be seen: somewhere, where it is told of no kind."""
+
+
 @dataclass
 class Model:
     """A server of a model whose next token is a hash of all tokens before it."""
 
-    wrong_on_hits: bool = False
-    wrong_with_tools: bool = False
+    wrong: Callable[[Seen], bool] = lambda _: False
+    """Which requests it answers with a token that it does not rate."""
+    wrong_at: int = 5
     breaks_json: bool = False
-    unsteady: bool = False
-    """Takes either of two tokens that are tied."""
+    garbles: bool = False
+    """Loses arguments of tools although the tokens are right, as parsers do that expect one token at a time."""
+    ends: str = "length"
+    flips: float = 0.0
+    """Share of tokens in whose place it takes the other one of two that are tied, at random."""
     mad: bool = False
     """Changes tokens that are not tied."""
     tells_logprobs: bool = True
+    tells_ids: bool = True
     has_cache: bool = True
     drafts: bool = True
     refuses: str = ""
     """Field of a request that it refuses."""
+    seed: int = 0
     _seen: set[tuple[object, ...]] = field(default_factory=set)
     _asked: int = 0
     _hits: int = 0
@@ -65,34 +94,42 @@ class Model:
         is_hit = self.has_cache and key in self._seen
         self._hits += 16 * is_hit
         self._seen.add(key)
-        if "response_format" in asked:
-            text = _SUBJECT[:20] if self.breaks_json else _SUBJECT
+        kind = "tools" if "tools" in asked else "schema" if "response_format" in asked else ""
+        is_wrong = self.wrong(Seen(number=self._asked, is_hit=is_hit, kind=kind, length=len(prompt)))
+        if kind == "schema":
+            text = _SUBJECT[: 20 if self.breaks_json else None]
+            text = text.replace("1969", "1968") if is_wrong else text
             tokens = [*text.encode()]
         else:
-            is_wrong = (is_hit and self.wrong_on_hits) or ("tools" in asked and self.wrong_with_tools)
             tokens = list(self._answer(prompt, asked["max_tokens"], is_wrong=is_wrong))
             text = " ".join(map(str, tokens))
         shown: dict[str, Any] = {"role": "assistant", "content": text}
-        if "tools" in asked:
-            shown = {"role": "assistant", "tool_calls": [{"function": {"name": "find_orders", "arguments": text}}]}
-        choice = {"index": 0, "delta": shown, "token_ids": tokens, "finish_reason": "length"}
+        if kind == "tools":
+            call = {"name": "find_orders", "arguments": text[:30] if self.garbles else text}
+            shown = {"role": "assistant", "tool_calls": [{"function": call}]}
+        ends = "stop" if kind == "schema" else self.ends
+        choice = {"index": 0, "delta": shown, "finish_reason": ends} | ({"token_ids": tokens} if self.tells_ids else {})
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        event = {"choices": [choice], "prompt_token_ids": prompt, "usage": usage}
+        event = {"choices": [choice], "usage": usage} | ({"prompt_token_ids": prompt} if self.tells_ids else {})
         return 200, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
 
     def _answer(self, prompt: Sequence[int], count: int, *, is_wrong: bool) -> Iterator[int]:
-        digest = _digest(prompt)
+        digest, chance = _digest(prompt), Random(f"{self.seed} {self._asked}")
         for position in range(count):
             best, second, gap = _choose(digest)
-            takes_other = gap == _TIE and self.unsteady and self._asked % 2
+            takes_other = gap == _TIE and chance.random() < self.flips
             takes_other = takes_other or (self.mad and position == self._asked % 7)
-            token = 7 if is_wrong and position == 5 else second if takes_other else best
+            token = 7 if is_wrong and position == self.wrong_at else second if takes_other else best
             digest = _digest([token], digest)
             yield token
 
     def _view(self, tokens: Sequence[int]) -> object:
         best, second, gap = _choose(_digest(tokens))
         view = {f"token_id:{best}": -0.1, f"token_id:{second}": -0.1 - gap, "token_id:1": -9.0}
+        written = bytes(token for token in tokens[-len(_SUBJECT) :] if token < 256)
+        so_far = written[written.rfind(b'{"name') :]
+        if so_far and _SUBJECT.encode().startswith(so_far):
+            view = {f"token_id:{_SUBJECT.encode()[len(so_far)]}": -0.1, "token_id:1": -9.0}
         return {"top_logprobs": [view]} if self.tells_logprobs else None
 
 
@@ -136,10 +173,10 @@ ALL = ("cache", "tools", "schema", "long")
     ("server", "differ", "unjudged", "says"),
     [
         (Model(), (), (), "12 of 12 answers with a cached prefix"),
-        (Model(wrong_on_hits=True), ("cache",), (), "from output token 5 on"),
-        (Model(wrong_with_tools=True), ("tools",), (), "tools-0 from output token 5 on"),
+        (Model(FAULTS["cache hits"][0]), ("cache",), (), "from output token 5 on"),
+        (Model(FAULTS["tools"][0]), ("tools",), (), "tools-0 from output token 5 on"),
         (Model(breaks_json=True), ("schema",), (), "does not have the requested form"),
-        (Model(unsteady=True), (), (), "almost equally likely"),
+        (Model(flips=0.5), (), (), "almost equally likely"),
         (Model(mad=True), ("cache", "tools", "long"), (), "answers-differ"),
         (Model(refuses="tools"), ("tools",), (), "tools is not supported"),
         (Model(has_cache=False), (), ("cache",), "its prefix cache had no hit"),
@@ -158,13 +195,13 @@ def test_each_kind_is_the_same_different_or_not_judged(
 
 
 def test_an_unsteady_plain_server_excuses_ties_and_nothing_else() -> None:
-    assert set(check(Model(), Model(unsteady=True, drafts=False))[1].values()) == {"same"}
-    assert check(Model(wrong_on_hits=True), Model(unsteady=True, drafts=False))[1]["cache"] == "differ"
+    assert set(check(Model(), Model(flips=0.5, drafts=False))[1].values()) == {"same"}
+    assert check(Model(FAULTS["cache hits"][0]), Model(flips=0.5, drafts=False))[1]["cache"] == "differ"
 
 
 def test_without_log_probabilities_a_rare_difference_is_not_judged_and_an_early_one_is() -> None:
     silent = Model(tells_logprobs=False, drafts=False)
-    result, found = check(Model(tells_logprobs=False, wrong_on_hits=True, wrong_with_tools=True), silent)
+    result, found = check(Model(lambda seen: seen.is_hit or seen.kind == "tools", tells_logprobs=False), silent)
     assert found == {"cache": "not-judged", "tools": "differ", "schema": "same", "long": "same"}
     assert "the servers return no log-probabilities by token; first cache-" in result.stdout
 
@@ -173,6 +210,44 @@ def test_a_plain_server_that_refuses_is_no_yardstick() -> None:
     result, found = check(Model(), Model(refuses="response_format", drafts=False))
     assert found["schema"] == "not-judged"
     assert "the plain server rejects such requests" in result.stdout
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("tells", [(True, True), (True, False), (False, False)], ids=["all", "no logprobs", "no ids"])
+@pytest.mark.parametrize("flips", [0.0, 0.1])
+def test_a_stubborn_server_is_never_the_same(name: str, tells: tuple[bool, bool], flips: float) -> None:
+    wrong, kinds = FAULTS[name]
+    for seed, wrong_at in enumerate((0, 5, 30)):
+        told = {"tells_ids": tells[0], "tells_logprobs": tells[1], "flips": flips}
+        plain = Model(drafts=False, seed=100 + seed, **{**told, "flips": 0.0})
+        result, found = check(Model(wrong, wrong_at=wrong_at, seed=seed, **told), plain)
+        told_of = {kind for kind, outcome in found.items() if outcome != "same"}
+        assert kinds <= told_of if kinds else told_of
+        assert "differ" in found.values() or not all(tells)
+        assert result.exit_code == int("differ" in found.values())
+        for finding in json.loads(result.stdout)[0]["findings"]:
+            assert finding["code"] != "answers-not-judged" or finding["fix"].startswith(("Pass", "Start", "Keep"))
+
+
+@pytest.mark.parametrize("tells", [(True, True), (True, False), (False, False)], ids=["all", "no logprobs", "no ids"])
+def test_a_server_whose_ties_flip_is_never_accused(tells: tuple[bool, bool]) -> None:
+    for seed in range(6):
+        told = {"tells_ids": tells[0], "tells_logprobs": tells[1]}
+        plain = Model(drafts=False, flips=0.5 * (seed % 2), seed=100 + seed, **told)
+        _, found = check(Model(flips=0.5 if all(tells) else 0.1, seed=seed, **told), plain)
+        assert "differ" not in found.values()
+        assert not all(tells) or set(found.values()) == {"same"}
+
+
+@pytest.mark.parametrize("fault", [{"garbles": True}, {"ends": "tool_calls"}])
+def test_right_tokens_that_become_another_answer_differ(fault: dict[str, Any]) -> None:
+    assert check(Model(**{"ends": "stop"} | fault), Model(ends="stop", drafts=False))[1]["tools"] == "differ"
+
+
+def test_a_plain_server_that_changes_sure_tokens_excuses_nothing() -> None:
+    result, found = check(Model(FAULTS["cache hits"][0]), Model(mad=True, drafts=False))
+    assert found["cache"] == "not-judged"
+    assert "the plain server changed" in result.stdout
 
 
 def test_an_absent_server_is_no_verdict() -> None:

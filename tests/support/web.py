@@ -26,6 +26,8 @@ def serving_answers(
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        """An answer goes out in two pieces, and the second one must not wait for the first to be acknowledged."""
 
         def do_GET(self) -> None:
             self._send(*answer(self.path, {name.lower(): value for name, value in self.headers.items()}))

@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
 import draftwise  # noqa: E402
 from draftwise.core.document_schema import json_schema  # noqa: E402
+from draftwise.core.progress import Stopped  # noqa: E402
 from draftwise.machine.confinement import Confinement  # noqa: E402
 from draftwise.verbs import mcp_server  # noqa: E402
 from draftwise.verbs.error_documents import ErrorDocument  # noqa: E402
@@ -229,6 +230,11 @@ def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path) -> None:
     servers = {"url": "nowhere", "candidate_urls": ["http://127.0.0.1:2"]}
     error = error_of(call(permit(tmp_path, tmp_path), "decide_start", servers))
     assert error["code"] == "not-a-url"
+
+
+@pytest.mark.parametrize("error", [Stopped(), KeyboardInterrupt()])
+def test_what_was_stopped_without_an_answer_is_no_fault_of_draftwise(error: BaseException) -> None:
+    assert mcp_server.refusal_of(error).document["error"]["code"] == "interrupted"
 
 
 def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(

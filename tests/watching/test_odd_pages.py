@@ -154,9 +154,21 @@ def restart(at: int, *, seed: int, skew_s: float = 0.0, then: Server = GOOD) -> 
     ]
 
 
+def multiply(page: str, by: float) -> str:
+    """Return the page of a server that is faster by a factor."""
+
+    def faster(line: str) -> str:
+        name, _, value = line.rpartition(" ")
+        is_count = re.match(r"vllm:\w+_(total|sum|count|bucket)\b", line)
+        return f"{name} {by * float(value):.6f}\n" if is_count else line
+
+    return edit_lines(page, faster)
+
+
+@pytest.mark.parametrize("times", [1, 1000], ids=["small", "large"])
 @pytest.mark.parametrize("skew_s", [0.0, -45.0, -600.0, 900.0])
-def test_a_restart_by_a_clock_that_is_off_is_no_balancer(skew_s: float) -> None:
-    snapshot = play(restart(8, seed=3, skew_s=skew_s))
+def test_a_restart_by_a_clock_that_is_off_is_no_balancer_at_any_speed(skew_s: float, times: int) -> None:
+    snapshot = play([multiply(page or "", times) for page in restart(8, seed=3, skew_s=skew_s)])
     assert snapshot.findings == ()
     (window,) = snapshot.recent
     assert window.restarted
@@ -173,8 +185,34 @@ def test_replicas_in_turns_are_told_apart_where_no_start_is_told() -> None:
     pages = [scrapes(seed, change(GOOD, rate=rate)) for seed, rate in ((4, 5.0), (5, 8.0), (6, 12.0))]
     turns = np.random.default_rng(1).integers(0, 3, 21)
     shown = [pages[turn][i] for i, turn in enumerate(turns)]
-    shown = [edit_lines(page, lambda line: "" if line.startswith("process") else line) for page in shown]
-    snapshot = play(shown)
+    snapshot = play([without_start(page) for page in shown])
+    assert [each.code for each in snapshot.findings] == ["several-behind-url"]
+    assert snapshot.recent == ()
+
+
+def in_turns(uptime_s: float, seed: int, edit: Callable[[str, int], str]) -> Snapshot:
+    """Return what is seen of three equal replicas behind one address, which answer by chance."""
+    replicas = [
+        [page for _, page in scrape(GOOD, seed=10 * seed + i, seconds=300.0, settle_s=uptime_s)] for i in range(3)
+    ]
+    turns = np.random.default_rng(seed).integers(0, 3, 21)
+    return play([edit(replicas[turn][i], turn) for i, turn in enumerate(turns)])
+
+
+def without_start(page: str) -> str:
+    return edit_lines(page, lambda line: "" if line.startswith("process") else line)
+
+
+def test_equal_replicas_are_told_apart_by_when_their_counters_were_made() -> None:
+    made = 'vllm:generation_tokens_created{{engine="0",model_name="m"}} 178999{}.5\n'
+    for seed in range(3):
+        snapshot = in_turns(60.0, seed, lambda page, turn: without_start(page) + made.format(9900 + 7 * turn))
+        assert [each.code for each in snapshot.findings] == ["several-behind-url"]
+        assert snapshot.recent == ()
+
+
+def test_equal_replicas_without_any_start_are_told_apart_once_their_counters_are() -> None:
+    snapshot = in_turns(1200.0, 1, lambda page, _: without_start(page))
     assert [each.code for each in snapshot.findings] == ["several-behind-url"]
     assert snapshot.recent == ()
 

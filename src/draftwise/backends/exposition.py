@@ -12,7 +12,11 @@ from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 from draftwise.knowledge.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
-_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_STARTS = tuple(
+    re.compile(rf"^{name}(?:\{{[^}}]*\}})? (\S+)", re.MULTILINE)
+    for name in ("process_start_time_seconds", "vllm:generation_tokens_created")
+)
+"""When a process began, else when it made its counters: proxies and exporters may drop what is not vLLM's."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SAMPLE = re.compile(r'[\w:]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
 """Labels and value, which a timestamp or an exemplar of OpenMetrics may follow."""
@@ -67,7 +71,7 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
 
 def parse_start(text: str) -> float | None:
     """Return when the process started, in seconds since the epoch (a default of Prometheus' client libraries)."""
-    found = _START.search(text)
+    found = next(filter(None, (each.search(text) for each in _STARTS)), None)
     return None if found is None else _number(found[1])
 
 

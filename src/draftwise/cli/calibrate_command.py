@@ -1,4 +1,4 @@
-"""`draftwise calibrate`: how long the steps of servers last, from a few minutes of load."""
+"""`draftwise calibrate`: measures how long the steps of servers last, in a few minutes of load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise compare`: is the answer still true? Compares two runs, or results of other load generators."""
+"""`draftwise compare`: asks whether an answer is still true: compares two runs, or results of other load generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise config`: defaults of this project and user, and where each comes from."""
+"""`draftwise config`: shows the defaults of this project and user, and where each comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise decide`: measure whether speculation pays, and say so."""
+"""`draftwise decide`: measures whether speculation pays."""
 
 from __future__ import annotations
 

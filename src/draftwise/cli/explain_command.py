@@ -1,4 +1,4 @@
-"""`draftwise explain`: a finding's code, or a key, method or flag of vLLM with its history over releases and source."""
+"""`draftwise explain`: explains a finding's code, or a key, method or flag of vLLM with its history and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise export`: a trained drafter in the format that a server needs."""
+"""`draftwise export`: writes a trained drafter in the format that a server needs."""
 
 from __future__ import annotations
 

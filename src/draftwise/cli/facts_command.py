@@ -1,4 +1,4 @@
-"""`draftwise facts`: which vLLM releases are known, how old that is, and one more from its wheel or installation."""
+"""`draftwise facts`: lists the known vLLM releases and their age, and adds one from its wheel or installation."""
 
 from __future__ import annotations
 

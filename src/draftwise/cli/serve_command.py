@@ -1,4 +1,4 @@
-"""`draftwise serve`: an OpenAI-compatible server over the embedded engine."""
+"""`draftwise serve`: runs an OpenAI-compatible server over the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise size`: the memory that a setup takes on each GPU, without loading anything."""
+"""`draftwise size`: computes the memory that a setup takes on each GPU, without loading anything."""
 
 from __future__ import annotations
 

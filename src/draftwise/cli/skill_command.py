@@ -1,4 +1,4 @@
-"""`draftwise skill`: the agent skill of this version, written into a folder."""
+"""`draftwise skill`: writes the agent skill of this version into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise train`: train a drafter for a target."""
+"""`draftwise train`: trains a drafter for a target."""
 
 from __future__ import annotations
 

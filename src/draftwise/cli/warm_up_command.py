@@ -1,4 +1,4 @@
-"""`draftwise warm-up`: a folder with the kernels that a server will need, compiled ahead."""
+"""`draftwise warm-up`: compiles the kernels that a server will need ahead of time, into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftwise watch`: whether speculation helps a service now, from the counters that its servers show."""
+"""`draftwise watch`: judges whether speculation helps a service now, from its servers' counters."""
 
 from __future__ import annotations
 

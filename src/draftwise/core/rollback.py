@@ -54,7 +54,7 @@ class Rollback:
     loads: tuple[float, float] | None = field(
         default=None, metadata=json_form(wire=tuple[float, float | None] | None, from_wire=_open_end)
     )
-    """The stretch of load (above, up to] that the rule is for, on the axis of its condition; None for every load."""
+    """Loads (above, up to] of the rule, on the axis of its condition; None for every load."""
     measured: float | None = None
     """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
     switch_to: str | None = None

@@ -83,8 +83,8 @@ class RunPlan:
     minutes: float | None = None
     """The whole run's time; None for as long as it takes."""
     one_at_a_time: bool = False
-    """Whether one server is up at a time: each arm answers a whole repetition, in the order B A, A B, B A ... of the
-    repetitions, so that drift cancels over two of them."""
+    """Whether one server is up at a time. Each arm then answers a whole repetition, in the order B A, A B, B A ...
+    Drift cancels over two of them."""
     asks_once: bool = True
     """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
 
@@ -255,8 +255,8 @@ class Divergence:
     candidate_token: int | None
     """None where that output had ended."""
     gap: float | None
-    """How far (nats) the less likely of the two tokens is behind the best one, on the server where that is least; of
-    servers that give no token ids, how far their second-best token is."""
+    """Gap in nats from the less likely of the two tokens to the best one, on the server where that is least. Without
+    token ids: the gap to the second-best token."""
     condition: str = "c=1"
     among_best: bool | None = None
     """Whether both tokens are among the best of both servers; None where they give no token ids."""

@@ -20,8 +20,8 @@ from draftwise.core.counters import Counters, ServerLoad
 class Sums:
     """What a server adds up over its requests and steps, or the growth of that; None where it does not report it.
 
-    The request times, `finished`, `finished_tokens` and `prompt_tokens` are added when a request ends, all at once, so
-    that they belong together and not to the tokens that `Counters` saw generated meanwhile.
+    The request times, `finished`, `finished_tokens` and `prompt_tokens` are added together when a request ends. They
+    do not belong to the tokens that `Counters` saw generated meanwhile.
     """
 
     decode_s: float | None = None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from itertools import islice, product
+from itertools import groupby, islice, product
 from typing import Any
 
 import yaml
@@ -91,24 +91,35 @@ _FLAG = re.compile(
 _QUOTED_FLAG = re.compile(rf"""(?P<gap>{_GAP})(?:"--speculative(?:[^"\\]|\\.)*"|'--speculative[^']*')""")
 _LIKELY = re.compile(r"vllm|--\w|ExecStart")
 _CONTINUED = re.compile(r"[ \t]*\\\r?$")
+_NEW_COMMAND = re.compile(r"(?<!\\)(?<!\\\r)\n")
+_BEHIND_COMMAND = re.compile(r"[ \t]*(?:;|&|\||\d?>|#|\)|`)")
+"""What may follow a command on its line."""
 
 
 def _find_command_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
     """Yield changes that say these words in the place of what a command says of speculation, the likeliest first."""
     found = [*_find_matches(_QUOTED_FLAG, text)] or [*_find_matches(_FLAG, text)]
-    if found or not words:
+    # Each command's flags alone are tried as well: a script may start several servers.
+    for group in dict.fromkeys((tuple(found), *_group_by_command(text, found))):
         for quoted in _list_quoted(words):
-            added = [found[0]["gap"] + word for word in quoted] if found else []
+            added = [group[0]["gap"] + word for word in quoted] if group else []
             yield tuple(
                 _Splice(match.start(), match.end(), "".join(added) if number == 0 else "")
-                for number, match in enumerate(found)
+                for number, match in enumerate(group)
             )
+    if not words:
         return
     lines = [each for each in re.finditer(r"[^\n]+", text) if _LIKELY.search(each[0])]
     # Behind a line that goes on, the words take a line of their own and every other one stays as it is.
     for line in sorted(lines, key=lambda each: (_CONTINUED.search(each[0]) is None, -each.start())):
         for quoted in _list_quoted(words):
             yield from _append(line, quoted)
+
+
+def _group_by_command(text: str, found: Sequence[re.Match[str]]) -> Iterator[tuple[re.Match[str], ...]]:
+    """Yield the flags that stand on lines which continue each other."""
+    for _, group in groupby(found, lambda match: len(_NEW_COMMAND.findall(text, 0, match.end("gap")))):
+        yield tuple(group)
 
 
 def _find_matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -135,7 +146,8 @@ def _append(line: re.Match[str], quoted: Sequence[str]) -> Iterator[_Change]:
         yield (_Splice(line.end() + 1, line.end() + 1, added),)
         return
     end = line.start() + len(text.rstrip())
-    for place in (end, end - 1):
+    behind = sorted({line.start() + match.start() for match in _BEHIND_COMMAND.finditer(text)}, reverse=True)
+    for place in (end, end - 1, *behind[:8]):
         yield (_Splice(place, place, "".join(f" {word}" for word in quoted)),)
 
 
@@ -299,9 +311,13 @@ def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[in
         InvalidSetup: the file cannot be read, no server has the name, or several could be meant.
     """
     readings = read_setups(source)
-    named = [(index, each) for index, each in enumerate(readings) if not select or select in _list_names(each)]
+    # A server in a script goes by what leads to it, or by its number.
+    known = [sorted(_list_names(each)) or [str(number)] for number, each in enumerate(readings, start=1)]
+    named = [
+        (index, each) for index, each in enumerate(readings) if not select or select in (*known[index], str(index + 1))
+    ]
     if len(named) != 1:
-        names = "; ".join(" or ".join(sorted(_list_names(each))) or each.where for each in readings)
+        names = "; ".join(map(" or ".join, known))
         if select:
             raise refusal(
                 "several-servers", case="select", name=source.name, readings=len(readings), names=names, select=select
@@ -314,9 +330,12 @@ def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[in
 
 
 def _list_names(reading: SetupReading) -> set[str]:
-    """Return what a server is called: its container, the objects and services around it, its entry in a chart."""
+    """Return what a server is called: its container, the objects and services around it, its entry in a chart.
+
+    In a script, that is what it depends on, such as `MODE=fast`.
+    """
     place = None if reading.launch is None else reading.launch.place
-    names: set[str] = set()
+    names = {reading.path.partition(", line")[0]} - {""}
     value: Any = None if place is None else place.value
     for step in () if place is None else (*place.path, None):
         if isinstance(value, Mapping):
@@ -388,6 +407,9 @@ def _starts(
     except InvalidSetup:
         return False
     if len(found) != len(wanted) or _find_error_codes(readings) - known:
+        return False
+    # No way through a script keeps another config.
+    if any(way.setup.spec not in (None, wanted[index].spec) for way in readings[index].others):
         return False
     accepted = list(wanted)
     if place is not None and place.form == "values" and not _differs(found[index], wanted[index], ("args",)):

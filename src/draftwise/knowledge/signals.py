@@ -1,4 +1,4 @@
-"""Names the quantities that monitor production and decisions refer to, and the metrics behind each."""
+"""Names the production quantities that decisions refer to, and the metrics behind each."""
 
 from __future__ import annotations
 

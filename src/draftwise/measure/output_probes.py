@@ -17,7 +17,7 @@ from draftwise.runs.turn_order import Turn
 _PROBES = 8
 _PROBE_TOKENS = 24
 _NULL, _NULL_OF = 16, 5
-"""Prompts that plain decoding answers again in batches of another shape: a minimum, and one in this many of a log."""
+"""Prompts that plain decoding answers again in batches of another shape: a minimum, and one in this many of all."""
 _NULL_TOKENS = 96
 _WIDEST = 16
 _DEFAULT_K = 5

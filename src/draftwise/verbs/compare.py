@@ -1,4 +1,4 @@
-"""`compare`: is the answer still true? Two runs, or results of other load generators, next to each other."""
+"""`compare`: asks whether an answer is still true: compares two runs, or results of other load generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`config`: defaults of this project and user, and where each comes from."""
+"""`config`: shows the defaults of this project and user, and where each comes from."""
 
 from __future__ import annotations
 

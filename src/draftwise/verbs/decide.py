@@ -1,4 +1,4 @@
-"""`decide`: measure whether speculation pays."""
+"""`decide`: measures whether speculation pays."""
 
 from __future__ import annotations
 

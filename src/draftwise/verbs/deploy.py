@@ -1,4 +1,4 @@
-"""`deploy`: the files that put a setup into production, and its twin without speculation to go back to."""
+"""`deploy`: writes the files that put a setup into production, and those that undo it."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from draftwise.core import DraftwiseError, Finding, InvalidSetup, StorageError
 from draftwise.core.documents import json_form, to_json
 from draftwise.core.exit_codes import ExitCode, exit_code_of
+from draftwise.core.progress import Stopped
 from draftwise.knowledge.findings import find_fix
 
 __all__ = ["ErrorDocument", "ErrorEntry", "ExitCode", "describe_error", "exit_code_of", "list_findings"]
@@ -64,7 +65,7 @@ def list_findings(error: BaseException) -> tuple[Finding, ...]:
     """Return an error as findings, at least one."""
     if isinstance(error, InvalidSetup) and error.findings:
         return error.findings
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | Stopped):
         return (Finding.error("interrupted", "The command was stopped before it had an answer."),)
     if not isinstance(error, DraftwiseError):
         return (Finding.error("internal-error", f"draftwise failed: {type(error).__name__}: {error}"),)

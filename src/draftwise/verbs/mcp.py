@@ -1,4 +1,4 @@
-"""`mcp`: the verbs as tools of an agent, over the Model Context Protocol."""
+"""`mcp`: serves the verbs as tools of an agent, over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class McpResult(Result):
 def mcp(request: McpRequest, progress: Progress) -> McpResult:
     """Serve the verbs as tools over the Model Context Protocol until the client goes away, or until SIGINT or SIGTERM.
 
-    Only files below the folders of the request are read; nothing is written, and no program is started, unless a folder
+    Only files below the folders of the request are read. Nothing is written and no program started, unless a folder
     to write is given. Over HTTP every request brings a token: that of the variable DRAFTWISE_MCP_TOKEN, or a fresh one,
     which goes to `progress.status` and `progress.update` with the address.
     """

@@ -1,4 +1,4 @@
-"""`pick`: which method to start with, for a target, hardware, release and traffic."""
+"""`pick`: recommends the method to start with, for a target, hardware, release and traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report`: a run's report, made again from its raw readings or written for others."""
+"""`report`: makes a run's report again from its raw readings, or exports it for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`schedule`: how many tokens to draft: one k, or a schedule where an operator's release makes it pay."""
+"""`schedule`: chooses how many tokens to draft: one k, or a schedule where your release makes it pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`serve`: an OpenAI-compatible server over the embedded engine."""
+"""`serve`: runs an OpenAI-compatible server over the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skill`: the agent skill of this version, written into a folder."""
+"""`skill`: writes the agent skill of this version into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train`: train a drafter for a target."""
+"""`train`: trains a drafter for a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ui`: pages over your runs, in a browser on this machine."""
+"""`ui`: shows your runs in a browser on this machine."""
 
 from __future__ import annotations
 

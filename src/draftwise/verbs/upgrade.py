@@ -44,7 +44,7 @@ class UpgradeRequest(JudgedRequest):
     nearest: bool = False
     """Whether an unknown release is judged by the nearest known one; the findings say so."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: a break, also a setup that is not judged in full (`unknown`), also a new warning."""
+    """What makes the exit code 1: a break, also a setup not judged in full (`unknown`), or also a new warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class UpgradedSetup:
     still: tuple[Ruling, ...]
     """What both releases reject or fail on."""
     unknown: tuple[Ruling, ...]
-    """What is not judged for the new release, as the text leaves a value open or a model is not known here."""
+    """Unjudged for the new release: the text leaves a value open, or a model is unknown here."""
     other: tuple[Ruling | Finding, ...]
     """New findings that do not stop the server."""
     gone: tuple[Ruling | Finding, ...]

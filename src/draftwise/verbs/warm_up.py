@@ -1,4 +1,4 @@
-"""`warm-up`: a folder with the kernels that a server will need, compiled ahead."""
+"""`warm-up`: compiles the kernels that a server will need ahead of time, into a folder."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
 """Difference between the clocks of two machines that is allowed for."""
-_FASTEST = 20_000.0
-"""Tokens a second by which a server's counter may grow between two looks at it, milliseconds apart."""
+_FASTER = 2.0
+"""Times the fastest that a server was seen, by which its counters may grow between two looks."""
 PLAIN = "plain"
 """The pool whose servers do not speculate, as the operator says."""
 _GATEWAY = (
@@ -159,18 +159,24 @@ def _find_shift(before: Look, after: Look) -> float:
     return abs(after.started_s - before.started_s)
 
 
-def _are_several(before: Look, after: Look) -> bool:
+def _are_several(before: Look, after: Look, fastest: float) -> bool:
     """Say whether two looks at one address met different processes that run side by side.
 
     The start of one process never goes back. A process that was there already at the look before, and did not answer
     then, is another one, unless its clock is late: then it has made no more tokens than fit in between.
+
+    Args:
+        before: the first of them.
+        after: the second.
+        fastest: tokens a second that this server was seen to make.
     """
     if before.started_s is None or after.started_s is None:
         return False
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fresh = _count_tokens(after) < min(_count_tokens(before), _FASTEST * (after.clock_s - before.clock_s))
+    fits = _FASTER * fastest * (after.clock_s - before.clock_s)
+    fresh = _count_tokens(after) < min(_count_tokens(before), fits)
     return after.started_s < before.started_s or (was_there and not fresh)
 
 
@@ -455,6 +461,7 @@ class Watcher:
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
         self._starts: dict[tuple[str, str], deque[float]] = {}
+        self._fastest: dict[tuple[str, str], float] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -484,7 +491,7 @@ class Watcher:
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
-        faults += find_twice(looks)
+        faults += find_twice(looks, self._fastest)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
@@ -513,12 +520,14 @@ class Watcher:
             starts.append(before.started_s or 0.0)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if _are_several(before, look) or alternates or returns:
+        if _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
             self._several[key] = look.clock_s
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
         self._several.pop(key, None)
+        made = sum(window.output_tokens_per_s or 0.0 for window in windows if not window.restarted)
+        self._fastest[key] = max(self._fastest.get(key, 0.0), made)
         return iter(windows)
 
 
@@ -548,12 +557,17 @@ def find_several(where: str) -> Finding:
     )
 
 
-def find_twice(looks: Iterable[Look]) -> Iterator[Finding]:
-    """Yield each server that answers at two addresses: the start of its process and its counters are the same."""
+def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
+    """Yield each server that answers at two addresses: the start of its process and its counters are the same.
+
+    Args:
+        looks: of one time.
+        fastest: tokens a second that each was seen to make, by pool and instance.
+    """
     known = sorted((each for each in looks if each.started_s), key=lambda each: (each.started_s, each.clock_s))
     for first, second in pairwise(known):
         grown = _count_tokens(second) - _count_tokens(first)
-        few = _FASTEST * max(second.clock_s - first.clock_s, 0.01)
+        few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
         if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
             yield Finding.error(
                 "same-server-twice",

@@ -1,6 +1,8 @@
 # ruff: noqa: E501 -- a file a row
 """The first switch-on: servers that have no arguments yet, one of several, shared by an alias, or written with tabs."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -109,3 +111,57 @@ def test_a_file_of_another_form_is_switched_on_and_off_again(name: str) -> None:
     off = edit(SourceText(text=again, name=name), None, engine_version="0.26.0").text
     assert off == NAMED[name] or name == "flux.yaml"
     assert read_setups(SourceText(text=off, name=name))[0].setup.spec is None
+
+
+SPECULATES = "--speculative-config.method=ngram --speculative-config.num_speculative_tokens=3"
+SCRIPTS = {
+    "if": f'if [ "$MODE" = fast ]; then\n  vllm serve {MODEL} --seed 1 {SPECULATES}\nelse\n'
+    f"  vllm serve {MODEL} --seed 2\nfi\n",
+    "case": f'case "$MODE" in\nfast) exec vllm serve {MODEL} --seed 1 ;;\nslow) exec vllm serve {MODEL} --seed 2 ;;\nesac\n',
+    "pipe": f"vllm serve {MODEL} --seed 1 2>&1 | tee first.log &\nvllm serve {MODEL} --seed 2 | tee second.log\n",
+    "lines": f"vllm serve {MODEL} \\\n  --seed 1 \\\n  {SPECULATES}\nvllm serve {MODEL} \\\n  --seed 2 \\\n  {SPECULATES}\n",
+}
+
+
+@pytest.mark.parametrize("spec", [NGRAM, None])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("form", SCRIPTS)
+def test_one_of_several_commands_of_a_script_is_chosen(form: str, number: int, spec: SpecConfig | None) -> None:
+    source = SourceText(text=SCRIPTS[form], name="run.sh")
+    before = [each.setup for each in read_setups(source)]
+    with pytest.raises(InvalidSetup, match=r"starts 2 servers.*(MODE=fast|1); ") as raised:
+        edit(source, spec, engine_version="0.26.0")
+    assert "--select" in raised.value.findings[0].fix
+    edited = edit(source, spec, engine_version="0.26.0", select=str(number + 1))
+    after = [each.setup for each in read_setups(replace(source, text=edited.text))]
+    assert after[number] == replace(before[number], spec=spec)
+    assert after[1 - number] == before[1 - number]
+    if form in ("if", "case"):
+        assert number or edit(source, spec, engine_version="0.26.0", select="MODE=fast") == edited
+
+
+def test_no_way_through_a_script_keeps_another_config() -> None:
+    text = f'A=--seed=1\nif [ "$MODE" = fast ]; then A="$A {SPECULATES}"; fi\nvllm serve {MODEL} $A\n'
+    source = SourceText(text=text, name="run.sh")
+    off = edit(source, None, engine_version="0.26.0").text
+    assert "--speculative" not in off
+    (on,) = read_setups(replace(source, text=edit(source, NGRAM, engine_version="0.26.0").text))
+    assert [each.setup.spec for each in (on, *on.others)] == [NGRAM, NGRAM]
+
+
+UNREAD = {
+    "an Ansible playbook": f"- hosts: gpu\n  tasks:\n  - ansible.builtin.shell: vllm serve {MODEL}\n",
+    "a Nomad job": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "{MODEL}"]\n  }}\n}}\n',
+    "a Terraform file": f'resource "docker_container" "llm" {{\n  image = "{IMAGE}"\n}}\n',
+    "a SkyPilot task": f"resources: {{accelerators: H100}}\nrun: |\n  vllm serve {MODEL}\n",
+    "a CloudFormation template": f"Resources:\n  Task:\n    Type: AWS::ECS::TaskDefinition\n    Image: {IMAGE}\n",
+    "finds no command in it": f"steps:\n- run: vllm serve {MODEL}\n",
+}
+
+
+@pytest.mark.parametrize("form", UNREAD)
+def test_a_form_that_is_not_read_is_named_and_never_said_to_start_nothing(form: str) -> None:
+    name = "main.yaml" if UNREAD[form].partition("\n")[0].endswith(":") or "- " in UNREAD[form] else "main"
+    with pytest.raises(InvalidSetup, match=form) as raised:
+        edit(SourceText(text=UNREAD[form], name=name), NGRAM, engine_version="0.26.0")
+    assert "beginning with vllm serve" in raised.value.findings[0].fix

@@ -60,8 +60,7 @@ def _judge(
     real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
     once = [each for each in differences if each.unit in views and views[each.unit].again is False]
     unknown = [each for each in differences if each not in ties and each not in real and each not in once]
-    # Rounding seldom swaps tokens so far apart, and never those of most outputs: another model of the kind does.
-    apart = [each for each in ties if (views[each.unit].gap or 0.0) > _CLOSE * scale]
+    apart = [each for each in ties if is_apart(views[each.unit], scale)]
     early = [each for each in (*unknown, *apart) if is_early(each)]
     if real or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or early, views)
@@ -105,6 +104,11 @@ def _is_real(divergence: Divergence, scale: float) -> bool:
 def is_flagged(divergence: Divergence, scale: float) -> bool:
     """Return whether a difference is more than rounding, should it come back when both servers are asked again."""
     return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
+
+
+def is_apart(divergence: Divergence, scale: float) -> bool:
+    """Return whether rounding seldom swaps the two tokens, and never those of most outputs, as another model does."""
+    return (divergence.gap or 0.0) > _CLOSE * scale
 
 
 def is_early(difference: OutputDifference) -> bool:

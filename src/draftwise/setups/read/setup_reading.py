@@ -12,6 +12,7 @@ from typing import Any
 from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
 from draftwise.knowledge.images import has_half_a_release
 from draftwise.knowledge.rules import get_rule
+from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
 from draftwise.setups.read.shell.environment import describe_unknown
@@ -24,6 +25,7 @@ _DECIDING = frozenset(
     {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
 )
 """Variables that a release's judgement depends on."""
+_MENTIONS = re.compile(r"\bvllm\b")
 _MAX_NAMED = 10
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "target": ("model", "model_loading_config"),
@@ -192,14 +194,18 @@ class NoServer(InvalidSetup):
     """The text was read, and starts no vLLM server."""
 
 
-def no_server(name: str) -> InvalidSetup:
+def no_server(name: str, text: str = "") -> InvalidSetup:
     """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
-    return NoServer.because(
-        "no-server",
-        "The text does not start a vLLM server.",
-        where=name,
-        fix="Pass the command line that begins with vllm serve, or a file that contains one.",
-    )
+    message = "The text does not start a vLLM server."
+    fix = "Pass the command line that begins with vllm serve, or a file that contains one."
+    if _MENTIONS.search(text):
+        forms = read_data("engines")["unread_forms"]
+        form = next((each["name"] for each in forms if re.search(each["sign"], text, re.MULTILINE)), None)
+        message = "The text mentions vLLM, but draftwise finds no command in it that starts a server."
+        if form is not None:
+            message = f"The text mentions vLLM, but it is {form}, which draftwise does not read."
+        fix = "Pass the command that it runs, beginning with vllm serve. Change the file itself by hand."
+    return NoServer.because("no-server", message, where=name, fix=fix)
 
 
 def choose_release(version: str | None) -> Release:

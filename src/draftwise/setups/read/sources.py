@@ -161,7 +161,7 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
     except RecursionError:
         raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:
-        raise no_server(name)
+        raise no_server(name, text)
     return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)
 
 
