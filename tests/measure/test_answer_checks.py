@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Model:
     """Field of a request that it refuses."""
     seed: int = 0
     _seen: set[tuple[object, ...]] = field(default_factory=set)
+    _times: Counter[int] = field(default_factory=Counter)
     _asked: int = 0
     _hits: int = 0
 
@@ -114,7 +116,9 @@ class Model:
         return 200, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
 
     def _answer(self, prompt: Sequence[int], count: int, *, is_wrong: bool) -> Iterator[int]:
-        digest, chance = _digest(prompt), Random(f"{self.seed} {self._asked}")
+        digest = _digest(prompt)
+        self._times[digest] += 1  # not by the order in which requests arrive, which differs from run to run
+        chance = Random(f"{self.seed} {digest} {self._times[digest]}")
         for position in range(count):
             best, second, gap = _choose(digest)
             takes_other = gap == _TIE and chance.random() < self.flips

@@ -188,7 +188,7 @@ def test_missing_tensors_are_named(name, target, tmp_path):
 
 def test_narrower_heads_cannot_borrow(target, tmp_path):
     folder = write_eagle3(tmp_path / "head", target.config, hidden_size=24, target_hidden_size=32)
-    with pytest.raises(InvalidSetup, match=r"2 tensors: lm_head.weight, embed_tokens.weight"):
+    with pytest.raises(InvalidSetup, match=r"2 tensors: embed_tokens.weight, lm_head.weight"):
         load_eagle3(folder, target)
 
 
