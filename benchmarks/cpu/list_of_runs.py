@@ -23,7 +23,7 @@ _TIMES = 5
 
 
 def measure(count: int) -> dict[str, Any]:
-    """Return seconds of wall clock and CPU for a list of so many runs."""
+    """Return the seconds of wall clock and CPU that a list of this many runs takes."""
     with TemporaryDirectory() as name:
         os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
         from starlette.testclient import TestClient

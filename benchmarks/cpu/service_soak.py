@@ -258,7 +258,7 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
 
 
 async def end_many(model: str, count: int, seed: int) -> dict[str, Any]:
-    """Return what came of so many ends, next to a busy process."""
+    """Return the outcome of each end, next to a busy process."""
     chance = random.Random(seed)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -141,7 +141,7 @@ def _example(code: str) -> str:
 
 
 def _template(message: str) -> str:
-    """Return a message with its placeholders; nothing of one that is a placeholder alone."""
+    """Return a message with its placeholders; empty if it is a placeholder alone."""
     shown = show_template(message)
     return "" if re.fullmatch(r"(<[^<>]*>)?", shown) else fence(shown, "text")
 

@@ -1,4 +1,4 @@
-"""A canary, its drafter going wrong, and the way back, with real parts and under load: no request is lost.
+"""A canary whose drafter goes wrong is rolled back, with real parts and under load: no request is lost.
 
 The embedded server speculates beside its plain twin, behind HAProxy; Prometheus asks what the rendered analysis asks,
 Alertmanager tells, and what is told drains the canary. `make e2e` unpacks the programs and names their folder.

@@ -103,7 +103,7 @@ def test_a_drafter_that_is_surer_than_the_target_shows_every_mistake(
         )
     spec = {"method": "draft_model", "model": str(surer.parent), "num_speculative_tokens": 3}
     spec |= {"draft_sample_method": "probabilistic"}
-    spec |= {"rejection_sample_method": "block"} if mistake == "by block" else {}  # which is none
+    spec |= {"rejection_sample_method": "block"} if mistake == "by block" else {}  # no mistake at all
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **SETTINGS, **SITUATIONS["plenty"])
     seen = sample_pairs(llm)
     counted = llm.engine.stats().spec

@@ -42,7 +42,7 @@ FAULTS: Mapping[str, tuple[Callable[[Seen], bool], set[str]]] = {
     "long": (lambda seen: seen.length > 3000, {"long"}),
     "every tenth time": (lambda seen: seen.number % 10 == 0, set()),
 }
-"""What a server gets wrong, and where that must be seen: somewhere, where it is told of no kind."""
+"""The faults of a server, and the kinds that must show each; without a kind, any of them."""
 
 
 @dataclass

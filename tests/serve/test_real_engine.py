@@ -63,7 +63,7 @@ def test_logprobs_of_prompt_and_output(server):
 
 @pytest.mark.parametrize(("length", "many"), [(20, 2**12), (180, 2**8)])
 def test_logprobs_of_a_prompt_are_the_same_in_a_stream(server, length, many, monkeypatch):
-    """Of the long one there are so many that another thread renders them."""
+    """The long prompt has enough of them for another thread to render them."""
     monkeypatch.setattr(generation, "_MANY_ENTRIES", many)
     asked = GREEDY | {"prompt": "ab" * (length // 2), "logprobs": 20, "echo": True, "max_tokens": 4}
     whole = server.client.completions.create(**asked).choices[0]

@@ -128,7 +128,7 @@ class Window:
     def followed_by(self, later: Window) -> Window:
         """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out.
 
-        What began anew is another process, of which nothing before counts.
+        A process that restarted counts from its restart only.
         """
         if later.restarted:
             return later

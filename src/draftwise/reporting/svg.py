@@ -37,7 +37,7 @@ WIDTH, NARROW = 7.6, 3.6
 
 
 def figure_width() -> float:
-    """Return the width, in inches, that is drawn for now."""
+    """Return the width of the current drawing in inches."""
     return float(mpl.rcParams["figure.figsize"][0])
 
 

@@ -1,15 +1,15 @@
 """Limits the prompt tokens of a step while other sequences decode, so that these do not stall.
 
-A step ends for all its sequences at once: on a CPU, a thousand tokens of somebody's prompt are a second without a token
-for everybody else. So prompts get pieces that take about as long as `GAP_S`, by how long pieces took before.
+A step ends for all its sequences at once: on a CPU, a prompt of a thousand tokens costs everybody
+else a second without a token. So prompts get pieces that take about as long as `GAP_S`, by how long pieces took before.
 """
 
 from __future__ import annotations
 
 GAP_S = 0.03
-"""Time that prompts may add to a step that others decode in."""
+"""Seconds that prompts may add to a step that others decode in."""
 _SHARE = 0.25
-"""And the share of a step's own time that they may add, where that is more: on a slow machine they still go on."""
+"""Share of a step's own time that they may add if that is more, so that they go on even on a slow machine."""
 _FIRST_ROWS = 64
 """Rows of the first piece, before anything was measured."""
 _MEMORY = 0.8

@@ -39,7 +39,7 @@ def drafts(drafter, chain, *, k: int) -> list[torch.Tensor]:
     proposer = ChainProposer(drafter, max_model_len=REACH)
     proposer.allocate(num_pages=32, block_size=PAGE)
     pages = [range(first, first + 6) for first in (0, 7, 14)]
-    # Networks that read states are told of no token before the second.
+    # Networks that read states get no token before the second.
     starts, result, rng = [int(bool(drafter.aux_layers))] * 3, list[torch.Tensor](), torch.Generator().manual_seed(3)
     for lengths in ([5, 1, 15], [1, 3, 4], [2, 1, 2], [1, 1, 1]):
         rows = [torch.randint(90, (n,), generator=rng).tolist() for n in lengths]
