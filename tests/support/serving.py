@@ -1,5 +1,6 @@
 """Servers on free ports of 127.0.0.1, in threads of the test process."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -17,7 +18,21 @@ from draftwise.serve.engine_loop import run_engine
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules
 from draftwise.serve.http_server import ServerOptions, bind
-from draftwise.serve.reading import DirectReader
+from draftwise.serve.reading import read_body
+
+
+class DirectReader:
+    """Reads bodies in this process, while everything else waits."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def connect(self):
+        return contextlib.nullcontext()
+
+    async def read(self, kind, body):
+        await asyncio.sleep(0)
+        return read_body(kind, body, self._model)
 
 
 def start_thread(build):

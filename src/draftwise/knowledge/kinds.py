@@ -58,14 +58,6 @@ def find_kind(api_version: str, kind: str, release: str = "") -> ResourceKind | 
     return found[-1] if found else None
 
 
-def get_newest(api_version: str, kind: str) -> str:
-    """Return the newest minor release of a kind's project that is known here; KeyError for an unknown kind."""
-    found = find_kind(api_version, kind)
-    if found is None:
-        raise KeyError(kind)
-    return found.since
-
-
 @cache
 def read_schema(kind: ResourceKind) -> Mapping[str, Any]:
     """Return the schema of a kind, in the words of JSON Schema."""

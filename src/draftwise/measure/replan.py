@@ -44,22 +44,17 @@ def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
     return kept
 
 
-def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] = ()) -> list[Turn]:
-    """Return what is missing of the turns of a repetition.
+def find_missing(blocks: Iterable[Sequence[Turn]], run: Run, *, returned: Collection[str] = ()) -> Iterator[list[Turn]]:
+    """Yield what is missing of each block of a repetition that is not whole, in turn.
 
     What a candidate answers now is not paired with what the baseline answered long ago: where the run went on without
     the candidate, both answer the block, as another attempt.
 
     Args:
-        turns: as planned, block by block.
+        blocks: as planned.
         run: what is measured.
         returned: candidates that it was measured without before it was continued.
     """
-    return list(chain(*find_missing(list_blocks(turns), run, returned=returned)))
-
-
-def find_missing(blocks: Iterable[Sequence[Turn]], run: Run, *, returned: Collection[str] = ()) -> Iterator[list[Turn]]:
-    """Yield what is missing of each block that is not whole, in turn. Arguments as for `list_missing`."""
     baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
     attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
     for turn in run.turns:

@@ -275,15 +275,6 @@ def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int
     return size if isinstance(condition.load, Replay) else _FEWEST_BLOCKS * size
 
 
-def count_repetitions(run: Run, workloads: Collection[str], condition: Condition, candidate: str) -> int:
-    """Return in how many repetitions a cell takes part with all of its workloads, if it is not stopped early."""
-    if candidate not in run.plan.asked_once:
-        return run.plan.repeats
-    members = (each for each in run.plan.workloads if each.name in workloads)
-    shares = (share_out(run.plan, each, run.added, run.settled) for each in members)
-    return min(sum(label == condition.label for label, _ in share) for share in shares)
-
-
 def share_out(
     plan: RunPlan, workload: Workload, added: Sequence[Condition] = (), settled: Sequence[Settled] = ()
 ) -> Shares:

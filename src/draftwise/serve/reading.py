@@ -6,11 +6,10 @@ Rendering a template and encoding a text take as long as a client or the checkpo
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
 from draftwise.core import InvalidSetup
@@ -81,19 +80,3 @@ def read_error_of(error: InvalidSetup) -> ReadError:
     """Return the refusal of values that the engine rejects."""
     refused = RequestError.of_invalid(error)
     return ReadError(refused.status, refused.message, refused.param)
-
-
-class DirectReader:
-    """Reads bodies in this process, while everything else waits."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-
-    def connect(self) -> AbstractAsyncContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
-
-    async def read(self, kind: BodyKind, body: bytes) -> Outcome:
-        """Return what a body asks for."""
-        await asyncio.sleep(0)
-        return read_body(kind, body, self._model)
