@@ -1,0 +1,84 @@
+"""Real runs of `draftwise decide` on one pair of servers: are its intervals as wide as they should be?
+
+    python benchmarks/cpu/real_intervals.py --runs 100 --out benchmarks/cpu/results/real_intervals.json
+
+Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws prompts of its own from the same
+200 and measures for `--seconds`. What 95 % intervals should hold is the mean of all runs' logarithms: it is known a
+tenth as well as a run says of 100. RMS z is then 1 where they are as wide as runs differ. 1.96 is a z at their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from bounded_work import served
+from provenance import provenance, write
+
+import draftwise
+
+BUNDLE = Path(__file__).parents[2] / "bundle"
+SPECS = {
+    "eagle3": {"model": str(BUNDLE / "eagle3"), "num_speculative_tokens": 3},
+    "ngram": {"num_speculative_tokens": 4},
+}
+
+
+def run_one(plain: str, candidate: str, log: Path, seed: int, seconds: float) -> dict[str, Any]:
+    """Return what one run says."""
+    with TemporaryDirectory() as folder:
+        result = draftwise.decide(
+            url=plain,
+            candidate_urls=(candidate,),
+            workloads=(f"log:{log}",),
+            minutes=seconds / 60,
+            seed=seed,
+            out=Path(folder) / "run",
+        )
+    (each,) = result.decision.comparisons
+    found = each.deciding
+    return {"seed": seed, "verdict": str(each.verdict), "reason": each.reason.code if each.reason else None,
+            "ratio": [found.value, found.low, found.high], "prompts": each.num_prompts}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--method", choices=SPECS, default="eagle3")
+    parser.add_argument("--workload", choices=("code", "prose", "rewrite"), default="code")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    spec = json.dumps({"method": given.method, **SPECS[given.method]})
+    rows, log = [], BUNDLE / "heldout" / f"{given.workload}.jsonl"
+    model = str(BUNDLE / "target")
+    with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
+        for seed in range(given.runs):
+            rows.append(run_one(plain, candidate, log, seed, given.seconds))
+            print(json.dumps(rows[-1]), flush=True)
+    logs, ends = np.log([row["ratio"][0] for row in rows]), np.log([row["ratio"][1:] for row in rows])
+    truth = logs.mean()
+    z = 1.96 * (logs - truth) / ((ends[:, 1] - ends[:, 0]) / 2) * math.sqrt(len(rows) / (len(rows) - 1))
+    result = {
+        "what": "intervals of real runs, each with a draw of its own, compared with the mean of all",
+        "command": f"python benchmarks/cpu/real_intervals.py --runs {given.runs} --seconds {given.seconds:g} "
+        f"--method {given.method} --workload {given.workload}",
+        **provenance(),
+        "truth": math.exp(truth),
+        "rms_z": float(np.sqrt(np.mean(z**2))),
+        "covers": float(np.mean(np.abs(z) < 1.96)),
+        "verdicts": dict(Counter(row["verdict"] for row in rows)),
+        "rows": rows,
+    }
+    write(result, given.out)
+    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
