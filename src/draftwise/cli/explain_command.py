@@ -72,8 +72,7 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
     if example := explanation.example:
         for name, text in example.files.items():
             _print(console, f"example, {name}:\n{text.rstrip()}")
-        release = f"--vllm {example.vllm} " if example.vllm else ""
-        _print(console, f"example: draftwise check {release}{example.command}")
+        _print(console, f"example: {example.line}")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:
