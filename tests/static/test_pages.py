@@ -68,6 +68,9 @@ def test_the_pages_of_rules_show_what_their_examples_say(site: dict[str, str]) -
     assert shown == {code for code in all_rules() if find_example(code)}
     assert len(shown) >= 411
     assert "draftwise check --vllm" in site["findings/unknown-method.md"]
+    written_by_python = re.compile(r"\{'|\['|'None'|<class|\w+Error\(")
+    said = {code: re.findall(r"```text\n(.*?)```", site[f"findings/{code}.md"], re.DOTALL)[-1] for code in shown}
+    assert {code: text for code, text in said.items() if written_by_python.search(text)} == {}
 
 
 def test_every_line_of_a_table_has_as_many_cells_as_its_head(site: dict[str, str]) -> None:
