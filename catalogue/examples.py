@@ -1,8 +1,8 @@
 """Finds for each rule a short setup that meets it: `python -m catalogue.examples` writes data/examples.json.
 
-Examples that still hold stay, also those written by hand. For other rules it runs the tests of `check`, and takes the
-shortest setup, command or file of theirs. With `--anew` it first tries vLLM's recipes, examples of known defects and
-configs of the methods' pages, changed in one setting. The page of the rule and `explain` show the example.
+Examples that still hold stay. For other rules it runs the tests of `check`, and takes the shortest setup, command or
+file of theirs. With `--anew` it first tries vLLM's recipes, examples of known defects and configs of the methods'
+pages, changed in one setting. The page of the rule and `explain` show the example.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.site.examples import find_findings, is_met
+from docs.site.examples import find_effect, run_example
 
 import draftwise.setups.read
-from draftwise.core import Setup, SpecConfig
+from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.rules import VllmRule, all_rules
@@ -271,9 +271,16 @@ def find_codes(example: RuleExample) -> set[str]:
     if any(place in repr(example) for place in (tempfile.gettempdir(), str(ROOT))):
         return set()
     try:
-        return {finding.code for finding in find_findings(example)}
+        return {finding.code for finding in run_example(example)}
+    except InvalidSetup as error:
+        return {finding.code for finding in error.findings}
     except (OSError, ValueError, TypeError, SystemExit):
         return set()
+
+
+def _depends(example: RuleExample, code: str) -> bool:
+    """Whether the answer to an example depends on a rule."""
+    return code in find_codes(example) or bool(find_effect(code, example))
 
 
 def record() -> Recorder:
@@ -351,15 +358,12 @@ def _last(rule: VllmRule, known: list[Release]) -> Release:
 
 
 def main() -> None:
-    kept = {code: row for code in all_rules() if (row := find_example(code)) and is_met(code, row)}
+    kept = {code: row for code in all_rules() if (row := find_example(code)) and _depends(row, code)}
     print(f"{len(kept)} examples still hold", flush=True)
     if "--anew" in sys.argv:
         kept |= {code: RuleExample(vllm=row["vllm"], command=row["command"]) for code, row in find_examples().items()}
     kept |= find_recorded(record(), set(all_rules()) - set(kept))
-    rows = {
-        code: {key: each for key, each in asdict(row).items() if each and (key, each) != ("verb", "check")}
-        for code, row in sorted(kept.items())
-    }
+    rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
     lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
     DATA.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     print(f"{len(kept)} of {len(all_rules())} rules have an example")

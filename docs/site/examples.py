@@ -1,129 +1,158 @@
-"""Runs the example of a rule: its files in an empty folder, then `check`, as a reader would."""
+"""Runs the example of a rule: its files in an empty folder, then the command, as a reader would."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import math
+import os
+import re
 import shlex
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from click.testing import CliRunner, Result
 from docs.site.markdown import fence
+from packaging.version import Version
 
 import draftwise
-from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.cli import main
+from draftwise.core import Finding, Severity
 from draftwise.knowledge.examples import RuleExample
 from draftwise.knowledge.rules import VllmRule
-from draftwise.plan.check import Report, judge
+from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
+from draftwise.setups.read.arguments import flags
 
-_LANGUAGES = {".json": "json", ".yaml": "yaml", ".sh": "sh", ".py": "python", ".service": "ini", ".container": "ini"}
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1, "BOOL": 1, "I32": 4}
+_WEIGHTS, _GGUF = ".safetensors", ".gguf"
+_LANGUAGES = {
+    ".json": "json", ".yaml": "yaml", ".sh": "sh", ".py": "python", ".service": "ini", ".container": "ini",
+    _WEIGHTS: "json", _GGUF: "json",
+}  # fmt: skip
+_DETAIL = re.compile(r"[+-] {6}\S")
+"""Lines that belong to a finding, as `check` prints it: message, fix, source."""
+_BYTES = {"BF16": 2, "I64": 8, "BOOL": 1}
 
 
-def _run(example: RuleExample) -> tuple[Report, ...]:
-    """Return the report on each of an example's servers; one of the findings alone where nothing can be read."""
+def run_example(example: RuleExample) -> tuple[Finding, ...]:
+    """Return every finding on an example's servers.
+
+    Raises:
+        InvalidSetup: the command or a file cannot be read at all.
+    """
     words = shlex.split(example.command)
     version = example.vllm or None
-    try:
-        with _write_files(example):
-            if example.verb == "inspect":
-                return (_report(example, draftwise.inspect(*words, vllm=version).findings),)
-            if words[0] == "vllm":
-                return (judge(read_words(words, engine_version=version)),)
-            return tuple(each.report for each in draftwise.check(words[0], vllm=version or ()).judgements)
-    except InvalidSetup as error:
-        return (_report(example, error.findings),)
+    with _folder(example):
+        if words[0] == "draftwise":
+            return tuple(_find(json.loads(_run([*words[1:], "--json"]).stdout)))
+        if words[0] == "vllm":
+            return judge(read_words(words, engine_version=version)).findings
+        judged = draftwise.check(words[0], vllm=version or ()).judgements
+    return tuple(finding for each in judged for finding in each.findings)
 
 
-def _report(example: RuleExample, findings: tuple[Finding, ...]) -> Report:
-    return Report(version=example.vllm, setup=Setup(), findings=findings, resolved=None)
+def find_effect(code: str, example: RuleExample) -> str:
+    """Return the lines of the answer that a rule changes without a finding of its own; empty where it changes none.
 
-
-@contextlib.contextmanager
-def _write_files(example: RuleExample) -> Iterator[None]:
-    """Write an example's files into an empty folder, which is the current one for as long as the context lasts."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for name, text in example.files.items():
-            path = Path(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".safetensors":
-                _write_tensors(path, text)
-            else:
-                path.write_text(text, encoding="utf-8")
-        yield
-
-
-def _write_tensors(path: Path, text: str) -> None:
-    """Write a file that has the tensors of a list, name -> [type, *shape], in its header, and no data on disk."""
-    header, end = {}, 0
-    for name, (kind, *shape) in json.loads(text).items():
-        start, end = end, end + math.prod(shape) * _BYTES[kind]
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    written = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(written)) + written)
-        file.truncate(8 + len(written) + end)
-
-
-def find_findings(example: RuleExample) -> tuple[Finding, ...]:
-    """Return every finding on an example's servers, or on why it cannot be read."""
-    return tuple(finding for report in _run(example) for finding in report.findings)
-
-
-def compare(code: str, example: RuleExample) -> tuple[list[str], list[str]]:
-    """Return the lines that `check` prints of an example because of a rule, and those that it would print without it.
-
-    Where the outcome differs, it and the errors are enough.
+    Lines of a release without the rule begin with `-`, those of the release as it is with `+`.
     """
+    words = shlex.split(example.line)[1:]
     holds = VllmRule.holds
-    with_it = _run(example)
-    with mock.patch.object(VllmRule, "holds", lambda rule, version: rule.code != code and holds(rule, version)):
-        without = _run(example)
-    differs = [each.outcome for each in with_it] != [each.outcome for each in without]
-    first, second = (
-        [line for report in reports for line in (_tell_outcome(report) if differs else _tell_all(report))]
-        for reports in (with_it, without)
-    )
-    return [line for line in first if line not in second], [line for line in second if line not in first]
+
+    def holds_without(rule: VllmRule, version: Version | None) -> bool:
+        return rule.code != code and holds(rule, version)
+
+    with _folder(example):
+        answer = _run(words).output
+        with mock.patch.object(VllmRule, "holds", holds_without):
+            _forget_rules()
+            other = _run(words).output
+        _forget_rules()
+    compared = [*difflib.unified_diff(other.splitlines(), answer.splitlines(), n=0, lineterm="")]
+    lines = [line.rstrip() for line in compared if not line.startswith(("---", "+++", "@@"))]
+    return "\n".join([line for line in lines if not _DETAIL.match(line)] or lines)
 
 
-def _tell_outcome(report: Report) -> list[str]:
-    stops = (each for each in report.findings if each.severity is Severity.ERROR)
-    return [f"{report.release}: {report.outcome}", *map(str, stops)]
-
-
-def _tell_all(report: Report) -> list[str]:
-    found = report.resolved
-    values = {} if found is None else {field.name: getattr(found, field.name) for field in fields(found)}
-    values |= values.pop("fields", {})
-    return [*map(str, report.findings), *(f"{name}: {value}" for name, value in values.items())]
-
-
-def is_met(code: str, example: RuleExample) -> bool:
-    """Say whether an example meets a rule: it is a finding, or it decides what else is said."""
-    return any(finding.code == code for finding in find_findings(example)) or any(compare(code, example))
+def _forget_rules() -> None:
+    """Empty the caches in which what a rule decides is kept."""
+    for cache in (flags._parser, flags._spellings_in):
+        cache.cache_clear()
 
 
 def show_example(code: str, example: RuleExample) -> str:
-    """Return the files, the command and what it says of the rule, as Markdown."""
-    said = next((str(finding) for finding in find_findings(example) if finding.code == code), "")
-    if not said:
-        if not any(differing := compare(code, example)):
-            raise ValueError(f"the example of {code} does not meet it")
-        with_it, without = ("\n".join(lines) or "nothing of this" for lines in differing)
-        said = f"With this rule:\n{with_it}\n\nWithout it:\n{without}"
-    return "\n\n".join([*_files(example), fence(example.line, "sh"), fence(said, "text")])
+    """Return the files, the command and what it says of the rule, as Markdown.
+
+    Raises:
+        ValueError: the answer does not depend on the rule.
+    """
+    shown = [*_files(example), fence(example.line, "sh")]
+    if said := next((finding for finding in run_example(example) if finding.code == code), None):
+        return "\n\n".join([*shown, fence(str(said), "text")])
+    if effect := find_effect(code, example):
+        return "\n\n".join([*shown, "The rule changes the answer, here from `-` to `+`:", fence(effect, "diff")])
+    raise ValueError(f"{code}: its example does not meet the rule")
+
+
+@contextlib.contextmanager
+def _folder(example: RuleExample) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, text in example.files.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith(_WEIGHTS):
+                _write_weights(name, json.loads(text))
+            elif name.endswith(_GGUF):
+                _write_gguf(name, json.loads(text))
+            else:
+                Path(name).write_text(text, encoding="utf-8")
+        yield
+
+
+def _write_weights(name: str, tensors: Mapping[str, Any]) -> None:
+    """Write a safetensors file of zeros from type and shape of its tensors."""
+    header, end = {}, 0
+    for tensor, (dtype, *shape) in tensors.items():
+        size = _BYTES[dtype] * math.prod(shape)
+        header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    Path(name).write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(name, 8 + len(text) + end)
+
+
+def _write_gguf(name: str, metadata: Mapping[str, str]) -> None:
+    """Write a GGUF file without tensors."""
+    texts = (text.encode() for each in metadata.items() for text in each)
+    written = [struct.pack("<Q", len(text)) + text for text in texts]
+    values = (key + struct.pack("<I", 8) + value for key, value in zip(written[::2], written[1::2], strict=True))
+    Path(name).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata)) + b"".join(values))
+
+
+def _run(words: list[str]) -> Result:
+    """Return what a command of draftwise prints."""
+    return CliRunner().invoke(main, words, env={"COLUMNS": "100", "NO_COLOR": "1"})
+
+
+def _find(document: Any) -> Iterator[Finding]:
+    """Yield the findings anywhere in a JSON document."""
+    if isinstance(document, list):
+        for each in document:
+            yield from _find(each)
+    elif isinstance(document, dict) and {"code", "severity", "message"} <= document.keys():
+        known = {field.name for field in fields(Finding)}
+        told = {key: value for key, value in document.items() if key in known}
+        yield Finding(**{**told, "severity": Severity(document["severity"])})
+    elif isinstance(document, dict):
+        yield from _find(list(document.values()))
 
 
 def _files(example: RuleExample) -> Iterator[str]:
-    for name, text in example.files.items():
-        path = Path(name)
-        language = _LANGUAGES.get(path.suffix, "dockerfile" if path.name == "Dockerfile" else "text")
-        what = " has these tensors (type, then shape)" if path.suffix == ".safetensors" else ""
-        yield f"`{name}`{what}:\n\n{fence(text.rstrip(), 'json' if what else language)}"
+    for name, text in example.titles():
+        path, _, about = name.partition(", ")
+        language = _LANGUAGES.get(Path(path).suffix, "dockerfile" if Path(path).name == "Dockerfile" else "text")
+        yield f"`{path}`{about and ', '}{about}:\n\n{fence(text.rstrip(), language)}"

@@ -85,13 +85,10 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
         yield from others
         return
     waiting = _count_waiting(context)
+    told = {"name": name, "near": near_models(name)}
     if not name:
-        told = {
-            "message": f"No target is named. {waiting} rules need its config.json and were not checked.",
-            "near": "",
-        }
-    else:
-        told = {"name": name, "near": near_models(name)}
+        text = f"No target is named. {waiting} rules need its config.json and were not checked."
+        told = {"message": text, "near": ""}
     yield from context.rules.ruling("target-not-here", waiting=waiting, **told)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
+from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
@@ -88,7 +89,7 @@ def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Itera
     covered = largest // step
     most = f"{covered} request{'s' * (covered > 1)}" if covered else ""
     beyond = f"with more than {most} decoding at once, a step" if most else "every step that drafts"
-    told = {"largest": largest, "step": step, "beyond": beyond}
+    told: dict[str, Any] = {"largest": largest, "step": step, "beyond": beyond}
     if seqs is None:
         yield from context.rules.ruling("cudagraph-reach", **told, fix=_advise_sizes(context, None, most))
     elif seqs > covered:
