@@ -24,7 +24,7 @@ class RuleExample:
     command: str
     """What `draftwise check` is given: a server's command line, or the name of a file. Or a whole `draftwise ...`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of each file that the command reads; of weights, JSON of what `_SHOWN` says."""
+    """Name -> text of each file that the command reads; of weights, JSON of their header."""
 
     @property
     def line(self) -> str:
