@@ -484,7 +484,7 @@ class QuantizedChain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class DraftStage:
     """What makes one draft token of the state that the target left: products, and a head."""
 
     products: tuple[QuantizedLinear, ...]
@@ -507,7 +507,7 @@ class QuantizedStages:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[DraftStage],
         *,
         token_weight: float = 1.0,
         eps: float = 0.0,

@@ -97,14 +97,14 @@ def join_stages(stages: Sequence[Parts], **options: Any) -> QuantizedStages | No
     A network whose widths are no multiples of 32, or whose head is a part of another, has other products.
     """
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
-    from draftwise.engine.kernels.cpu_layers import QuantizedStages, Stage
+    from draftwise.engine.kernels.cpu_layers import DraftStage, QuantizedStages
 
     joined = []
     for products, head, embedding_VI, norm in stages:
         own = tuple(each for each in products if isinstance(each, QuantizedLinear))
         if len(own) < len(products) or not own or not isinstance(head, QuantizedLinear):
             return None
-        joined.append(Stage(products=own, head=head, embedding_VI=embedding_VI, norm=norm))
+        joined.append(DraftStage(products=own, head=head, embedding_VI=embedding_VI, norm=norm))
     return QuantizedStages(joined, **options)
 
 
