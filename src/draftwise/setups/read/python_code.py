@@ -75,7 +75,7 @@ def read_engines(
 
 
 def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield the servers that lists of words start, as `subprocess.Popen` takes them; a list that grows is none."""
+    """Yield the servers that lists of words start, as `subprocess.Popen` takes them; lists that grow are not read."""
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
     grown = {
