@@ -29,7 +29,7 @@ FEATURES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unproved:
+class ProofGaps:
     """Features of a setup whose memory is not proved."""
 
     unknown: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ def _read() -> Mapping[Version, Mapping[str, frozenset[str]]]:
     }
 
 
-def find_unproved(architecture: str, version: Version, features: Collection[str], *, is_simple: bool) -> Unproved:
+def find_unproved(architecture: str, version: Version, features: Collection[str], *, is_simple: bool) -> ProofGaps:
     """Return the features of a setup whose memory no comparison with vLLM's own code confirms.
 
     A release between two compared ones counts as compared where both agree. A model whose layers all keep keys and
@@ -66,7 +66,7 @@ def find_unproved(architecture: str, version: Version, features: Collection[str]
     enough = any if is_simple else all
     covered = is_simple or version in proofs or len(around) == 2
     proved = {name for name in features if covered and enough(name in each for each in said)} - different
-    return Unproved(tuple(sorted({*features} - proved - different)), tuple(sorted(different)))
+    return ProofGaps(tuple(sorted({*features} - proved - different)), tuple(sorted(different)))
 
 
 def _nearest(version: Version, *, older: bool) -> Version | None:
