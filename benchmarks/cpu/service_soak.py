@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -257,12 +257,12 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def end_many(model: str, count: int, seed: int) -> dict[str, Any]:
+async def end_many(model: str, count: int, seed: int, ways: Sequence[str]) -> dict[str, Any]:
     """Return the outcome of each end, next to a busy process."""
     chance = random.Random(seed)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        rows = [await end_one(model, _ENDS[number % len(_ENDS)], chance) for number in range(count)]
+        rows = [await end_one(model, ways[number % len(ways)], chance) for number in range(count)]
     finally:
         busy.kill()
     return {"ends": rows, "load": round(os.getloadavg()[0], 1)}
@@ -274,12 +274,15 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--ends", type=int)
+    parser.add_argument("--only", choices=_ENDS, action="append", help="ways of --ends; several may be given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     only_ends = given.ends is not None
     result = asyncio.run(
-        end_many(given.model, given.ends, given.seed) if only_ends else soak(given.model, given.minutes, given.seed)
+        end_many(given.model, given.ends, given.seed, given.only or _ENDS)
+        if only_ends
+        else soak(given.model, given.minutes, given.seed)
     )
     write(provenance("torch", "httpx") | {"model": Path(given.model).name} | result, given.out)
     wrong = [row for row in result["ends"] if not row["is_right"]]

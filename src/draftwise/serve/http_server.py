@@ -38,9 +38,6 @@ logger = logging.getLogger("draftwise.serve")
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
 """Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
 
-_LAST_TASKS_S = 1
-"""Seconds for answers that are still being sent when connections are closed, to clients that do not read them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -122,7 +119,7 @@ def serve(
             access=make_rules(options),
             in_flight=in_flight,
         )
-        config_of_http = make_config(app, log_level="critical", timeout_graceful_shutdown=_LAST_TASKS_S)
+        config_of_http = make_config(app, log_level="critical")
         server = HttpServer(config_of_http, worker, in_flight, drain_s=options.drain_seconds)
         pool.on_failure = server.end
         # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
