@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -91,7 +91,7 @@ class _StrictProtocol(HttpToolsProtocol):
     """What has arrived of a request's headers, or between the pieces of its body and behind it, in bytes."""
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_LingeringTransport(transport, self._is_all_read))
+        super().connection_made(cast("asyncio.Transport", _LingeringTransport(transport, self._is_all_read)))
         self._close_in(_HEAD_S)
 
     def data_received(self, data: bytes) -> None:

@@ -18,6 +18,7 @@ from tokenizers import decoders
 
 from draftwise.checkpoints.text_files import check_directory, read_bytes, read_json
 from draftwise.core import InvalidSetup
+from draftwise.engine.text.rendering import Renderer
 
 _LONGEST_REASON = 300
 """Characters of another library's message; more of it would be the text itself."""
@@ -224,14 +225,14 @@ def _end_ids(directory: Path) -> list[int]:
         if ends is None:
             continue
         ends = ends if isinstance(ends, list) else [ends]
-        if not all(type(each) is int and each >= 0 for each in ends):
+        if not all(type(each) is int for each in ends):
             raise InvalidSetup.because(
                 "bad-end-token",
                 f"eos_token_id in {directory / name} must be a token id or a list of them.",
                 where=str(directory / name),
                 fix="Correct it; tokenizer_config.json names the token.",
             )
-        return ends
+        return [each for each in ends if each >= 0]  # -1 means that no token ends a completion
     return []
 
 
@@ -275,10 +276,19 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A chat template, compiled when it is first used: jinja computes constants of any size there."""
+    """A chat template, compiled when it is first used: jinja computes constants of any size there.
+
+    Attributes:
+        is_bounded_here: whether this process is one that may end for any template; otherwise another one renders.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self.is_bounded_here = False
+
+    @cached_property
+    def _renderer(self) -> Renderer:
+        return Renderer(self._source)
 
     @cached_property
     def compiled(self) -> jinja2.Template:
@@ -296,8 +306,13 @@ class ChatTemplate:
         """Return the prompt text for a conversation; the template sees `variables` too.
 
         Raises:
-            InvalidSetup: the template is not valid Jinja, or refuses these messages (roles out of order ...).
+            InvalidSetup: the template is not valid Jinja, refuses these messages (roles out of order ...), or exceeds
+                bounds on time and memory.
         """
+        return (self.render_here if self.is_bounded_here else self._renderer.render)(messages, variables)
+
+    def render_here(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Do what `render` does, without bounds."""
         with _failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
             return self.compiled.render({**variables, "messages": messages})
 
