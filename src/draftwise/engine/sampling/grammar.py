@@ -44,8 +44,10 @@ _TRIED = 3
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~/])")
 """Characters with a meaning in a regex."""
 _COMPILERS, _NICE = 2, 10
-"""Grammars that are compiled at once, and how much nicer their threads are. Those of a step wait for each other many times
-a step: each time for as long as one of them is without a core."""
+"""Grammars that are compiled at once, and how much nicer their threads are.
+
+The threads of a step wait for each other many times, each time for as long as one of them lacks a core.
+"""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
