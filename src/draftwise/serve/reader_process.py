@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.engine.text.rendering import MEMORY, limit_memory
+from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.text import rendering
+from draftwise.engine.text import chat_template
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -220,7 +220,7 @@ def test_chat_template_faults_are_findings(tmp_path, template, code):
     ],
 )
 def test_a_template_is_bounded_wherever_it_is_rendered(tmp_path, monkeypatch, template, words):
-    monkeypatch.setattr(rendering, "_CPU_S", 0.3)
+    monkeypatch.setattr(chat_template, "_CPU_S", 0.3)
     source = "{% if messages %}" + template + "{% endif %}{{ tools }}"
     directory = save(byte_level(), tmp_path / "m", tokenizer_config={"chat_template": source})
     tokenizer = Tokenizer.from_pretrained(directory)
