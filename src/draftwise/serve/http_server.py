@@ -18,6 +18,7 @@ from draftwise.core import BackendError, InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
@@ -91,6 +92,7 @@ def serve(
     if options.api_key == "":
         fix = "Leave it out, or give a key."
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+    raise_file_limit()
     check_names(options.allowed_hosts, options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
