@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import shlex
@@ -29,10 +30,10 @@ from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
 from draftwise.setups.read.arguments import flags
 
-_WEIGHTS = ".safetensors"
+_WEIGHTS, _GGUF = ".safetensors", ".gguf"
 _LANGUAGES = {
     ".json": "json", ".yaml": "yaml", ".sh": "sh", ".py": "python", ".service": "ini", ".container": "ini",
-    _WEIGHTS: "json",
+    _WEIGHTS: "json", _GGUF: "json",
 }  # fmt: skip
 _DETAIL = re.compile(r"[+-] {6}\S")
 """Lines that belong to a finding, as `check` prints it: message, fix, source."""
@@ -105,6 +106,8 @@ def _folder(example: RuleExample) -> Iterator[None]:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(_WEIGHTS):
                 _write_weights(name, json.loads(text))
+            elif name.endswith(_GGUF):
+                _write_gguf(name, json.loads(text))
             else:
                 Path(name).write_text(text, encoding="utf-8")
         yield
@@ -114,14 +117,20 @@ def _write_weights(name: str, tensors: Mapping[str, Any]) -> None:
     """Write a safetensors file of zeros from type and shape of its tensors."""
     header, end = {}, 0
     for tensor, (dtype, *shape) in tensors.items():
-        size = _BYTES[dtype]
-        for length in shape:
-            size *= length
+        size = _BYTES[dtype] * math.prod(shape)
         header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     Path(name).write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(name, 8 + len(text) + end)
+
+
+def _write_gguf(name: str, metadata: Mapping[str, str]) -> None:
+    """Write a GGUF file without tensors."""
+    texts = (text.encode() for each in metadata.items() for text in each)
+    written = [struct.pack("<Q", len(text)) + text for text in texts]
+    values = (key + struct.pack("<I", 8) + value for key, value in zip(written[::2], written[1::2], strict=True))
+    Path(name).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata)) + b"".join(values))
 
 
 def _run(words: list[str]) -> Result:

@@ -12,6 +12,8 @@ from typing import Any
 
 from draftwise.knowledge.stored import read_rows
 
+_SHOWN: Mapping[str, str] = {"safetensors": "its tensors with type and shape", "gguf": "its metadata"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleExample:
@@ -22,7 +24,7 @@ class RuleExample:
     command: str
     """What `draftwise check` is given: a server's command line, or the name of a file. Or a whole `draftwise ...`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of each file that the command reads; of a safetensors file, JSON: name -> type and shape."""
+    """Name -> text of each file that the command reads; of weights, JSON of their header."""
 
     @property
     def line(self) -> str:
@@ -34,7 +36,8 @@ class RuleExample:
     def titles(self) -> Iterator[tuple[str, str]]:
         """Yield what to call each file, and its text."""
         for name, text in self.files.items():
-            yield (f"{name}, its tensors with type and shape" if name.endswith(".safetensors") else name), text
+            about = _SHOWN.get(name.rpartition(".")[2])
+            yield (f"{name}, {about}" if about else name), text
 
 
 def find_example(code: str) -> RuleExample | None:
