@@ -107,7 +107,9 @@ def main() -> None:
         del reference
     wrong = [row for row in rows if is_wrong(row)]
     never = {row["dtype"] for row in rows} - {row["dtype"] for row in rows if row.get("preemptions")}
-    print(f"{len(rows)} runs in {time.monotonic() - began:.0f} s; wrong: {len(wrong)}; never preempted: {sorted(never)}")
+    print(
+        f"{len(rows)} runs in {time.monotonic() - began:.0f} s; wrong: {len(wrong)}; never preempted: {sorted(never)}"
+    )
     sys.exit(bool(wrong or never))
 
 
