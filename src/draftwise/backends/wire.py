@@ -98,13 +98,17 @@ class Wire:
         about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._exchange(self._encode("POST", path, about) + body, [] if received is None else received)
 
-    async def get(self, path: str) -> Exchange:
+    async def get(self, path: str, *, anew: bool = False) -> Exchange:
         """GET a path and return the answer; a kept connection that was closed meanwhile is replaced as in `post`.
+
+        Args:
+            path: behind the URL's prefix.
+            anew: takes a new connection, while those that are open stay open.
 
         Raises:
             BrokenStream: no connection, or it broke.
         """
-        return await self._exchange(self._encode("GET", path), [])
+        return await self._exchange(self._encode("GET", path), [], anew=anew)
 
     def close(self) -> None:
         """Close the connections that no request uses."""
@@ -112,8 +116,8 @@ class Wire:
             connection.close()
         self._idle.clear()
 
-    async def _exchange(self, request: bytes, pieces: list[Piece]) -> Exchange:
-        if (kept := self._take_idle()) is not None:
+    async def _exchange(self, request: bytes, pieces: list[Piece], *, anew: bool = False) -> Exchange:
+        if not anew and (kept := self._take_idle()) is not None:
             try:
                 return await self._ask(kept, request, pieces)
             except LostError as lost:
