@@ -18,7 +18,7 @@ def types_with(trait: str) -> frozenset[str]:
 @cache
 def find_media(module: str) -> frozenset[str]:
     """Return the kinds of media that the classes of one of vLLM's model files take, if they take any."""
-    files: Mapping[str, list[str]] = read_data("model_types")["media"]["files"]
+    files: Mapping[str, list[str]] = read_data("media_kinds")["files"]
     return frozenset(next((kinds for kinds, names in files.items() if module in names), "image video").split())
 
 
