@@ -1,4 +1,4 @@
-"""Finds what a question in a person's own words is about: terms of the field, and findings with the same words."""
+"""Finds the topic of a question in a person's own words: terms of the field, and findings with the same words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST = 0.5
 _MOST = 3
 """Titles that answer one question."""
 _LOGGED = re.compile(r"Error\b|Exception\b|Traceback|\bERROR\b|\bWARN|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n")
-"""What a line of a log or of code has, and a question has not."""
+"""Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
 _ENDINGS = re.compile(r"(?:ing|ed|es|er|s|ly|ance|ation|ion)$")
 
@@ -73,10 +73,11 @@ def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
 @cache
 def _titles() -> tuple[Mapping[str, frozenset[str]], Mapping[str, float]]:
     """Return the stems of every title by code, and how much a stem says: more, the fewer titles have it."""
-    rows = (*all_findings().items(), *all_rules().items(), *all_advice().items())
-    titles = {code: _stems(row.title) for code, row in rows} | {
-        code: _stems(row.what) for code, row in all_defects().items() if len(row.what) < 120
-    }
+    texts = {code: row.title for code, row in all_findings().items()}
+    texts |= {code: row.title for code, row in all_rules().items()}
+    texts |= {code: row.title for code, row in all_advice().items()}
+    texts |= {code: row.what for code, row in all_defects().items() if len(row.what) < 120}
+    titles = {code: _stems(text) for code, text in texts.items()}
     counts = Counter(stem for stems in titles.values() for stem in stems)
     return titles, {stem: log(len(titles) / count) for stem, count in counts.items()}
 
