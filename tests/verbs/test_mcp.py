@@ -30,10 +30,7 @@ from draftwise.core.progress import Stopped  # noqa: E402
 from draftwise.machine.confinement import Confinement  # noqa: E402
 from draftwise.verbs import mcp_server  # noqa: E402
 from draftwise.verbs.error_documents import ErrorDocument  # noqa: E402
-from draftwise.verbs.jobs import (
-    Job,
-    Jobs,
-)
+from draftwise.verbs.jobs import Job, Jobs  # noqa: E402
 from draftwise.verbs.mcp_server import make_server  # noqa: E402
 from draftwise.verbs.tool_calls import TOOLS, Permissions  # noqa: E402
 
