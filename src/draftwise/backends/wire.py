@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
 from draftwise.machine.network import open_tls
+from draftwise.machine.open_files import raise_file_limit
 
 _T = TypeVar("_T")
 
@@ -214,21 +215,6 @@ def run_with_sockets(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine as `asyncio.run` does, in a loop that watches sockets: Windows's usual one does not."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         return runner.run(main)
-
-
-def raise_file_limit() -> int | None:
-    """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # (macOS has a lower limit of its own than the one it calls hard.)
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return None if hard == resource.RLIM_INFINITY else hard
 
 
 def _explain(error: OSError) -> str:
