@@ -200,9 +200,7 @@ class _Record(argparse.Action):
 @cache
 def _parser(release: Release) -> _Parser:
     formatter = partial(argparse.HelpFormatter, width=80)  # else each flag asks how wide the terminal is
-    parser = _Parser(
-        add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS, formatter_class=formatter
-    )
+    parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS, formatter_class=formatter)
     parser.add_argument("model_tag", nargs="?", action=_Record, row={})
     parser.add_argument(
         "--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch", "aliases": ["-h"]}
