@@ -164,8 +164,8 @@ def find_kind(source: str) -> SourceKind:
     if os.path.exists(source):
         return SourceKind.FOLDER if os.path.isdir(source) else SourceKind.FILE
     if source.startswith(("{", "[", "-")) or any(map(str.isspace, source)):
-        is_path = Path(source).suffix.lower() in _OF_FILES and _COMMAND.search(source) is None
-        return SourceKind.NO_FILE if is_path else SourceKind.TEXT
+        is_command = Path(source).suffix.lower() not in _OF_FILES or _COMMAND.search(source) is not None
+        return SourceKind.TEXT if is_command else SourceKind.NO_FILE
     if _PATTERN.search(source):
         return SourceKind.PATTERN
     is_path = "://" not in source and (_PATH.fullmatch(source) or _names_file(source))
