@@ -30,7 +30,7 @@ SEEDS = (
     "model: m\nseed: 1\nspeculative-config: {method: ngram}\nenforce-eager: false\nmiddleware: [a]\n",
     "servingEngineSpec:\n  modelSpec:\n"
     "  - {modelURL: m, tag: v0.20.0, vllmConfig: {maxModelLen: 1, extraArgs: [--seed=1]}}\n",
-    "- hosts: a\n  tasks:\n  - docker_container: {image: 'vllm/vllm-openai:v0.26.0', env: {A: b}, command: --model m}\n",
+    "- hosts: a\n  tasks:\n  - docker_container: {image: vllm/vllm-openai, env: {A: b}, command: --model m}\n",
     "resources: {a: b}\nenvs: {MODEL: m}\nrun: |\n  vllm serve $MODEL --seed 1\n",
     'job "llm" {\n  config {\n    image = "vllm/vllm-openai"\n    args = ["--model", "m", "--port", "${A}"]\n  }\n}\n',
     "spec: 1\napplications: [{llm_configs: [{model_loading_config: {model_id: m}, engine_kwargs: {seed: 1}}]}]",
