@@ -39,7 +39,7 @@ _PHASE = re.compile(r"^(.+): (\d+\.\d) s$", re.MULTILINE)
 _LATE = "was compiled while requests waited"
 
 
-LOADS = {"cuda": Load(192, 64, 512, 128), "cpu": Load(12, 4, 32, 16)}
+LOADS = {"cuda": Load(192, 64, (512, 512), (128, 128)), "cpu": Load(12, 4, (32, 32), (16, 16))}
 LIMITS = {
     "cuda": {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 4096},
     "cpu": {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 128},
