@@ -22,6 +22,8 @@ _PADDED = (4, 8, 16, 32, 64)
 _MOST_STAGES, _MOST_STAGES_EARLY = 7, 11
 _MOST_RESIDENT = 3
 _MOST_PARTS = 4
+_LONG_PART = 2048
+"""Columns of a part that are worth writing its sums, beyond 32 rows."""
 _EVEN, _NEARLY_EVEN = 0.7, 0.75
 """Limits of `_evenness`: least to keep from cuBLAS, and least to need no room for the next product's programs."""
 
@@ -130,7 +132,8 @@ def _in_parts(num_rows: int, num_out: int, num_in: int, device: MatmulDevice) ->
     way = Config(outputs=64, columns=128, fold=1, stages=0, parts=parts)
     stages = (device.shared_bytes // math.ceil(load * parts) - 1536) // way.stage_bytes(num_rows, gated=False)
     uneven = load * parts > 2 or _evenness(load * parts) < _EVEN
-    if uneven or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
+    short = num_rows > 32 and num_in < _LONG_PART * parts
+    if uneven or short or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
         return None
     return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY, stages))
 
