@@ -229,8 +229,8 @@ def summarise(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the row of a load.
 
     `itl_ms` is the mean time between two events of a stream, each of which carries what a step brought; `tpot_ms` the
-    time from the first to the last token over the tokens after the first; `pause_ms` the longest time between two events
-    of a stream.
+    time from the first to the last token over the tokens after the first; `pause_ms` the longest time between two
+    events of a stream.
     """
     span = max(each.last for each in answers) - min(each.sent for each in answers)
     streaming = sum(each.last - each.first for each in answers)

@@ -116,7 +116,15 @@ class Silent:
 def session(out: Path, **other: Any) -> Session:
     given = {"vllm_python": "python", "commit": "c", "seconds": 1000, "cases": ["plain"], "concurrency": [4, 8]}
     given |= {"repeats": 2, "times": 3, "first_requests": 12, "first_at_once": 4, "prompt_tokens": [64]}
-    given |= {"output_tokens": [16], "temperature": 0.0, "top_p": 1.0, "batched_tokens": 256, "resume": None, "scale": "tiny-fp8", "dtype": "bfloat16"}
+    given |= {
+        "output_tokens": [16],
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "batched_tokens": 256,
+        "resume": None,
+        "scale": "tiny-fp8",
+        "dtype": "bfloat16",
+    }
     given |= {"folders": out / "models", "device": "cpu", "acceptance": "synthetic", "out": out, "as_typed": None}
     return Session(argparse.Namespace(**(given | other)))
 

@@ -71,9 +71,7 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool, in_parts: bool 
         device = replace(device, hopper=False)  # only the kernels for Hopper multiply such values as they are
     num_out = num_out // 2 if gated else num_out
     in_parts = in_parts and has_copy_engine() and x_RK.stride(0) % 8 == 0 and x_RK.data_ptr() % 16 == 0
-    return choose(
-        len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize, in_parts=in_parts
-    )
+    return choose(len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize, in_parts=in_parts)
 
 
 @functools.cache
