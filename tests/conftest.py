@@ -27,7 +27,7 @@ ENGINE_PARTS = (
         "benchmarks/test_h200_measure_vllm.py",
         "benchmarks/test_h200_versus_vllm.py",
     ),
-    *("benchmarks/test_h200_forecast_sweep.py", "ui/test_pages_browser.py", "ui/test_pages_server.py"),
+    *("ui/test_pages_browser.py", "ui/test_pages_server.py"),
     *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py"),
     *("watching/diagnose/test_illnesses.py", "watching/diagnose/test_simulated.py"),
     "watching/test_odd_pages.py",

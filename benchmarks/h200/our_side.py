@@ -2,11 +2,9 @@
 
     python benchmarks/h200/our_side.py rows --case eagle3-k3 --batch 1 8 --out rows.json
     python benchmarks/h200/our_side.py profile --case plain eagle3-k3 --batch 1 32 --out profile.json
-    python benchmarks/h200/our_side.py http --case plain eagle3-k3 --streams 1 8 32 --out http.json
 
 `profile` says where a steady step's time goes on the device: kernels by time, how many there are, and how long nothing
-runs. `http` compares tokens/s through `draftwise serve` with the same engine driven in process. Weights are dummies in
-the shapes of shapes.py. `peer` obeys versus_vllm.py.
+runs. Weights are dummies in the shapes of shapes.py. `peer` obeys versus_vllm.py.
 """
 
 from __future__ import annotations
@@ -59,18 +57,6 @@ def measure_profile(side: Side, args: argparse.Namespace, scale: Scale) -> dict[
     return {"profiles": found}
 
 
-def measure_http(side: Side, args: argparse.Namespace, scale: Scale) -> dict[str, Any]:
-    """Compare streams over HTTP with the same batch in process; print a line each."""
-    from http_streams import compare
-
-    rows = []
-    for row in compare(side, args.case, args.streams, scale, args.folders / args.scale, device=args.device):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        write(args.out, {"rows": rows})
-    return {"rows": rows}
-
-
 def obey_parent(side: Side, _args: argparse.Namespace, _scale: Scale) -> dict[str, Any]:
     """Serve versus_vllm.py."""
     names = ("open", "close", "row", "first", "floor", "transformers", "about")
@@ -87,7 +73,7 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
     path.write_text(json.dumps(about | result, indent=1) + "\n")
 
 
-MODES = {"rows": measure_rows, "profile": measure_profile, "http": measure_http, "peer": obey_parent}
+MODES = {"rows": measure_rows, "profile": measure_profile, "peer": obey_parent}
 
 
 def main() -> None:
@@ -95,7 +81,6 @@ def main() -> None:
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--case", nargs="+", choices=CASES, default=["plain"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1])
-    parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32], help="of http")
     parser.add_argument("--steps", type=int, default=20, help="of profile")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--output-tokens", type=int)

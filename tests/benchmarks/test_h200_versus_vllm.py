@@ -14,7 +14,6 @@ import versus_vllm
 from cases import CASES, nominal_acceptance_length, prompts, settings_for, spec_config
 from clock import first_tokens_s, median_row, run, steady_row
 from floors import kv_bytes, kv_bytes_for, products, weight_bytes
-from http_streams import steady_tokens_per_s
 from peer import Peer, PeerError
 from profile_steps import short_name, summarise
 from record import Record
@@ -165,12 +164,6 @@ def test_prompts_for_lookups_repeat_themselves() -> None:
     assert ids[:480] == ids[32:]
     (ids,) = prompts(CASES["plain"], FULL, 1, random.Random(0))
     assert len(set(ids)) > 500
-
-
-def test_streams_are_counted_while_all_run() -> None:
-    early = [(1.0, 1), (2.0, 11), (3.0, 21)]
-    late = [(2.0, 1), (3.0, 11), (9.0, 99)]
-    assert steady_tokens_per_s([early, late]) == pytest.approx((21 - 11) + (11 - 1))
 
 
 def test_overlapping_kernels_are_busy_once() -> None:

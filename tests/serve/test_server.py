@@ -170,6 +170,32 @@ def test_when_the_engine_is_killed_the_server_says_so_and_ends(checkpoint):
         assert "its process was killed by SIGKILL" in complaints
 
 
+def test_what_is_arriving_when_the_engine_is_killed_is_answered(checkpoint):
+    patient = "from draftwise.serve import connections\nconnections._LAST_CONNECTIONS_S = 3600\n" + SCRIPT
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 900000\r\n\r\n"
+    )
+    with started(checkpoint, 3600, patient) as (process, _, url):
+        address = ("127.0.0.1", httpx.URL(url).port)
+        in_head, in_body = (socket.create_connection(address, timeout=60) for _ in range(2))
+        in_head.sendall(head[:9])
+        in_body.sendall(head + b"{")
+        while httpx.get(f"{url}/load").json()["server_load"] < 1:
+            pass
+        os.kill(child_of(process, "engine_process"), signal.SIGKILL)
+        with contextlib.suppress(httpx.TransportError):
+            while httpx.get(f"{url}/load"):  # until the port is closed
+                pass
+        in_head.sendall(head[9:] + b"{")
+        for client in (in_head, in_body):
+            client.sendall(b" " * 899_999)  # which reads the answer only then
+            pieces = list(iter(lambda: client.recv(2**16), b""))  # noqa: B023
+            assert pieces[0].startswith(b"HTTP/1.1 503"), pieces
+            client.close()
+        assert process.wait(60) != 0
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

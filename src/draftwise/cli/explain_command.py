@@ -70,10 +70,9 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
             _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
     if example := explanation.example:
-        for name, text in example.files.items():
+        for name, text in example.titles():
             _print(console, f"example, {name}:\n{text.rstrip()}")
-        release = f"--vllm {example.vllm} " if example.vllm else ""
-        _print(console, f"example: draftwise check {release}{example.command}")
+        _print(console, f"example: {example.line}")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:

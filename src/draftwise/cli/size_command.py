@@ -82,6 +82,11 @@ _WIDTH = 110
     help="Share of GPU memory for vLLM  [default: 0.92; 0.9 before vLLM 0.20]",
 )
 @click.option("--enforce-eager", is_flag=True, help="Use no CUDA graphs.")
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=None,
+    help="Whether the server keeps prefixes  [default: as the release does for TARGET]",
+)
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, metavar="N",
               help="Context length at which to count sequences; repeatable.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")

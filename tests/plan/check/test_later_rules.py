@@ -82,6 +82,19 @@ def test_graphs_cover_so_many_requests(version, seqs, k, covered):
         assert str(seqs * (k + 1)) in ruling.fix
 
 
+@pytest.mark.parametrize(
+    ("k", "told", "advised"),
+    [
+        (7, "with more than 1 request decoding", "at 1 request or fewer"),
+        (8, "every step that drafts", "or lower k."),
+    ],
+)
+def test_graphs_that_cover_one_request_or_none_are_told_so(k, told, advised):
+    ruling = find(Case(k=k, args={"max_num_seqs": 3, "max_cudagraph_capture_size": 8}), "cudagraph-cliff")
+    assert told in ruling.message
+    assert advised in ruling.fix
+
+
 def test_graphs_of_blackwell_reach_further_from_0_28():
     case = Case(args={"max_num_seqs": 256}, device=Device(name="B200", kind="cuda"))
     assert find(case, "cudagraph-cliff", "0.27.1") is not None

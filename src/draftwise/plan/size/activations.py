@@ -1,8 +1,8 @@
 """Memory of a profiled step: activations, and the buffers that runner and drafter keep.
 
 The profile is one step of `max_num_batched_tokens` tokens, the sampler for `max_num_seqs` of them, and the drafter. Its
-peak is the largest set of tensors that live at once; benchmarks/h200/vllm_memory.py lists them with the lines that made
-them.
+peak is the largest set of tensors that live at once, read from vLLM 0.26.0's allocations on an H200 (the script is in
+benchmarks/ARCHIVE.md).
 """
 
 from __future__ import annotations

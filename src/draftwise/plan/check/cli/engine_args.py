@@ -159,7 +159,9 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
     read: dict[str, Any] = {}
     for name, value in args.items():
         row = by_field.get(name)
-        if row is None:
+        if row is None and name in release.table("engine_defaults"):
+            read[name] = value  # a field of EngineArgs without a flag, which Python can set
+        elif row is None:
             yield from _find_unknown_flag(rules, name, by_field)
         elif value is not None:
             try:

@@ -362,14 +362,8 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     if context.runs_on_v0:
         yield from _find_v0_conflicts(context, resolved)
     method = context.spec.get("method")
-    if context.insists_on_v1:
-        yield from context.rules.ruling(
-            "v0-engine-refused", subject=f"The method {method}" if method else "A config without method"
-        )
-    else:
-        yield from context.rules.ruling(
-            "v0-engine-taken", subject=f"The method {method}" if method else "A config without method"
-        )
+    code = "v0-engine-refused" if context.insists_on_v1 else "v0-engine-taken"
+    yield from context.rules.ruling(code, subject=f"the method {method}" if method else "a config without method")
 
 
 def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:

@@ -144,7 +144,7 @@ def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator
 
 def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
-        names = ", ".join(config.architectures) or "none"
+        names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
 
 
