@@ -69,7 +69,7 @@ class _LingeringTransport:
         return self._has_ended or self._transport.is_closing()
 
     def close(self) -> None:
-        if self._has_ended:
+        if self.is_closing():
             return
         if self._is_all_read():
             self._transport.close()
