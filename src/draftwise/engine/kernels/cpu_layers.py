@@ -359,6 +359,7 @@ class QuantizedChain:
     def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
         self._layers, self._parts, self._rope = layers, parts, rope
         self._programs: dict[tuple[PagedKV, int], _Program] = {}
+        _compile()  # the target may have layers of another kind
 
     def __call__(
         self,
@@ -518,13 +519,15 @@ class QuantizedStages:
         self._widest = max(32 * each.blocks for each in products)
         self._inner = max(each.width for stage in stages for each in stage.products)
         self._logits = max(stage.head.width for stage in stages)
+        self._is_joined = stages[0].embedding_VI is None and len({id(stage.head) for stage in stages}) == 1
+        """Whether one product with a head serves all draft tokens."""
         self._programs: dict[int, _Program] = {}
+        _compile()  # as above
 
     def __call__(self, state_BH: Tensor, tokens_B: Tensor, num_steps: int) -> Tensor:
         """Return int64 draft tokens [B, M] that follow `tokens_B`."""
         state_BH, tokens_B, rows = state_BH.float().contiguous(), tokens_B.contiguous(), len(tokens_B)
         tokens_BM = torch.empty(rows, num_steps, dtype=torch.int64)
-        chained = self._stages[0].embedding_VI is not None
         values = {"rows": rows, "state": state_BH.data_ptr(), "tokens": tokens_B.data_ptr(), "all": rows * num_steps}
         values |= {"column_stride": 8 if self._is_joined else 8 * num_steps}
         values |= {f"column.{step}": tokens_BM.data_ptr() + 8 * step for step in range(num_steps)}
@@ -534,18 +537,13 @@ class QuantizedStages:
             "joined": 48 * rows * num_steps * self._widest // 32,
             "y": 4 * rows * self._inner,
             "x": 4 * rows * self._widest,
-            "logits": 4 * rows * (1 if chained else num_steps) * self._logits,
+            "logits": 4 * rows * (num_steps if self._is_joined else 1) * self._logits,
             "chosen": 8 * rows * num_steps,
         }
         if num_steps not in self._programs:
             self._programs[num_steps] = self._write(num_steps)
         self._programs[num_steps].run(values, sizes, longest=0, width=self._widest, rows=rows * num_steps)
         return tokens_BM
-
-    @property
-    def _is_joined(self) -> bool:
-        """Whether one product with a head serves all draft tokens."""
-        return self._stages[0].embedding_VI is None and len({id(stage.head) for stage in self._stages}) == 1
 
     def _write(self, num_steps: int) -> _Program:
         program, width = _Program(), self._stages[0].products[0].blocks * 32
