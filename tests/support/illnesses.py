@@ -205,6 +205,12 @@ ILLNESSES: Sequence[Illness] = (
         says="The traffic is the cause",
     ),
     Illness(
+        name="speculative servers lose their prefixes",
+        spec=({"lost_block": 0.95},) * 2,
+        with_earlier=False,
+        named=_of("prefix-lost"),
+    ),
+    Illness(
         name="prompts ten times as long",
         spec=({"mix": _LONG, "rate": 2.0},) * 2,
         plain={"mix": _LONG, "rate": 2.0},

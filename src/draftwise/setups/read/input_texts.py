@@ -75,6 +75,8 @@ _PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}", re.DOTAL
 _LISTED = 2_000
 """Names of a folder that are compared with one that is not there."""
 _LONGEST_PATH = 1000
+_NOTHING = re.compile(r"(?:\s|#.*|---|\.{3}|null\b|~|\[\s*\])*+")
+"""What a text holds that starts nothing in any format."""
 
 
 class SourceKind(Enum):
@@ -106,6 +108,11 @@ class SourceText:
     """Whether it was named itself; one of many files may start no server, and is read only for what surely is one."""
     faults: tuple[Finding, ...] = ()
     """Why it is not read: one of many files that is too long, no text, or not ours to open."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to judge: no text, or comments and empty documents alone."""
+        return _NOTHING.fullmatch(self.text) is not None
 
     @property
     def may_start_vllm(self) -> bool:
