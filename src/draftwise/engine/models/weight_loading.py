@@ -21,7 +21,14 @@ from draftwise.engine.models.gguf_unpacking import GgufWeights
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
-from draftwise.engine.models.quantized import BlockSource, RoundedBlocks, join_blocks, num_bytes, pack_blocks
+from draftwise.engine.models.quantized import (
+    BlockSource,
+    RoundedBlocks,
+    join_blocks,
+    num_bytes,
+    pack_blocks,
+    round_weights,
+)
 from draftwise.engine.models.rope import Rope
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -377,6 +384,16 @@ class WeightReader:
         if self._packed is not None:
             return self._packed.linear(" ".join(weights), read, biases)
         return make_linear(read(), biases, quantization=quantization)
+
+    def some_rows(self, name: str, size: int, num_in: int, index_R: Tensor) -> Linear:
+        """Return the product with some rows of the matrix `name` [size, num_in]."""
+        weight_RK = self.fused([name], [size], num_in)[index_R]
+        if self._blocks is None or num_in % BLOCK:
+            return make_linear(weight_RK)
+        from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
+
+        memory = pack_blocks("q8", round_weights("q8", weight_RK))
+        return QuantizedLinear([PackedMatrix("q8", memory, len(index_R), num_in // BLOCK)])
 
     def _quantized(self, names: list[str], sizes: list[int], num_in: int) -> list[PackedMatrix]:
         """Return matrices, those of a kind together, in as few parts as a product can have."""
