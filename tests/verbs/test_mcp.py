@@ -30,7 +30,7 @@ from draftwise.core.progress import Stopped  # noqa: E402
 from draftwise.machine.confinement import Confinement  # noqa: E402
 from draftwise.verbs import mcp_server  # noqa: E402
 from draftwise.verbs.error_documents import ErrorDocument  # noqa: E402
-from draftwise.verbs.jobs import Jobs  # noqa: E402
+from draftwise.verbs.jobs import Job, Jobs  # noqa: E402
 from draftwise.verbs.mcp_server import make_server  # noqa: E402
 from draftwise.verbs.tool_calls import TOOLS, Permissions  # noqa: E402
 
@@ -226,7 +226,9 @@ def test_a_job_is_started_asked_stopped_and_read(tmp_path: Path, monkeypatch: py
     run(work)
 
 
-def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path) -> None:
+def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Job.wait
+    monkeypatch.setattr(Job, "wait", lambda job, _seconds: wait(job, 60))  # at once, however slow the machine is
     servers = {"url": "nowhere", "candidate_urls": ["http://127.0.0.1:2"]}
     error = error_of(call(permit(tmp_path, tmp_path), "decide_start", servers))
     assert error["code"] == "not-a-url"
