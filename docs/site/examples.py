@@ -23,9 +23,9 @@ from packaging.version import Version
 
 import draftwise
 from draftwise.cli import main
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding, Severity, Stage
 from draftwise.knowledge.examples import RuleExample
-from draftwise.knowledge.rules import VllmRule
+from draftwise.knowledge.rules import VllmRule, get_rule
 from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
 from draftwise.setups.read.arguments import flags
@@ -50,7 +50,7 @@ def run_example(example: RuleExample) -> tuple[Finding, ...]:
     version = example.vllm or None
     with _folder(example):
         if words[0] == "draftwise":
-            return tuple(_find(json.loads(_run([*words[1:], "--json"]).stdout)))
+            return tuple(_find(json.loads(_run([*words[1:], *([] if "--json" in words else ["--json"])]).stdout)))
         if words[0] == "vllm":
             return judge(read_words(words, engine_version=version)).findings
         judged = draftwise.check(words[0], vllm=version or ()).judgements
@@ -64,6 +64,7 @@ def find_effect(code: str, example: RuleExample) -> str:
     """
     words = shlex.split(example.line)[1:]
     holds = VllmRule.holds
+    forget = _forget_rules if get_rule(code).stage is Stage.CLI else tuple
 
     def holds_without(rule: VllmRule, version: Version | None) -> bool:
         return rule.code != code and holds(rule, version)
@@ -71,16 +72,16 @@ def find_effect(code: str, example: RuleExample) -> str:
     with _folder(example):
         answer = _run(words).output
         with mock.patch.object(VllmRule, "holds", holds_without):
-            _forget_rules()
+            forget()
             other = _run(words).output
-        _forget_rules()
+        forget()
     compared = [*difflib.unified_diff(other.splitlines(), answer.splitlines(), n=0, lineterm="")]
     lines = [line.rstrip() for line in compared if not line.startswith(("---", "+++", "@@"))]
     return "\n".join([line for line in lines if not _DETAIL.match(line)] or lines)
 
 
 def _forget_rules() -> None:
-    """Empty the caches in which what a rule decides is kept."""
+    """Empty the caches in which what a rule of the command line decides is kept."""
     for cache in (flags._parser, flags._spellings_in):
         cache.cache_clear()
 
@@ -139,14 +140,14 @@ def _run(words: list[str]) -> Result:
 
 
 def _find(document: Any) -> Iterator[Finding]:
-    """Yield the findings anywhere in a JSON document."""
+    """Yield the findings anywhere in a JSON document, and the error that stands for one."""
     if isinstance(document, list):
         for each in document:
             yield from _find(each)
-    elif isinstance(document, dict) and {"code", "severity", "message"} <= document.keys():
+    elif isinstance(document, dict) and {"code", "message"} <= document.keys():
         known = {field.name for field in fields(Finding)}
         told = {key: value for key, value in document.items() if key in known}
-        yield Finding(**{**told, "severity": Severity(document["severity"])})
+        yield Finding(**{**told, "severity": Severity(document.get("severity", "error"))})
     elif isinstance(document, dict):
         yield from _find(list(document.values()))
 

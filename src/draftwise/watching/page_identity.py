@@ -12,6 +12,8 @@ _TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)
 _SAMPLE = re.compile(r'^([\w:]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
 _SUFFIX = re.compile(r"_(total|bucket|count|sum|created)$")
 _START = "process_start_time_seconds"
+START_TOLERANCE_S = 1.0
+"""Tolerance between two start times of one process: gateways and exporters round them."""
 _ROUNDED = 1e-9
 """Share by which sums of the same numbers may differ."""
 
@@ -33,7 +35,7 @@ class PageIdentity:
         A page that only lacks something may have been cut off, so it takes labels that each of two lacks.
         """
         fell = any(later.counted.get(key, value) < value * (1 - _ROUNDED) for key, value in self.counted.items())
-        moved = any(later.fixed.get(key, value) != value for key, value in self.fixed.items())
+        moved = any(abs(later.fixed.get(key, value) - value) > START_TOLERANCE_S for key, value in self.fixed.items())
         other = bool(self.counted.keys() - later.counted.keys() and later.counted.keys() - self.counted.keys())
         return fell or moved or other or bool(self.cache and later.cache and self.cache != later.cache)
 

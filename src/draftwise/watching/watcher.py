@@ -19,7 +19,7 @@ from draftwise.backends.exposition import EngineReading, find_engine, parse_engi
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
 from draftwise.machine.network import find_proxy
-from draftwise.watching.page_identity import PageIdentity, read_identity
+from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, read_identity
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
@@ -35,8 +35,6 @@ _GATEWAY = (
 _OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
 _SUMS = tuple(each.name for each in fields(Sums))
-_START_TOLERANCE_S = 1.0
-"""Tolerance between two start times of one process: gateways and exporters round them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +149,7 @@ def _grow_edges(
 def _is_new_start(before: Look, after: Look) -> bool:
     """Return whether a page is another process's: a clock that is set moves the start, and no counter falls."""
     shift = _find_shift(before, after)
-    if shift <= _START_TOLERANCE_S:
+    if shift <= START_TOLERANCE_S:
         return False
     return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
 
@@ -550,8 +548,8 @@ class Watcher:
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
-        if _find_shift(before, look) > _START_TOLERANCE_S:
-            returns = any(abs(each - (look.started_s or 0.0)) <= _START_TOLERANCE_S for each in starts)
+        if _find_shift(before, look) > START_TOLERANCE_S:
+            returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
             starts.append(before.started_s or 0.0)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s

@@ -105,12 +105,12 @@ def test_a_chain_reads_every_kind_of_table(kind: str, save_tiny):
         check(DraftModel(model), 4)
 
 
-def random_medusa(
-    target, folder: Path, *, num_layers: int = 1, bias: bool = False, named: int | None = None, **config: Any
-):
+def random_medusa(target, folder: Path, *, num_layers: int = 1, bias: bool = False, named: int = 0, **config: Any):
+    """Return heads that name `named` tokens, or all; of whole heads if one serves all draft tokens."""
     tensors = medusa.make_tensors(target, num_layers=num_layers, bias=bias)
     if named:
-        tensors = {name: each[:named] if "lm_heads" in name else each for name, each in tensors.items()}
+        if not config.get("original_lm_head"):
+            tensors = {name: each[:named] if "lm_heads" in name else each for name, each in tensors.items()}
         tensors["token_map"] = torch.arange(5, 5 + named)
         config |= {"truncated_vocab_size": named}
     config |= {"num_hidden_layers": num_layers, "medusa_fc_bias": bias}
@@ -129,6 +129,7 @@ STATELESS = {
     "medusa, layers with biases": (random_medusa, {"num_layers": 3, "bias": True}),
     "medusa, layers and one head for all": (random_medusa, {"num_layers": 2, "original_lm_head": True}),
     "medusa that names a part": (random_medusa, {"named": 40, "logit_scale": 0.3}),
+    "medusa that names a part of a whole head": (random_medusa, {"named": 40, "original_lm_head": True}),
     "mlp": (random_mlp, {"inner": 96}),
     "mlp, tied, as wide as one block": (random_mlp, {"inner": 32, "tied": True}),
     "mlp that scales, wider than the target": (random_mlp, {"inner": 160, "scale_input": True}),

@@ -24,7 +24,7 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
-from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
@@ -172,7 +172,7 @@ def _read_head(checkpoint: HeadCheckpoint, name: str, target: CausalLM, target_i
     """Return a head; of one for the whole vocabulary the rows of a truncated one are taken."""
     reader, hidden, vocab_size = checkpoint.reader, target.shape.hidden_size, target.shape.vocab_size
     if target_ids_U is not None and checkpoint.files.shape_of(name) == (vocab_size, hidden):
-        return make_linear(reader.fused([name], [vocab_size], hidden)[target_ids_U])
+        return reader.some_rows(name, vocab_size, hidden, target_ids_U)
     num_named = vocab_size if target_ids_U is None else len(target_ids_U)
     return reader.linear("", [name.removesuffix(".weight")], [num_named], hidden)
 

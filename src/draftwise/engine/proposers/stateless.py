@@ -92,10 +92,8 @@ Parts = tuple[Sequence[Linear], Linear, Tensor | None, tuple[Tensor, Tensor] | N
 
 
 def join_stages(stages: Sequence[Parts], **options: Any) -> QuantizedStages | None:
-    """Return the stages of a network whose target is quantized as one call, see `QuantizedStages`; None: they cannot.
-
-    A network whose widths are no multiples of 32, or whose head is a part of another, has other products.
-    """
+    """Return the stages of a network whose target is quantized as one call, see `QuantizedStages`; None: some width is
+    no multiple of 32, so that its products are others."""
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
     from draftwise.engine.kernels.cpu_layers import DraftStage, QuantizedStages
 
