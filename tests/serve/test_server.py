@@ -10,13 +10,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from draftwise.core import InvalidSetup
+from draftwise.serve import connections
 from draftwise.serve.calls import Defaults
 from draftwise.serve.http_server import ServerOptions, bind
+from draftwise.serve.in_flight import InFlight
 
 SCRIPT = """
 import sys
@@ -194,6 +198,29 @@ def test_what_is_arriving_when_the_engine_is_killed_is_answered(checkpoint):
             assert pieces[0].startswith(b"HTTP/1.1 503"), pieces
             client.close()
         assert process.wait(60) != 0
+
+
+def test_what_is_connected_when_the_port_closes_is_answered(monkeypatch):
+    monkeypatch.setattr(connections, "_LAST_REQUESTS_S", 0)
+    listener = bind(ServerOptions(port=0))
+    listener.listen(64)
+    clients = []
+
+    class LastMoment(InFlight):
+        def close(self):
+            super().close()
+            for _ in range(40):
+                clients.append(socket.create_connection(listener.getsockname(), timeout=60))
+                clients[-1].sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+
+    in_flight = LastMoment()
+    config = connections.make_config(in_flight.wrap(Starlette()), log_level="critical")
+    server = connections.HttpServer(config, SimpleNamespace(failure=None), in_flight, drain_s=0)
+    server.should_exit = True
+    server.run(sockets=[listener])
+    for client in clients:
+        with client:
+            assert client.recv(100).startswith(b"HTTP/1.1 503")
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,11 @@ ILLNESSES: Sequence[Illness] = (
         named=_of("prefix-lost"),
     ),
     Illness(
+        name="preempted at peaks of the KV cache",
+        spec=({"kv_tokens": 9_000.0, "reserve": 1.0},) * 2,
+        named=_of("kv-squeeze"),
+    ),
+    Illness(
         name="prompts ten times as long",
         spec=({"mix": _LONG, "rate": 2.0},) * 2,
         plain={"mix": _LONG, "rate": 2.0},

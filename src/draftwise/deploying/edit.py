@@ -489,6 +489,11 @@ def _find_array_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
         array = match[0].replace("\\\n", "  ")
         node = yaml.compose(array, Loader=_Loader)
         for each in _find_lists(node, "", _start_lines(array)):
+            for item in each.items:
+                is_line = " " in item.text and _LIKELY.search(item.text)
+                for change in _find_command_changes(item.text, words) if is_line else ():
+                    shown = json.dumps(_apply_change(item.text, change), ensure_ascii=False)
+                    yield (_Splice(match.start() + item.start, match.start() + item.end, shown),)
             yield tuple(
                 replace(splice, start=match.start() + splice.start, end=match.start() + splice.end)
                 for splice in _change_flow(each, words)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
@@ -34,6 +34,8 @@ _LINGER_S = 5.0
 """How long a connection that ends is still read: closing it with bytes unread resets it, and the answer is lost."""
 _LAST_REQUESTS_S = 0.2
 """How long requests on open connections are answered with 503 before those connections end."""
+_ACCEPT_PASSES = 8
+"""Passes of the loop in which connections that it has accepted get their protocol."""
 _LAST_CONNECTIONS_S = 3.0
 """How long a server that ends waits for requests that are on their way, and for clients to close their side."""
 
@@ -69,7 +71,7 @@ class _LingeringTransport:
         return self._has_ended or self._transport.is_closing()
 
     def close(self) -> None:
-        if self._has_ended:
+        if self.is_closing():
             return
         if self._is_all_read():
             self._transport.close()
@@ -198,12 +200,7 @@ class HttpServer(uvicorn.Server):
             worker.fail_all(make_goodbye())
             in_flight.cut()
         await asyncio.sleep(_LAST_REQUESTS_S)
-        for listener in sockets or []:
-            listener.listen(0)  # few more can come before it closes, which resets what is not accepted
-        for _ in range(2):  # passes of the loop, of which the first accepts all that the system has connected
-            await asyncio.sleep(0)
-        for server in self.servers:
-            server.close()
+        await self._stop_listening(sockets or [])
         for connection in list(self.server_state.connections):
             connection.shutdown()
         end = asyncio.get_running_loop().time() + _LAST_CONNECTIONS_S
@@ -212,3 +209,20 @@ class HttpServer(uvicorn.Server):
         for task in self.server_state.tasks:
             task.cancel()
         await self.lifespan.shutdown()
+
+    async def _stop_listening(self, listeners: Sequence[socket.socket]) -> None:
+        """Close the port, once every connection that the system has made is accepted: the others would be reset."""
+        last = list[socket.socket]()
+        for server, listener in zip(self.servers, listeners, strict=True):
+            with suppress(BlockingIOError):
+                while True:
+                    last.append(listener.accept()[0])
+            server.close()
+        for end in last:
+            end.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, end)
+        for _ in range(_ACCEPT_PASSES):
+            await asyncio.sleep(0)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return _StrictProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

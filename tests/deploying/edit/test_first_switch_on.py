@@ -99,6 +99,10 @@ NAMED = {
     "task-definition.json": f'{{"containerDefinitions": [{{"image": "{IMAGE}", "command": ["--model", "{MODEL}"]}}]}}\n',
     "own-chart.yaml": f"image: {{repository: vllm/vllm-openai, tag: v0.26.0, command: [vllm, serve, {MODEL}]}}\nport: 80\n",
     "llm.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "{MODEL}"]\n  }}\n}}\n',
+    "entry-point.json": f'{{"containerDefinitions": [{{"image": "{IMAGE}", "entryPoint": ["vllm", "serve"], "command": ["{MODEL}"]}}]}}\n',
+    "shell.Dockerfile": f'FROM {IMAGE}\nENTRYPOINT ["/bin/sh", "-c", "vllm serve {MODEL} --port ${{PORT:-8000}}"]\n',
+    "port.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = [\n      "--model", "{MODEL}",\n'
+    '      "--port", "${NOMAD_PORT_http}",\n    ]\n  }\n}\n',
     "Procfile": f"web: vllm serve {MODEL} --port 8000\n",
     "supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL} --port 8000\nautostart=true\n",
     "tmux.sh": f'tmux new-session -d -s llm "vllm serve {MODEL} --port 8000"\n',

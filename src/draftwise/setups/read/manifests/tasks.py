@@ -21,6 +21,7 @@ from draftwise.setups.read.shell.launch import Launch, find_launches, is_vllm_im
 from draftwise.setups.read.shell.words import Word, split_words
 
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
+_BLOCK = re.compile(r"\{%")
 _WORDS = ("entrypoint", "command", "args")
 _SCRIPTS = ("run", "script", "commands", "shell", "cmd", "command", "ansible.builtin.shell", "ansible.builtin.command")
 _LINES = frozenset({"run", "script", "commands"})
@@ -49,6 +50,7 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
 
 def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:
     image, inside = entry.get("image"), get_mapping(entry, "image")
+    entry = {"entrypoint": entry.get("entryPoint"), **entry}  # ECS
     name = f"{inside.get('repository')}:{inside.get('tag')}" if inside else image
     entry = {**inside, **entry}
     parts = [_split(entry.get(key)) for key in _WORDS]
@@ -60,19 +62,24 @@ def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]
     # A chart may add arguments of its own to those of its values, and the model among them.
     if launch is None or not (_names_model(launch) or (launch.entry == "serve" and launch.words)):
         return None
-    return _place(document, path, launch, entry, {"image", *_WORDS})
+    return _place(document, path, launch, entry, {"image", "entryPoint", *_WORDS})
 
 
 def _names_model(launch: Launch) -> bool:
-    return any(word.text.partition("=")[0] == "--model" for word in launch.words)
+    known = [word.text for word in launch.words if not word.unknown]
+    return any(each.startswith("--model=") for each in known) or "--model" in known[:-1]
 
 
 def _split(value: Any) -> tuple[Word, ...] | None:
-    """Return the words of a list or a text; None where a tool fills something in."""
-    texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    if not all(isinstance(each, str | int | float) for each in texts) or _FILLED_IN.search(" ".join(map(str, texts))):
+    """Return the words of a list or a text; None where a tool fills in how many there are."""
+    if isinstance(value, str):
+        return None if _FILLED_IN.search(value) else split_words(value)
+    texts = list(map(str, value)) if isinstance(value, list) else []
+    if any(_BLOCK.search(each) for each in texts) or any(isinstance(each, Mapping) for each in value or ()):
         return None
-    return split_words(value) if isinstance(value, str) else tuple(Word(str(each)) for each in texts)
+    return tuple(
+        Word("", unknown=(f"{each} (filled in)",)) if _FILLED_IN.search(each) else Word(each) for each in texts
+    )
 
 
 def _read_script(document: YamlDocument, path: Path, entry: Mapping[str, Any], key: str) -> Iterator[Launch]:
@@ -119,7 +126,7 @@ def find_blocks(text: str) -> Iterator[Launch]:
     edges = [0, *(each.end() for each in _HCL_BLOCK.finditer(text)), len(text)]
     for start, end in pairwise(edges):
         found = {each["key"]: each["value"] for each in _HCL_VALUE.finditer(text, start, end)}
-        if "image" not in found or any("${" in value for value in found.values()):
+        if "image" not in found:
             continue
         try:
             entry = {key: json.loads(re.sub(r",\s*\]", "]", value)) for key, value in found.items()}
