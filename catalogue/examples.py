@@ -23,6 +23,7 @@ import draftwise.setups.read
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.examples import RuleExample, find_example
+from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.plan.check import Context, judge
@@ -358,7 +359,8 @@ def _last(rule: VllmRule, known: list[Release]) -> Release:
 
 
 def main() -> None:
-    kept = {code: row for code in all_rules() if (row := find_example(code)) and _depends(row, code)}
+    codes = [*all_rules(), *all_findings()]
+    kept = {code: row for code in codes if (row := find_example(code)) and _depends(row, code)}
     print(f"{len(kept)} examples still hold", flush=True)
     if "--anew" in sys.argv:
         kept |= {code: RuleExample(vllm=row["vllm"], command=row["command"]) for code, row in find_examples().items()}
@@ -366,7 +368,7 @@ def main() -> None:
     rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
     lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
     DATA.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    print(f"{len(kept)} of {len(all_rules())} rules have an example")
+    print(f"{len(all_rules().keys() & kept.keys())} of {len(all_rules())} rules have an example")
 
 
 if __name__ == "__main__":

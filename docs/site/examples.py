@@ -50,7 +50,7 @@ def run_example(example: RuleExample) -> tuple[Finding, ...]:
     version = example.vllm or None
     with _folder(example):
         if words[0] == "draftwise":
-            return tuple(_find(json.loads(_run([*words[1:], "--json"]).stdout)))
+            return tuple(_find(json.loads(_run([*words[1:], *([] if "--json" in words else ["--json"])]).stdout)))
         if words[0] == "vllm":
             return judge(read_words(words, engine_version=version)).findings
         judged = draftwise.check(words[0], vllm=version or ()).judgements
@@ -140,14 +140,14 @@ def _run(words: list[str]) -> Result:
 
 
 def _find(document: Any) -> Iterator[Finding]:
-    """Yield the findings anywhere in a JSON document."""
+    """Yield the findings anywhere in a JSON document, and the error that stands for one."""
     if isinstance(document, list):
         for each in document:
             yield from _find(each)
-    elif isinstance(document, dict) and {"code", "severity", "message"} <= document.keys():
+    elif isinstance(document, dict) and {"code", "message"} <= document.keys():
         known = {field.name for field in fields(Finding)}
         told = {key: value for key, value in document.items() if key in known}
-        yield Finding(**{**told, "severity": Severity(document["severity"])})
+        yield Finding(**{**told, "severity": Severity(document.get("severity", "error"))})
     elif isinstance(document, dict):
         yield from _find(list(document.values()))
 

@@ -124,3 +124,15 @@ def test_flags_of_vllm_behind_a_model_are_told_where_to_go() -> None:
     assert result.exit_code == 2
     assert "No such option '--max-model-len'. Put vLLM flags after `--`" in result.stderr
     assert "quote the whole command" in result.stderr
+
+
+def test_what_is_not_there_is_looked_for_in_a_folder_of_a_similar_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my deploy").mkdir()
+    (tmp_path / "my deploy/llama.yaml").write_text("a: 1\n")
+    (tmp_path / "latin.yaml").write_bytes("# f\u00fcr vllm\n".encode("cp1252"))
+    for typed in ("my deplyo/llama.yaml", "my deploy/lama.yaml"):
+        result = run("check", typed)
+        assert result.exit_code == 2
+        assert "Did you mean my deploy/llama.yaml?" in result.stderr
+    assert "(it is not UTF-8 text). Save it as UTF-8." in run("check", "latin.yaml").stderr

@@ -212,7 +212,14 @@ def _explain(error: click.ClickException) -> None:
     elif isinstance(error, click.BadParameter):
         for kind, words in (("float", "a number"), ("integer", "a whole number")):
             text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
+    elif text.startswith("Got unexpected extra argument") and _has_target(error):
+        text += ". Pass the target with --target."
     object.__setattr__(error, "message", text)  # click declares it final
+
+
+def _has_target(error: click.ClickException) -> bool:
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    return ctx is not None and any("--target" in param.opts for param in ctx.command.params)
 
 
 def _list_missing(error: click.MissingParameter, named: click.Option) -> str:

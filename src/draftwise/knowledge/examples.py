@@ -1,4 +1,4 @@
-"""Examples that meet the rules of vLLM, one a rule; the rows are in `data/examples.json`.
+"""Examples that meet rules of vLLM and findings, one a code; the rows are in `data/examples.json`.
 
 `python -m catalogue.examples` keeps them, and looks for those of new rules.
 """
@@ -41,7 +41,7 @@ class RuleExample:
 
 
 def find_example(code: str) -> RuleExample | None:
-    """Return the example of a rule; None for one without."""
+    """Return the example of a rule or finding; None for a code without."""
     row = _rows().get(code)
     return None if row is None else RuleExample(**row)
 

@@ -60,7 +60,7 @@ class Explanation:
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
     example: RuleExample | None = None
-    """A command line that meets a rule, or a defect."""
+    """A command line that meets a rule, a finding or a defect."""
     see: tuple[str, ...] = ()
     """Other names that `explain` knows, which say more."""
 
@@ -144,7 +144,8 @@ def _tell_names(what: str, names: Iterable[str]) -> list[str]:
 def _find_codes(name: str) -> Iterator[Explanation]:
     link = f"{SITE}findings/{name}/"
     if finding := all_findings().get(name):
-        yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
+        text, shown = finding.explains, find_example(name)
+        yield Explanation(kind="finding", name=name, text=text, finding=finding, link=link, example=shown)
     if rule := all_rules().get(name):
         yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link, example=find_example(name))
     if advice := all_advice().get(name):

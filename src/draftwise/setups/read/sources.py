@@ -71,7 +71,7 @@ def is_manifest(value: Any) -> bool:
 
 def holds_documents(value: Any) -> bool:
     """Say whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
-    return isinstance(value, Mapping) and value.get("kind") in _HOLDING
+    return isinstance(value, Mapping) and str(value.get("kind")) in _HOLDING
 
 
 def is_compose(value: Mapping[str, Any]) -> bool:

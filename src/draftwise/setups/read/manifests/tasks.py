@@ -42,7 +42,8 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
         launch = _read_container(document, path, entry)
         # A Procfile, a justfile: every name is the author's own.
         own = [key for key, each in entry.items() if not path and isinstance(each, str) and _COMMAND.match(each)]
-        keys = () if launch is not None else dict.fromkeys((*own, *_SCRIPTS))
+        is_read = launch is not None or path[-1:] == ("image",)
+        keys = () if is_read else dict.fromkeys((*own, *_SCRIPTS))
         yield from () if launch is None else (launch,)
         for key in keys:
             yield from _read_script(document, path, entry, key)
@@ -73,9 +74,13 @@ def _names_model(launch: Launch) -> bool:
 def _split(value: Any) -> tuple[Word, ...] | None:
     """Return the words of a list or a text; None where a tool fills in how many there are."""
     if isinstance(value, str):
-        return None if _FILLED_IN.search(value) else split_words(value)
-    texts = list(map(str, value)) if isinstance(value, list) else []
-    if any(_BLOCK.search(each) for each in texts) or any(isinstance(each, Mapping) for each in value or ()):
+        try:
+            return None if _FILLED_IN.search(value) else split_words(value)
+        except InvalidSetup:
+            return None  # prose under such a key
+    items = () if value is None else value if isinstance(value, list) else ({},)
+    texts = list(map(str, items))
+    if any(_BLOCK.search(each) for each in texts) or any(isinstance(each, Mapping) for each in items):
         return None
     return tuple(
         Word("", unknown=(f"{each} (filled in)",)) if _FILLED_IN.search(each) else Word(each) for each in texts
