@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import which
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -251,6 +251,8 @@ def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(
         return draftwise.explain("ngram")
 
     monkeypatch.setattr(TOOLS["explain"].request, "_function", wait)
+    real, threads = Thread.start, list[Thread]()
+    monkeypatch.setattr(Thread, "start", lambda thread: (threads.append(thread), real(thread))[1])
 
     async def work() -> types.CallToolResult:
         async with connect(permit(tmp_path), call_seconds=0.05) as client:
@@ -258,6 +260,9 @@ def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(
 
     assert error_of(run(work))["code"] == "call-too-long"
     assert ended.wait(5)
+    calls = [thread for thread in threads if thread.name == "draftwise-mcp-call"]
+    assert calls
+    assert all(thread.daemon for thread in calls)  # a verb that does not stop keeps no process from ending
 
 
 def test_pages_are_what_explain_says(tmp_path: Path) -> None:

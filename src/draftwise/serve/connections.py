@@ -212,7 +212,11 @@ class HttpServer(uvicorn.Server):
 
     async def _stop_listening(self, listeners: Sequence[socket.socket]) -> None:
         """Close the port, once every connection that the system has made is accepted: the others would be reset."""
-        last = list[socket.socket]()
+        loop, last = asyncio.get_running_loop(), list[socket.socket]()
+        for listener in listeners:
+            loop.remove_reader(listener)
+        for _ in range(_ACCEPT_PASSES):  # asyncio drops what it has accepted and not set up when it closes
+            await asyncio.sleep(0)
         for server, listener in zip(self.servers, listeners, strict=True):
             with suppress(BlockingIOError):
                 while True:
@@ -220,9 +224,7 @@ class HttpServer(uvicorn.Server):
             server.close()
         for end in last:
             end.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, end)
-        for _ in range(_ACCEPT_PASSES):
-            await asyncio.sleep(0)
+            await loop.connect_accepted_socket(self._make_protocol, end)
 
     def _make_protocol(self) -> asyncio.Protocol:
         return _StrictProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
