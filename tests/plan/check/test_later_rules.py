@@ -173,10 +173,22 @@ def test_a_head_may_decline_the_middle_layers():
     assert find(Case(target={"architectures": ["NobodyKnows"]}), "target-without-aux-states") is None
 
 
-def test_text_only_serving_of_a_multimodal_target_may_use_a_draft_model():
-    pixtral = {"architectures": ["PixtralForConditionalGeneration"]}
-    case = Case(method="draft_model", target=pixtral, args={"limit_mm_per_prompt": {"image": 0}})
-    assert find(case, "draft-model-with-multimodal-target", "0.19.1") is None
+@pytest.mark.parametrize(
+    ("target", "args", "is_text_only"),
+    [
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}}, True),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": {"count": 0}}}, True),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 4}}, False),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {}}, False),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}, "enable_mm_embeds": True}, False),
+        ("Qwen3VLForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}}, False),
+        ("Qwen3VLForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0, "video": 0}}, True),
+        ("Qwen3VLForConditionalGeneration", {"language_model_only": True}, True),
+    ],
+)
+def test_a_draft_model_needs_a_target_served_without_each_kind_of_its_media(target, args, is_text_only):
+    case = Case(method="draft_model", target={"architectures": [target]}, args=args)
+    assert (find(case, "draft-model-with-multimodal-target", "0.19.1") is None) is is_text_only
 
 
 def test_a_causal_dflash_takes_any_backend():
