@@ -1,20 +1,24 @@
-"""`python -m catalogue build` takes in new vLLM releases; `probe` and `defects` look for rotten rows."""
+"""`python -m catalogue build` takes in new vLLM releases; `probe` and `defects` look for rotten rows.
+
+`law --help` explains how the sizes of caches are compared with a release.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from catalogue.build import DATA, build, differences, extend, find_wheels, known_releases, write, write_topic
-
-_WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
+from catalogue.build import DATA, WHEELS, build, differences, extend, find_wheels, known_releases, write, write_topic
 
 
 def main(arguments: list[str]) -> int:
     """Run a command; 1 when a probe disagrees with its rule."""
+    if arguments[:1] == ["law"]:
+        from catalogue.kv_law.law import main as run_law
+
+        return run_law(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m catalogue", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
@@ -25,7 +29,7 @@ def main(arguments: list[str]) -> int:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
-            "--wheels", type=Path, default=_WHEELS, help="folder of unpacked wheels (default: %(default)s)"
+            "--wheels", type=Path, default=WHEELS, help="folder of unpacked wheels (default: %(default)s)"
         )
         command.add_argument("--offline", action="store_true", help="use the wheels that are there and fetch none")
         command.add_argument("--new", action="store_true", help="build: read only releases that the data has not")

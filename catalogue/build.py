@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from draftwise.knowledge.spans import SpanRow, decode, encode
 
 __all__ = [
     "DATA",
+    "WHEELS",
     "build",
     "differences",
     "extend",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/vllm"
+WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
+"""Where sources are unpacked by default."""
 _RELEASES = "releases.json"
 
 

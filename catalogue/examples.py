@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.site.examples import run_example
+from docs.site.examples import find_effect, run_example
 
 import draftwise.setups.read
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.examples import RuleExample, find_example
+from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.plan.check import Context, judge
@@ -278,6 +279,11 @@ def find_codes(example: RuleExample) -> set[str]:
         return set()
 
 
+def _depends(example: RuleExample, code: str) -> bool:
+    """Whether the answer to an example depends on a rule."""
+    return code in find_codes(example) or bool(find_effect(code, example))
+
+
 def record() -> Recorder:
     """Run the tests of `check`, and return what they judged."""
     recorder = Recorder()
@@ -353,7 +359,8 @@ def _last(rule: VllmRule, known: list[Release]) -> Release:
 
 
 def main() -> None:
-    kept = {code: row for code in all_rules() if (row := find_example(code)) and code in find_codes(row)}
+    codes = [*all_rules(), *all_findings()]
+    kept = {code: row for code in codes if (row := find_example(code)) and _depends(row, code)}
     print(f"{len(kept)} examples still hold", flush=True)
     if "--anew" in sys.argv:
         kept |= {code: RuleExample(vllm=row["vllm"], command=row["command"]) for code, row in find_examples().items()}
@@ -361,7 +368,7 @@ def main() -> None:
     rows = {code: {key: each for key, each in asdict(row).items() if each} for code, row in sorted(kept.items())}
     lines = ",\n".join(f" {json.dumps(code)}: {json.dumps(row)}" for code, row in rows.items())
     DATA.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    print(f"{len(kept)} of {len(all_rules())} rules have an example")
+    print(f"{len(all_rules().keys() & kept.keys())} of {len(all_rules())} rules have an example")
 
 
 if __name__ == "__main__":

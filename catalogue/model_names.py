@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from draftwise.knowledge.model_copies import UNKNOWN
 from draftwise.knowledge.models import read_models
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import releases
@@ -57,8 +56,9 @@ _STAND_FOR: Mapping[str, str] = {
 }
 """File -> the model whose config.json it is but for the quantization."""
 _ALSO: Mapping[str, tuple[str, ...]] = {"google/gemma-4-26B-A4B": ("google/gemma-4-26B-A4B-it",)}
-_IN_FEWER_BITS = ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.7-Code")
-"""Models that are published in fewer than 16 bits, of whose own quantization the file of a copy says nothing."""
+_QUANTIZED_AS = dict.fromkeys(("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.7-Code"), "moonshotai/Kimi-K2.5")
+"""Models of whose own quantization the file of a copy says nothing -> the model that has the same."""
+_SAME_BITS = "; quantized as Kimi-K2.5 (github.com/vllm-project/recipes/pull/533, InternLM/lmdeploy/pull/4846)"
 _NOT_NEEDED = re.compile(
     r".*(_token_id|_token_index|_token_ids|id2label|label2id|transformers_version|use_cache|initializer_range|initializer|dropout"
     r"|_name_or_path|problem_type|pad_token|output_|return_dict|chunk_size_feed|is_encoder|is_decoder|gradient_check.*)$"
@@ -200,13 +200,17 @@ def write_configs(folder: Path) -> None:
             config = _shorten(json.loads(file.read_text("utf-8")))
             if name != given.replace("--", "/"):
                 config.pop("quantization_config", None)
-            if name in _IN_FEWER_BITS:
-                config["quantization_config"] = UNKNOWN
+            if name in _QUANTIZED_AS:
+                config.pop("quantization_config", None)
+                like = (folder / place / f"{_QUANTIZED_AS[name].replace('/', '--')}_config.json").read_text("utf-8")
+                text = _shorten(json.loads(like))["text_config"]
+                config["text_config"]["quantization_config"] = text["quantization_config"]
             # A class that no release has is one that the repository gave the model, not its publisher.
             is_served = not served.isdisjoint(config.get("architectures", ()))
             if is_served and not _is_copy(name, known) and len(json.dumps(config)) < _LONGEST:
                 also = {"also": _ALSO[name]} if name in _ALSO else {}
-                lines[name] = json.dumps({"id": name, **also, "source": source, "config": config})
+                said = source + (_SAME_BITS if name in _QUANTIZED_AS else "")
+                lines[name] = json.dumps({"id": name, **also, "source": said, "config": config})
     rows = [lines[name] for name in sorted(lines, key=str.lower)]
     (_FOLDER / "model_configs.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
     print(len(rows), "whole rows")

@@ -20,8 +20,8 @@ from typing import Any
 __all__ = ["classes_by_backend", "describe", "read_installed", "write"]
 
 _DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/transformers.json"
-_VALUES = ("vocab_size", "max_position_embeddings", "num_attention_heads")
-"""What vLLM's checks ask a config for and a config.json may leave out."""
+_VALUES = ("vocab_size", "max_position_embeddings", "num_attention_heads", "chunk_size")
+"""What vLLM asks a config for and a config.json may leave out."""
 _ROPE = ("rope_type", "factor", "original_max_position_embeddings")
 _SOURCE = (
     "transformers {version}, models/auto/configuration_auto.py: CONFIG_MAPPING_NAMES and the defaults of each "

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.support.adopted import ORDER
 
 from catalogue.api_server import ApiServer, check_one, is_custom, list_documents, name_kind
@@ -97,14 +98,30 @@ def check_whole(tools: Path, objects: Path) -> dict[str, Any]:
     with WholeServer(tools) as server:
         rows = [check_one(server, each) for each in documents]
         steps = [*undo(server, objects)]
+        examples = [*apply_examples(server)]
     return {
         "server": "kube-apiserver and kube-controller-manager of Kubernetes 1.20.2, from Debian's source package",
         "documents": len(rows),
         "kinds": dict(sorted(Counter(name_kind(document) for _, document in documents).items())),
         "refused_or_changed": [row for row in rows if row["found"]],
         "undo": steps,
+        "examples": examples,
         "total_s": round(time.monotonic() - began, 1),
     }
+
+
+def apply_examples(server: WholeServer) -> Iterator[dict[str, Any]]:
+    """Yield what the server answers to each object of examples/kubernetes; its release has CronJobs in v1beta1 only."""
+    for path in sorted(Path("examples/kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            version = "batch/v1beta1" if document["kind"] == "CronJob" else document["apiVersion"]
+            given = {**document, "apiVersion": version}
+            code, answer = server.call("POST", server.locate(given, "")[1], given)
+            yield {"file": path.name, "kind": f"{version} {document['kind']}", "status": code, **_keep(answer)}
+
+
+def _keep(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"message": answer["message"]} if "message" in answer else {}
 
 
 def _is_core(document: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ begins with prompts that touch every page of the default pool, as pages take mem
 Over the second half the engine's memory must not grow: the slope's interval must reach down to `_FLAT_MIB_PER_HOUR`.
 Meanwhile one server after another is started, loaded, and ended in one of four ways.
 Each of its requests must end with a whole answer, a JSON error or an error event. The exit code is 1 otherwise.
-With `--ends` there are only these servers, next to a process that keeps a core busy.
+With `--ends` there are only these servers, next to a process that keeps a core busy, unless the machine is busy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -257,12 +257,18 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def end_many(model: str, count: int, seed: int) -> dict[str, Any]:
-    """Return the outcome of each end, next to a busy process."""
-    chance = random.Random(seed)
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+async def end_many(model: str, count: int, seed: int, ways: Sequence[str], lanes: int) -> dict[str, Any]:
+    """Return the outcome of each end, next to a busy process, unless the machine is busy; so many servers at once."""
+    rows, numbers = list[dict[str, Any]](), iter(range(count))
+
+    async def end_in_turn() -> None:
+        for number in numbers:
+            rows.append(await end_one(model, ways[number % len(ways)], random.Random(f"{seed} {number}")))
+
+    is_busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))
+    busy = subprocess.Popen([sys.executable, "-c", "" if is_busy else "while True: pass"])
     try:
-        rows = [await end_one(model, _ENDS[number % len(_ENDS)], chance) for number in range(count)]
+        await asyncio.gather(*(end_in_turn() for _ in range(lanes)))
     finally:
         busy.kill()
     return {"ends": rows, "load": round(os.getloadavg()[0], 1)}
@@ -274,13 +280,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--ends", type=int)
+    parser.add_argument("--lanes", type=int, default=1, help="servers of --ends at once")
+    parser.add_argument("--only", choices=_ENDS, action="append", help="ways of --ends; several may be given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     only_ends = given.ends is not None
-    result = asyncio.run(
-        end_many(given.model, given.ends, given.seed) if only_ends else soak(given.model, given.minutes, given.seed)
-    )
+    if only_ends:
+        work = end_many(given.model, given.ends, given.seed, given.only or _ENDS, given.lanes)
+    else:
+        work = soak(given.model, given.minutes, given.seed)
+    result = asyncio.run(work)
     write(provenance("torch", "httpx") | {"model": Path(given.model).name} | result, given.out)
     wrong = [row for row in result["ends"] if not row["is_right"]]
     if only_ends:

@@ -10,7 +10,9 @@ into a folder that is removed in the end; FILE.gguf lends the vocabulary. Its te
 
 Each engine has a process of its own and answers one turn at a time, so that the others are idle meanwhile. For one
 thread seconds are processor time, so that other programs on the machine matter less; for more they are wall time.
-Ratios are those of medians. llama.cpp is `llama-cpp-python`, in an environment of its own.
+Ratios are those of medians. Memory is that of the process after its last turn. `before_the_model` are Python and
+libraries; `growth_over_file` is what model, cache and work space add to them, in sizes of the file.
+llama.cpp is `llama-cpp-python`, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -115,10 +117,20 @@ def work() -> None:
         print("RESULT " + json.dumps(answer | {"tokens": tokens, "prompt": len(prompt)}), flush=True)
 
 
-def memory_of(pid: int) -> int:
-    """Return bytes of memory that is the process's own or maps files."""
+def memory_of(pid: int) -> dict[str, int]:
+    """Return bytes that are the process's own, and those of files that it maps and shares with others."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+    kinds = {"own": "RssAnon:", "of_files": "RssFile:"}
+    return {name: 1024 * int(status.split(kind)[1].split()[0]) for name, kind in kinds.items()}
+
+
+def compare_memory(after: dict[str, int], before: dict[str, int], model_bytes: int) -> dict[str, Any]:
+    """Return the memory of a process after its turns and before its model, and its growth over the model's file."""
+    growth = sum(after.values()) - sum(before.values())
+    return {
+        "all": sum(after.values()), "after": after, "before_the_model": before,
+        "growth_over_file": round(growth / model_bytes, 3),
+    }  # fmt: skip
 
 
 class Peer:
@@ -185,7 +197,8 @@ def measure(args: argparse.Namespace, threads: int) -> dict[str, Any]:
                 prompt = peers[way].run(text=TEXTS["edit"] * 4, cut=512, count=1)
                 times[way].setdefault("prompt", []).append(1e3 * prompt[clock] / prompt["prompt"])
     medians = {way: {kind: statistics.median(each) for kind, each in kinds.items()} for way, kinds in times.items()}
-    memory = {way: {"all": memory_of(peer.pid), "before_the_model": peer.alone} for way, peer in peers.items()}
+    size = Path(args.model).stat().st_size
+    memory = {way: compare_memory(memory_of(peer.pid), peer.alone, size) for way, peer in peers.items()}
     for peer in peers.values():
         peer.close()
     ratios = {

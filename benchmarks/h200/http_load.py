@@ -39,12 +39,17 @@ _TAIL = 512
 
 
 class Load(NamedTuple):
-    """What is sent: requests with random prompts of token ids, so many in flight, each until it has all its tokens."""
+    """What is sent: requests with random prompts of token ids, so many in flight, each until it has all its tokens.
+
+    Lengths are drawn evenly from a range, both ends included.
+    """
 
     requests: int
     at_once: int
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    temperature: float = 0.0
+    top_p: float = 1.0
 
 
 class Server:
@@ -124,6 +129,8 @@ class Answer(NamedTuple):
     last: float
     events: int
     tokens: int
+    pause: float
+    """The longest time without an event after the first."""
 
 
 class _Connection(asyncio.Protocol):
@@ -132,7 +139,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self._tail = b""
-        self._sent = self._first = self._last = 0.0
+        self._sent = self._first = self._last = self._pause = 0.0
         self._events = 0
         self._done: asyncio.Future[None]
         self.transport: Any
@@ -140,23 +147,28 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
-    async def send(self, body: bytes) -> None:
-        """Send a request and return at the end of its answer."""
+    async def send(self, body: bytes, tokens: int) -> None:
+        """Send a request for this many tokens and return at the end of its answer."""
         self._done = asyncio.get_running_loop().create_future()
-        self._tail, self._first, self._events = b"", 0.0, 0
+        self._tail, self._first, self._pause, self._events = b"", 0.0, 0.0, 0
         self._sent = time.perf_counter()
         self.transport.write(_HEAD % len(body) + body)
         await self._done
         found = _USED.findall(self._tail)
         if not found:
             raise RuntimeError(f"an answer without usage: {self._tail!r}")
+        if int(found[-1]) != tokens:
+            raise RuntimeError(f"an answer of {int(found[-1])} instead of {tokens} tokens")
         # The last event carries the usage and no token.
-        self.answers.append(Answer(self._sent, self._first, self._last, self._events - 1, int(found[-1])))
+        self.answers.append(Answer(self._sent, self._first, self._last, self._events - 1, tokens, self._pause))
 
     def data_received(self, data: bytes) -> None:
         if events := data.count(_EVENT):
-            self._last = time.perf_counter()
-            self._first = self._first or self._last
+            now = time.perf_counter()
+            self._first = self._first or now
+            if self._events:
+                self._pause = max(self._pause, now - self._last)
+            self._last = now
             self._events += events
         self._tail = (self._tail + data)[-_TAIL:]
         if self._done.done():
@@ -171,14 +183,14 @@ class _Connection(asyncio.Protocol):
             self._done.set_exception(error or ConnectionError("closed before the answer's end"))
 
 
-async def _send_all(port: int, bodies: Sequence[bytes], at_once: int) -> list[Answer]:
+async def _send_all(port: int, bodies: Sequence[tuple[bytes, int]], at_once: int) -> list[Answer]:
     """Send all requests, so many at a time."""
     left, loop = list(reversed(bodies)), asyncio.get_running_loop()
     connections = [(await loop.create_connection(_Connection, "127.0.0.1", port))[1] for _ in range(at_once)]
 
     async def work(connection: _Connection) -> None:
         while left:
-            await connection.send(left.pop())
+            await connection.send(*left.pop())
 
     try:
         async with asyncio.timeout(_LOAD_S):
@@ -200,15 +212,16 @@ def run_load(port: int, load: Load, vocab: int, seed: int) -> dict[str, Any]:
         TimeoutError: the load takes longer than it may.
     """
     rng = random.Random(seed)
-    fixed = {"model": "m", "max_tokens": load.output_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    fixed |= {"stream_options": {"include_usage": True}}
-    prompts = ([rng.randrange(3, vocab - 3) for _ in range(load.prompt_tokens)] for _ in range(load.requests))
-    bodies = [json.dumps(fixed | {"prompt": prompt}).encode() for prompt in prompts]
+    fixed = {"model": "m", "temperature": load.temperature, "ignore_eos": True, "stream": True}
+    fixed |= {"stream_options": {"include_usage": True}} | ({"top_p": load.top_p} if load.top_p < 1 else {})
+    bodies = list[tuple[bytes, int]]()
+    for _ in range(load.requests):
+        prompt = [rng.randrange(3, vocab - 3) for _ in range(rng.randint(*load.prompt_tokens))]
+        tokens = rng.randint(*load.output_tokens)
+        bodies.append((json.dumps(fixed | {"prompt": prompt, "max_tokens": tokens}).encode(), tokens))
     began, busy_s = time.perf_counter(), time.process_time()
     answers = asyncio.run(_send_all(port, bodies, load.at_once))
     busy = (time.process_time() - busy_s) / (time.perf_counter() - began)
-    if wrong := [each.tokens for each in answers if each.tokens != load.output_tokens]:
-        raise RuntimeError(f"{len(wrong)} answers of {wrong[0]} instead of {load.output_tokens} tokens")
     return summarise(answers) | {"client_busy": round(busy, 3)}
 
 
@@ -216,7 +229,8 @@ def summarise(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the row of a load.
 
     `itl_ms` is the mean time between two events of a stream, each of which carries what a step brought; `tpot_ms` the
-    time from the first to the last token over the tokens after the first.
+    time from the first to the last token over the tokens after the first; `pause_ms` the longest time between two
+    events of a stream.
     """
     span = max(each.last for each in answers) - min(each.sent for each in answers)
     streaming = sum(each.last - each.first for each in answers)
@@ -225,6 +239,7 @@ def summarise(answers: Sequence[Answer]) -> dict[str, Any]:
         "tokens_per_s": round(sum(each.tokens for each in answers) / span, 1),
         "ttft_ms": _describe([1e3 * (each.first - each.sent) for each in answers]),
         "tpot_ms": _describe([1e3 * (each.last - each.first) / (each.tokens - 1) for each in answers]),
+        "pause_ms": _describe([1e3 * each.pause for each in answers]),
         "itl_ms": round(1e3 * streaming / max(1, sum(each.events - 1 for each in answers)), 3),
     }
 

@@ -50,7 +50,8 @@ class Session:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.began = time.monotonic()
-        self.scale = replace(SCALES[args.scale], prompt_tokens=args.prompt_tokens, prompt_tokens_at={})
+        self.lengths = tuple((min(ends), max(ends)) for ends in (args.prompt_tokens, args.output_tokens))
+        self.scale = replace(SCALES[args.scale], prompt_tokens=self.lengths[0][1], prompt_tokens_at={})
         args.out.mkdir(parents=True, exist_ok=True)
         resumed = json.loads(args.resume.read_text()) if args.resume else {}
         self.record = Record(args.out / RESULT, about(args), resumed, values=("engines",), lists=("first",))
@@ -140,7 +141,7 @@ class Session:
         return self.record.has("rows", engine=engine, case=case, concurrency=at_once, turn=turn)
 
     def _load(self, at_once: int, requests: int) -> Load:
-        return Load(requests, at_once, self.args.prompt_tokens, self.args.output_tokens)
+        return Load(requests, at_once, *self.lengths, self.args.temperature, self.args.top_p)
 
     def _send(self, engine: str, case: str, load: Load) -> dict[str, Any] | None:
         """Load a server and return what its clients saw; None, with a note, if it failed, and then it is given up."""
@@ -174,7 +175,7 @@ class Session:
                 "max-num-seqs": most,
                 "max-num-batched-tokens": args.batched_tokens,
                 "max-model-len": scale.max_model_len,
-                "kv-cache-memory-bytes": kv_bytes_for(CASES[case], scale, most, args.output_tokens),
+                "kv-cache-memory-bytes": kv_bytes_for(CASES[case], scale, most, self.lengths[1][1]),
             }
         flags |= {name.replace("_", "-"): value for name, value in scale.engine.items()}
         if spec := spec_config(CASES[case], self.folders, synthetic=args.acceptance == "synthetic"):
@@ -242,11 +243,12 @@ def _main_table(result: dict[str, Any]) -> str:
         cells = [case, str(streams), "/".join(str(len(rows)) for rows in pair)]
         cells += _compare(pair, "tokens_per_s", at_least=GOALS.get(case))
         cells += _compare(pair, "ttft_ms", "mean", at_most=TTFT_GOAL)
-        for path in (("ttft_ms", "p99"), ("itl_ms",), ("tpot_ms", "mean")):
-            cells += [number(_mean(rows, *path), 1) for rows in pair]
+        for path in (("ttft_ms", "p99"), ("itl_ms",), ("tpot_ms", "mean"), ("pause_ms", "p99")):
+            known = all(path[0] in row for rows in pair for row in rows)
+            cells += [number(_mean(rows, *path) if known else None, 1) for rows in pair]
         body.append(cells)
     tokens, ttft = ("tokens/s ours", "vLLM", "ratio"), ("TTFT mean ms ours", "vLLM", "ratio")
-    rest = [word for name in ("TTFT P99", "ITL mean", "TPOT mean") for word in (f"{name} ms ours", "vLLM")]
+    rest = [word for name in ("TTFT P99", "ITL mean", "TPOT mean", "pause P99") for word in (f"{name} ms ours", "vLLM")]
     return table(("case", "streams", "turns", *tokens, *ttft, *rest), body)
 
 
@@ -296,8 +298,11 @@ def main() -> None:
     run.add_argument("--times", type=int, default=4, help="requests of a turn, times the streams at once")
     run.add_argument("--first-requests", type=int, default=192, help="of the first load")
     run.add_argument("--first-at-once", type=int, default=64)
-    run.add_argument("--prompt-tokens", type=int, default=512)
-    run.add_argument("--output-tokens", type=int, default=128)
+    ends = {"type": int, "nargs": "+", "metavar": "TOKENS", "help": "of a request, or a range"}
+    run.add_argument("--prompt-tokens", default=[512], **ends)
+    run.add_argument("--output-tokens", default=[128], **ends)
+    run.add_argument("--temperature", type=float, default=0.0)
+    run.add_argument("--top-p", type=float, default=1.0)
     run.add_argument("--batched-tokens", type=int, default=8192, help="of a step, at most")
     run.add_argument(
         "--as-typed", type=float, metavar="SHARE", help="each server's own limits, in this share of the card's memory"

@@ -129,6 +129,14 @@ _EXPERTS: Config = {
 }
 """Qwen3-30B-A3B's."""
 
+_QWEN3: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960,
+}
+
 _GRANITE: Config = {
     "architectures": ["GraniteForCausalLM"],
     "model_type": "granite",
@@ -245,8 +253,27 @@ SCALES = {
         max_model_len=4096,
         noise=0.02,
     ),
-    "granite-8b": replace(
-        _8B, target=_llama(4096, 40, 32, 8, 128, 12800, 49159, **_GRANITE), batches=(1, 8, 64), large_batches=()
+    "qwen3-14b": replace(
+        _8B,
+        target=_llama(5120, 40, 40, 8, 128, 17408, 151936, **_QWEN3),
+        dflash_aux_layers=(1, 10, 19, 28, 37),
+        output_tokens=128,
+        batches=(1, 8, 64),
+        large_batches=(),
+    ),
+    "qwen3-32b": replace(  # half of its layers, so that several engines fit on a card
+        _8B,
+        target=_llama(5120, 32, 64, 8, 128, 25600, 151936, **_QWEN3),
+        output_tokens=128,
+        batches=(1, 8, 64),
+        large_batches=(),
+    ),
+    "granite-8b": replace(  # the drafter has Granite-3.3-2B's sizes
+        _8B,
+        target=_llama(4096, 40, 32, 8, 128, 12800, 49159, **_GRANITE),
+        draft_model=_llama(2048, 40, 32, 8, 64, 8192, 49159, **_GRANITE | {"attention_multiplier": 0.015625}),
+        batches=(1, 8, 64),
+        large_batches=(),
     ),
     "gemma3-12b": replace(  # prompts of two windows; the drafter has Gemma-3-1B's sizes
         _8B,

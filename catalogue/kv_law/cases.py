@@ -78,10 +78,12 @@ def write_cases(folder: Path, defaults: Path | None) -> int:
     rows = []
     for name in configs:
         rows += [{"id": f"{name}:{key}", "target": name, **row} for key, row in FULL.items()]
-    for arch, config in further.items():
-        if arch not in shown:
-            configs[arch] = config
-            rows += [{"id": f"{arch}:{key}", "target": arch, **FULL[key]} for key in OF_DEFAULTS]
+    configs |= {arch: config for arch, config in further.items() if arch not in shown}
+    unpublished = [
+        {"id": f"{arch}:{key}", "target": arch, **FULL[key]}
+        for arch in further if arch not in shown for key in OF_DEFAULTS
+    ]  # fmt: skip
+    rows += unpublished
     for name, config in {**configs, **{name: _head(head) for name, head in HEADS.items()}}.items():
         (models / name).mkdir(parents=True, exist_ok=True)
         (models / name / "config.json").write_text(json.dumps(config))
@@ -94,7 +96,7 @@ def write_cases(folder: Path, defaults: Path | None) -> int:
     names = {configs[name]["architectures"][0]: name for name in reversed([*dict(_known()), *SHAPES])}
     few = [
         {"id": f"{name}:{key}", "target": name, **row} for name in sorted(names.values()) for key, row in FEW.items()
-    ]
+    ] + unpublished
     for name, wanted in (("cases", rows), ("few", few)):
         kept = [row for row in wanted if _makes_sense(row, configs[row["target"]])]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))

@@ -36,7 +36,7 @@ tar --extract --file kubernetes_*.orig.tar.* --strip-components 1 --directory "$
 
 # Debian keeps what depends on the machine apart from what does not; the toolchain wants one tree.
 root=$work/go/root
-export GOROOT=$work/goroot GOCACHE=$work/cache GO111MODULE=off CGO_ENABLED=0
+export GOROOT=$work/goroot GOCACHE=${GOCACHE:-$work/cache} GO111MODULE=off CGO_ENABLED=0
 cp -r "$root/usr/share/go-1.19/." "$GOROOT"
 cp -r "$root/usr/lib/go-1.19/bin" "$GOROOT/bin"
 mkdir -p "$GOROOT/pkg"

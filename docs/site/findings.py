@@ -97,6 +97,7 @@ def _finding(fact: FindingFact) -> str:
             "What it means": plain(fact.explains),
             "How draftwise tells": plain(told.told_by) if told else "",
             "What to do": plain(fact.fix),
+            "Example": _example(fact.code),
             "Source": source(told.source) if told else "",
         },
     )

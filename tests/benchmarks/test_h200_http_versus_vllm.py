@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        events = [{"choices": [{"text": "ab"}]}] * (asked["max_tokens"] // 2)
+        events = [{"choices": [{"text": "ab"}]}] * -(-asked["max_tokens"] // 2)
         for event in [*events, {"choices": [], "usage": {"completion_tokens": asked["max_tokens"] - MISSING}}]:
             self.chunk(f"data: {json.dumps(event)}\\n\\n")
         self.chunk("data: [DONE]\\n\\n")
@@ -56,7 +56,7 @@ def streaming(tmp_path: Path, *, missing: int = 0) -> Server:
 
 
 def test_every_request_is_answered_in_full(tmp_path: Path) -> None:
-    load = Load(requests=5, at_once=2, prompt_tokens=6, output_tokens=8)
+    load = Load(requests=5, at_once=2, prompt_tokens=(4, 9), output_tokens=(2, 16), temperature=0.7, top_p=0.9)
     with streaming(tmp_path) as server:
         assert server.wait(60) > 0
         assert run_load(server.port, load, 1000, seed=1)
@@ -66,18 +66,19 @@ def test_every_request_is_answered_in_full(tmp_path: Path) -> None:
 
 
 def test_what_clients_saw() -> None:
-    answers = [Answer(sent=0.0, first=0.1, last=0.5, events=3, tokens=5), Answer(1.0, 1.2, 2.0, 3, 5)]
+    answers = [Answer(0.0, first=0.1, last=0.5, events=3, tokens=5, pause=0.3), Answer(1.0, 1.2, 2.0, 3, 5, 0.5)]
     row = summarise(answers)
     assert (row["seconds"], row["tokens_per_s"]) == (2.0, 5.0)
     assert row["ttft_ms"] == {"mean": 150.0, "p50": 150.0, "p99": 200.0}
     assert (row["tpot_ms"]["mean"], row["itl_ms"]) == (150.0, 300.0), "events carry several tokens"
+    assert row["pause_ms"] == {"mean": 400.0, "p50": 400.0, "p99": 500.0}
 
 
 def test_an_answer_that_lacks_tokens_is_no_row(tmp_path: Path) -> None:
     with streaming(tmp_path, missing=3) as server:
         server.wait(60)
-        with pytest.raises(RuntimeError, match="5 answers of 5 instead of 8 tokens"):
-            run_load(server.port, Load(5, 2, 6, 8), 1000, seed=1)
+        with pytest.raises(RuntimeError, match="an answer of 5 instead of 8 tokens"):
+            run_load(server.port, Load(5, 2, (6, 6), (8, 8)), 1000, seed=1)
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
@@ -114,8 +115,16 @@ class Silent:
 
 def session(out: Path, **other: Any) -> Session:
     given = {"vllm_python": "python", "commit": "c", "seconds": 1000, "cases": ["plain"], "concurrency": [4, 8]}
-    given |= {"repeats": 2, "times": 3, "first_requests": 12, "first_at_once": 4, "prompt_tokens": 64}
-    given |= {"output_tokens": 16, "batched_tokens": 256, "resume": None, "scale": "tiny-fp8", "dtype": "bfloat16"}
+    given |= {"repeats": 2, "times": 3, "first_requests": 12, "first_at_once": 4, "prompt_tokens": [64]}
+    given |= {
+        "output_tokens": [16],
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "batched_tokens": 256,
+        "resume": None,
+        "scale": "tiny-fp8",
+        "dtype": "bfloat16",
+    }
     given |= {"folders": out / "models", "device": "cpu", "acceptance": "synthetic", "out": out, "as_typed": None}
     return Session(argparse.Namespace(**(given | other)))
 

@@ -478,3 +478,11 @@ def test_one_vocabulary_as_prefix_of_the_other_is_no_fault(tmp_path: Path) -> No
     assert pair.tokenizers is not None
     assert pair.tokenizers.verdict == "prefix"
     assert pair.findings == ()
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "dflash"])
+@pytest.mark.parametrize("drafter", ["medusa", "draft_model"])
+def test_nothing_drafts_for_a_head(drafter: str, head: str) -> None:
+    found = inspect_pair(BUNDLE / drafter, BUNDLE / head)
+    assert "target-is-head" in {each.code for each in found.findings}
+    assert not found.fits

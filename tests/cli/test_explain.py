@@ -1,10 +1,18 @@
 import json
+import re
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+import draftwise
 from draftwise.cli import main
+from draftwise.cli._own_options import find_options
 from draftwise.core import InvalidSetup
+from draftwise.core.document_schema import json_schema
+from draftwise.core.exit_codes import ExitCode
+from draftwise.deploying.observe.alert_rules import ALERTS
 from draftwise.knowledge.advice import all_advice
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import all_rules
@@ -12,6 +20,8 @@ from draftwise.knowledge.terms import read_terms
 from draftwise.knowledge.vllm import all_keys
 from draftwise.knowledge.vllm_messages import find_messages
 from draftwise.plan.explanations import explain, show_template
+from draftwise.verbs import VERBS, load_verb
+from draftwise.verbs.own_names import find_key
 
 
 def explained(name):
@@ -97,7 +107,7 @@ def test_every_name_that_is_listed_can_be_explained() -> None:
         kinds.setdefault(each["kind"], []).append(each["name"])
     for kind, names in kinds.items():
         for name in names[:: max(1, len(names) // 40)]:
-            assert explain(name), (kind, name)
+            assert draftwise.explain(name).explanations, (kind, name)
     for term in read_terms():
         for name in (*term.names, *term.see):
             assert explain(name), name
@@ -213,3 +223,62 @@ def test_texts_of_rules_have_names_in_the_place_of_values_and_single_braces() ->
     for rule in all_rules().values():
         shown = show_template(f"{rule.message} {rule.fix} {rule.becomes}")
         assert "{{" not in shown or "{{" in rule.explains, rule.code
+
+
+def test_every_verb_exit_code_and_json_key_can_be_explained() -> None:
+    for verb in VERBS:
+        assert draftwise.explain(verb).explanations[0].kind == "verb"
+        schema = json_schema(load_verb(verb).result, title=verb)
+        for owner in (schema, *schema.get("definitions", {}).values()):
+            for name in owner.get("properties", {}):
+                assert any(each.text and verb in each.text for each in find_key(name)), name
+    assert draftwise.explain("speedup_range").explanations[0].kind == "JSON key"
+    for code in ExitCode:
+        for spelling in (f"{int(code)}", f"exit code {int(code)}", f"Exit {int(code)}"):
+            assert code.meaning in {each.text for each in draftwise.explain(spelling).explanations}
+
+
+def test_every_option_can_be_explained_by_its_help() -> None:
+    options = {}
+    for verb in VERBS:
+        command = main.get_command(click.Context(main), verb)
+        for param in getattr(command, "params", ()):
+            if isinstance(param, click.Option) and not param.hidden and param.help:
+                options |= dict.fromkeys((*param.opts, *param.secondary_opts), param.help.partition("  [")[0])
+    assert len(options) > 150
+    for name, text in options.items():
+        assert any(" ".join(text.split()) in " ".join(each.text.split()) for each in find_options(name, main)), name
+    said = CliRunner().invoke(main, ["explain", "--max-num-seqs", "--json"])
+    assert {"option", "flag"} <= {each["kind"] for each in json.loads(said.stdout)}
+
+
+def test_every_term_of_the_glossary_and_every_alert_can_be_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/glossary.md").read_text()
+    terms = [name for bold in re.findall(r"\*\*(.+?)\*\*", page) for name in re.split(" / | and |, ", bold)]
+    assert len(terms) > 40
+    for term in terms:
+        assert draftwise.explain(term).explanations, term
+    for alert in ALERTS:
+        (found,) = draftwise.explain(alert.name).explanations
+        assert (found.kind, found.see) == ("alert", (alert.code,))
+        for record in re.findall(r"draftwise:[\w:]+", alert.expression):
+            assert draftwise.explain(record).explanations[0].kind == "series"
+
+
+@pytest.mark.parametrize(("question", "meant"), [
+    ("why is it slower with speculative decoding", "fell-below-break-even"),
+    ("Acceptance rate dropped after upgrade?", "after-upgrade"),
+    ("what is k", "k"),
+    ("how do I roll back", "rollback"),
+    ("nothing accepted since the server was asleep", "woke-without-weights"),
+    ("requests queue up since I enabled eagle3", "queue-grew"),
+    ("is ngram better than suffix", "ngram"),
+    ("the server does not speculate", "spec-off"),
+])  # fmt: skip
+def test_a_question_leads_to_a_finding_or_a_name(question: str, meant: str) -> None:
+    assert meant in {each.name for each in draftwise.explain(question).explanations}
+
+
+def test_an_unknown_question_says_what_was_nearest() -> None:
+    with pytest.raises(InvalidSetup, match=r"Nearest: .*acceptance"):
+        draftwise.explain("accpetance of pizza")

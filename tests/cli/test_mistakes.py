@@ -275,6 +275,26 @@ def test_a_file_of_another_kind_has_an_envelope(places: dict[str, str], verb: st
     check_envelope(verb, words, run(places, [verb, *words, "--json"]), ENDS)
 
 
+@pytest.mark.parametrize(("verb", "place"), [(verb, place) for verb in PATHS for place in PATHS[verb]])
+def test_a_url_in_the_place_of_a_file_is_named_as_it_was_written(
+    places: dict[str, str], verb: str, place: int | str
+) -> None:
+    result = run(places, [verb, *put(verb, place, "http://127.0.0.1:9/x"), "--json"])
+    assert result.exit_code in ENDS
+    assert not re.search("http:/[^/]", result.output), result.output
+
+
+def test_one_look_tells_all_missing_options_and_how_files_are_named() -> None:
+    def say(*words: str) -> str:
+        return " ".join(CliRunner().invoke(main, words).stderr.split())
+
+    assert "Missing option '--out'. New directory for the result. Also missing: --target." in say("export", "x")
+    assert "Also missing" not in say("export", "x", "--target=y")
+    assert "or its memory, e.g. 48GiB." in say("size", "x")
+    assert say("check", "-f", "x.yaml").endswith("Name a file without an option: draftwise check FILE.")
+    assert "Put vLLM flags" not in say("check", "x.yaml", "--force")
+
+
 def test_every_verb_has_json_and_a_command_line() -> None:
     assert set(GOOD) == set(VERBS)
     for verb in VERBS:

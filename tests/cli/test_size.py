@@ -90,6 +90,9 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     result = run(LLAMA, "--gpu", "H200", "--method", "ngram", "--num-speculative-tokens", "5", "--plot", str(file))
     assert result.exit_code == 0, result.output
     assert "<svg" in file.read_text()
+    failed = run(LLAMA, "--gpu", "H200", "--plot", str(tmp_path / "missing/size.svg"))
+    assert failed.exit_code not in (0, 1)
+    assert "cannot be written (No such file or directory)" in failed.output
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The engine in a process of its own: what it tells, and what happens when either side goes away."""
 
 import asyncio
+import fcntl
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ from tests.support.serving import serving_launched, start_thread
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.engine_outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
+from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.channel import Channel, ChannelProtocol, EngineFailure, StepResult
 from draftwise.serve.engine_process import start_process
 from draftwise.serve.engine_worker import EngineWorker
@@ -56,6 +58,17 @@ def test_an_end_that_was_closed_is_the_end(unread):
     with pytest.raises(EOFError):
         Channel(ours).receive()
     ours.close()
+
+
+def test_a_descriptor_may_have_any_number():
+    """A server with a thousand connections gives the next process that it starts a descriptor behind theirs."""
+    raise_file_limit()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, 1500)) as far:
+        assert not Channel(far).has_message()
+        Channel(ours).send("a")
+        assert Channel(far).has_message(60)
+        assert Channel(far).receive() == "a"
 
 
 def test_a_step_survives_the_way():

@@ -10,13 +10,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from draftwise.core import InvalidSetup
+from draftwise.serve import connections
 from draftwise.serve.calls import Defaults
 from draftwise.serve.http_server import ServerOptions, bind
+from draftwise.serve.in_flight import InFlight
 
 SCRIPT = """
 import sys
@@ -168,6 +172,55 @@ def test_when_the_engine_is_killed_the_server_says_so_and_ends(checkpoint):
         _, complaints = process.communicate(timeout=60)
         assert process.returncode != 0
         assert "its process was killed by SIGKILL" in complaints
+
+
+def test_what_is_arriving_when_the_engine_is_killed_is_answered(checkpoint):
+    patient = "from draftwise.serve import connections\nconnections._LAST_CONNECTIONS_S = 3600\n" + SCRIPT
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 900000\r\n\r\n"
+    )
+    with started(checkpoint, 3600, patient) as (process, _, url):
+        address = ("127.0.0.1", httpx.URL(url).port)
+        in_head, in_body = (socket.create_connection(address, timeout=60) for _ in range(2))
+        in_head.sendall(head[:9])
+        in_body.sendall(head + b"{")
+        while httpx.get(f"{url}/load").json()["server_load"] < 1:
+            pass
+        os.kill(child_of(process, "engine_process"), signal.SIGKILL)
+        with contextlib.suppress(httpx.TransportError):
+            while httpx.get(f"{url}/load"):  # until the port is closed
+                pass
+        in_head.sendall(head[9:] + b"{")
+        for client in (in_head, in_body):
+            client.sendall(b" " * 899_999)  # which reads the answer only then
+            pieces = list(iter(lambda: client.recv(2**16), b""))  # noqa: B023
+            assert pieces[0].startswith(b"HTTP/1.1 503"), pieces
+            client.close()
+        assert process.wait(60) != 0
+
+
+def test_what_is_connected_when_the_port_closes_is_answered(monkeypatch):
+    monkeypatch.setattr(connections, "_LAST_REQUESTS_S", 0)
+    listener = bind(ServerOptions(port=0))
+    listener.listen(64)
+    clients = []
+
+    class LastMoment(InFlight):
+        def close(self):
+            super().close()
+            for _ in range(40):
+                clients.append(socket.create_connection(listener.getsockname(), timeout=60))
+                clients[-1].sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+
+    in_flight = LastMoment()
+    config = connections.make_config(in_flight.wrap(Starlette()), log_level="critical")
+    server = connections.HttpServer(config, SimpleNamespace(failure=None), in_flight, drain_s=0)
+    server.should_exit = True
+    server.run(sockets=[listener])
+    for client in clients:
+        with client:
+            assert client.recv(100).startswith(b"HTTP/1.1 503")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_calls_are_found_however_the_answer_is_cut(case, size):
 
 def test_required_calls_are_a_list_that_matches_the_tools():
     use = read_tools({"tools": TOOLS, "tool_choice": "required"}, None)
-    schema = use.structured_outputs.json
+    schema = json.loads(use.structured_outputs.json)
     answer = [{"name": "weather", "parameters": {"city": "Oslo"}}, {"name": "time", "parameters": {}}]
     jsonschema.validate(answer, schema)
     for wrong in ([], [{"name": "other", "parameters": {}}], [{"name": "weather", "parameters": {"city": 1}}]):
@@ -74,7 +74,7 @@ def test_required_calls_are_a_list_that_matches_the_tools():
     assert found_in(use.make_parser(), [text[:20]]) == (text[:20], []), "nothing of a cut answer is lost"
     one = read_tools({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, None)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(answer, one.structured_outputs.json)
+        jsonschema.validate(answer, json.loads(one.structured_outputs.json))
 
 
 def test_tools_that_define_a_name_differently_are_refused():

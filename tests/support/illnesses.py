@@ -205,6 +205,17 @@ ILLNESSES: Sequence[Illness] = (
         says="The traffic is the cause",
     ),
     Illness(
+        name="speculative servers lose their prefixes",
+        spec=({"lost_block": 0.95},) * 2,
+        with_earlier=False,
+        named=_of("prefix-lost"),
+    ),
+    Illness(
+        name="preempted at peaks of the KV cache",
+        spec=({"kv_tokens": 9_000.0, "reserve": 1.0},) * 2,
+        named=_of("kv-squeeze"),
+    ),
+    Illness(
         name="prompts ten times as long",
         spec=({"mix": _LONG, "rate": 2.0},) * 2,
         plain={"mix": _LONG, "rate": 2.0},

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 ALIGNMENT = 32
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "BF16": 30, "IQ2_XXS": 16}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "BF16": 30,
+    "IQ2_XXS": 16,
+}
 
 LLAMA: Mapping[str, Any] = {
     "general.architecture": "llama",

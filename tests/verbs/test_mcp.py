@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import which
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from draftwise.core.progress import Stopped  # noqa: E402
 from draftwise.machine.confinement import Confinement  # noqa: E402
 from draftwise.verbs import mcp_server  # noqa: E402
 from draftwise.verbs.error_documents import ErrorDocument  # noqa: E402
-from draftwise.verbs.jobs import Jobs  # noqa: E402
+from draftwise.verbs.jobs import Job, Jobs  # noqa: E402
 from draftwise.verbs.mcp_server import make_server  # noqa: E402
 from draftwise.verbs.tool_calls import TOOLS, Permissions  # noqa: E402
 
@@ -226,7 +226,9 @@ def test_a_job_is_started_asked_stopped_and_read(tmp_path: Path, monkeypatch: py
     run(work)
 
 
-def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path) -> None:
+def test_a_job_that_fails_at_once_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Job.wait
+    monkeypatch.setattr(Job, "wait", lambda job, _seconds: wait(job, 60))  # at once, however slow the machine is
     servers = {"url": "nowhere", "candidate_urls": ["http://127.0.0.1:2"]}
     error = error_of(call(permit(tmp_path, tmp_path), "decide_start", servers))
     assert error["code"] == "not-a-url"
@@ -249,6 +251,8 @@ def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(
         return draftwise.explain("ngram")
 
     monkeypatch.setattr(TOOLS["explain"].request, "_function", wait)
+    real, threads = Thread.start, list[Thread]()
+    monkeypatch.setattr(Thread, "start", lambda thread: (threads.append(thread), real(thread))[1])
 
     async def work() -> types.CallToolResult:
         async with connect(permit(tmp_path), call_seconds=0.05) as client:
@@ -256,6 +260,9 @@ def test_a_call_that_lasts_too_long_is_answered_and_asked_to_stop(
 
     assert error_of(run(work))["code"] == "call-too-long"
     assert ended.wait(5)
+    calls = [thread for thread in threads if thread.name == "draftwise-mcp-call"]
+    assert calls
+    assert all(thread.daemon for thread in calls)  # a verb that does not stop keeps no process from ending
 
 
 def test_pages_are_what_explain_says(tmp_path: Path) -> None:

@@ -34,17 +34,31 @@ def run(*words: str) -> Result:
     [
         "deploy", "manifests/prod", "k8s/prod", "kserve.ymal", "Dockerfile.gpu", "my-service.yml", "a/kserve.ymal",
         "serve.yam", "config.jsno", "docker-compose", "compose.prod", "compose.override", "a/Dockerfile", "Makefile",
-        "gpu.dockerfile", "prod.evn", "llama", "m", "a/b/c", "org/", "-", "run.sh.bak/x/y",
+        "gpu.dockerfile", "prod.evn", "llama", "m", "a/b/c", "org/", "run.sh.bak/x/y",
     ],
 )  # fmt: skip
 def test_a_source_that_is_nothing_is_exit_2(verb: list[str], source: str) -> None:
-    if source == "-":  # read, and empty: a text that starts no server
-        assert run(*verb, source).exit_code == (2 if verb[0] == "deploy" else 1)
-        return
     result = run(*verb, source)
     assert (result.exit_code, result.stdout) == (2, "")
     assert source.rstrip("/") in result.stderr
     assert "vllm serve" in result.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    "text", ["", " \n\t\n", "# a: b\n", "---\n---\n...", "#!/bin/bash\n", "null\n", "[]", "\ufeff"]
+)
+def test_a_text_that_is_nothing_is_exit_2(verb: list[str], text: str, folder: Path) -> None:
+    (folder / "some.yaml").write_text(text, encoding="utf-8")
+    for source in ("some.yaml", "-"):
+        result = CliRunner().invoke(main, [*verb, source], input=text.removeprefix("\ufeff"), catch_exceptions=False)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "is empty" in result.stderr
+    (folder / "some.yaml").write_text(f"{text.rstrip('.')}\nvllm serve org/name\n", encoding="utf-8")
+    assert "is empty" not in run(*verb, "some.yaml").stderr
+    if verb[0] == "check":
+        (folder / "some.yaml").write_text(text, encoding="utf-8")
+        assert run("check", "--skip-other-files", "some.yaml").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -110,3 +124,15 @@ def test_flags_of_vllm_behind_a_model_are_told_where_to_go() -> None:
     assert result.exit_code == 2
     assert "No such option '--max-model-len'. Put vLLM flags after `--`" in result.stderr
     assert "quote the whole command" in result.stderr
+
+
+def test_what_is_not_there_is_looked_for_in_a_folder_of_a_similar_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my deploy").mkdir()
+    (tmp_path / "my deploy/llama.yaml").write_text("a: 1\n")
+    (tmp_path / "latin.yaml").write_bytes("# f\u00fcr vllm\n".encode("cp1252"))
+    for typed in ("my deplyo/llama.yaml", "my deploy/lama.yaml"):
+        result = run("check", typed)
+        assert result.exit_code == 2
+        assert "Did you mean my deploy/llama.yaml?" in result.stderr
+    assert "(it is not UTF-8 text). Save it as UTF-8." in run("check", "latin.yaml").stderr

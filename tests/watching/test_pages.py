@@ -1,14 +1,17 @@
 """Pages of counters over real sockets: what is asked for, what is refused, and what it takes to say so."""
 
 import asyncio
+import random
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
 from tests.support.web import Answer, serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
-from draftwise.watching.watcher import HttpPage, Look, open_pages, read_all
+from draftwise.watching.page_identity import read_identity
+from draftwise.watching.watcher import HttpPage, Look, Snapshot, Watcher, open_pages, read_all
 
 PAGE = 'vllm:generation_tokens_total{engine="0"} 5\nprocess_start_time_seconds 1.7e9\n'
 
@@ -29,7 +32,7 @@ def look_at(answer: Callable[[str, dict[str, str]], Answer], path: str = "", **s
 def test_the_page_is_found_whichever_of_its_urls_is_given(path: str) -> None:
     asked: list[str] = []
     look = look_at(lambda path, _: asked.append(path) or (200, PAGE), path)  # type: ignore[func-returns-value]
-    assert asked == ["/metrics"]
+    assert asked == ["/metrics"] * 10
     assert (look.server, look.started_s) == ("vLLM", 1.7e9)
     assert look.engines[0].counters.generation_tokens == 5
 
@@ -42,7 +45,7 @@ def test_a_prefix_stays_and_headers_are_sent() -> None:
         return 200, PAGE
 
     look_at(answer, "/llama/v1", headers={"Authorization": "Bearer key"})
-    assert asked == [("/llama/metrics", "Bearer key")]
+    assert asked == [("/llama/metrics", "Bearer key")] * 10
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,96 @@ def test_all_pages_are_read_at_once_and_a_fault_is_one_of_the_answers() -> None:
 def test_what_is_no_url_is_refused() -> None:
     with pytest.raises(InvalidSetup, match="is not an http"):
         open_pages({"spec": ["llama:8000"]}, {})
+
+
+class Replica:
+    """Counters of one server, as vLLM shows them, without the start of its process."""
+
+    def __init__(self, rng: random.Random, old: int) -> None:
+        self.rng, self.steps, self.accepted, self.finished = rng, 0, 0, 0
+        for _ in range(old):
+            self.serve()
+
+    def serve(self) -> None:
+        """Answer one request of a drawn length."""
+        steps = self.rng.randint(20, 60)
+        self.steps, self.finished = self.steps + steps, self.finished + 1
+        self.accepted += sum(self.rng.random() < 0.6 for _ in range(steps))
+
+    def page(self) -> str:
+        counts = {
+            "generation_tokens_total": self.steps + self.accepted,
+            "spec_decode_num_drafts_total": self.steps,
+            "spec_decode_num_draft_tokens_total": self.steps,
+            "spec_decode_num_accepted_tokens_total": self.accepted,
+            "request_success_total": self.finished,
+        }
+        return "".join(f'vllm:{name}{{engine="0"}} {count}\n' for name, count in counts.items())
+
+
+def watch_pool(seed: int, replicas: int, policy: str) -> tuple[list[Snapshot], list[Replica]]:
+    """Return what is seen of a drawn pool behind one address: young or old, its traffic equal."""
+    rng = random.Random(seed)
+    ages = [rng.choice((0, 2, 40, 400))] * replicas if seed % 2 else [rng.randint(0, 400) for _ in range(replicas)]
+    pool = [Replica(rng, age) for age in ages]
+    turns, of_connection, lock = iter(range(1 << 30)), threading.local(), threading.Lock()
+
+    def choose() -> Replica:
+        return pool[next(turns) % replicas] if policy == "round robin" else rng.choice(pool)
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        with lock:
+            if policy == "sticky":  # one thread serves one connection
+                of_connection.replica = getattr(of_connection, "replica", None) or choose()
+                return 200, of_connection.replica.page()
+            return 200, choose().page()
+
+    async def run(url: str) -> list[Snapshot]:
+        watcher, seen = Watcher(open_pages({"spec": [url]}, {})), []
+        for _ in range(4):
+            seen.append(await watcher.look())
+            for each in pool:
+                for _ in range(3):
+                    each.serve()
+        watcher.close()
+        return seen
+
+    with serving_answers(answer) as url:
+        return asyncio.run(run(url)), pool
+
+
+@pytest.mark.parametrize("policy", ["round robin", "random", "sticky"])
+def test_nothing_is_computed_from_several_servers_behind_an_address(policy: str) -> None:
+    for seed in range(10):
+        seen, _ = watch_pool(seed, 2 + seed % 5, policy)
+        assert all(snapshot.recent == () for snapshot in seen), seed
+        assert {each.code for each in seen[-1].findings} == {"several-behind-url"}, seed
+
+
+def test_one_server_is_not_taken_for_several() -> None:
+    for seed in range(5):
+        seen, (server,) = watch_pool(seed, 1, "random")
+        assert all(snapshot.findings == () for snapshot in seen), seed
+        (window,) = seen[-1].recent
+        assert 0 < window.counters.spec.num_drafts <= server.steps
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "other"),
+    [
+        ('a_total{x="1"} 5\n', 'a_total{x="1"} 6\n', False),
+        ('a_total{x="1"} 5\n', 'a_total{x="1"} 4\n', True),
+        ('a_bucket{le="1"} 5\n', 'a_bucket{le="2"} 5\n', True),
+        ("a_created 1.5\n", "a_created 3.6\n", True),
+        ("process_start_time_seconds 1e9\n", "process_start_time_seconds 1000000001.3\n", True),
+        ("process_start_time_seconds 1e9\n", "process_start_time_seconds 1000000001\n", False),
+        ('vllm:cache_config_info{num_gpu_blocks="9"} 1\n', 'vllm:cache_config_info{num_gpu_blocks="8"} 1\n', True),
+        ("# TYPE a_total gauge\na_total 5\n", "# TYPE a_total gauge\na_total 4\n", False),
+        ("a_total 5\nb_total 50\n", "a_total 5\nb_to", False),
+        ("a_sum 0.30000000000000004\n", "a_sum 0.3\n", False),
+        ("a_total 5\n", "a_total 5\nb_total 1\n", False),
+        ("running 5\n", "running 4\n", False),
+    ],
+)
+def test_pages_of_one_process_never_count_back(earlier: str, later: str, other: bool) -> None:
+    assert read_identity(earlier).cannot_precede(read_identity(later)) is other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -57,12 +57,24 @@ def parse_counters(text: str) -> Counters:
     return parse_load_and_counters(text)[1]
 
 
+Sample = tuple[str, str, int, str, float]
+"""Name, reading, rank of the name among those of its reading, labels, value."""
+
+
 def parse_engines(text: str) -> tuple[EngineReading, ...]:
     """Return what each engine of a server's /metrics says, in one pass; empty where no sample is known."""
     server = find_engine(text)
-    if server is None:
-        return ()
-    found = _gather(text, apart=True)
+    return () if server is None else gather_engines(_samples(text), server)
+
+
+def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReading, ...]:
+    """Return what each engine says in samples of one page.
+
+    Args:
+        samples: all that are known of the page.
+        server: engine whose metrics these are.
+    """
+    found = _gather(samples, apart=True)
     shared = found.pop("") if len(found) > 1 and "" in found else _EngineSamples()  # vLLM's adapters name no engine
     for each in found.values():
         each.adapters |= shared.adapters
@@ -82,7 +94,7 @@ def parse_gauges(text: str) -> ServerLoad:
 
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
     """Return what `parse_gauges` and `parse_counters` return, in one pass."""
-    gathered = _gather(text, apart=False).get("", _EngineSamples())
+    gathered = _gather(_samples(text), apart=False).get("", _EngineSamples())
     totals = gathered.totals
     return _to_load(totals), gathered.to_counters(totals)
 
@@ -240,10 +252,10 @@ def _to_load(totals: Mapping[str, float]) -> ServerLoad:
     )
 
 
-def _gather(text: str, *, apart: bool) -> dict[str, _EngineSamples]:
+def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSamples]:
     """Return what each engine's samples say, by its label; of all engines together under the empty label."""
     found: dict[str, _EngineSamples] = {}
-    for sample, reading, rank, labels, value in _samples(text):
+    for sample, reading, rank, labels, value in samples:
         engine = _find_engine_label(labels) if apart else ""
         gathered = found.get(engine)
         if gathered is None:
@@ -260,15 +272,21 @@ def _find_engine_label(labels: str) -> str:
     return " ".join(found[name] for name in _ENGINE_LABELS if found.get(name))
 
 
-def _samples(text: str) -> Iterator[tuple[str, str, int, str, float]]:
-    """Yield name, reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
+def _samples(text: str) -> Iterator[Sample]:
+    """Yield every sample that is known; damaged lines are passed over."""
     known = read_server_metrics()
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
-        if name in known and (sample := _SAMPLE.match(line)) is not None:
-            labels, value = sample[1] or "", _number(sample[2])
-            if value is not None and not _RANK.search(labels):
-                yield (name, *known[name], labels, value)
+        if name in known and (found := _SAMPLE.match(line)) is not None:
+            sample = make_sample(name, found[1] or "", found[2])
+            if sample is not None:
+                yield sample
+
+
+def make_sample(name: str, labels: str, word: str) -> Sample | None:
+    """Return a sample; None for an unknown name, a copy of what rank 0 reports, or a value that is no number."""
+    meaning, value = read_server_metrics().get(name), _number(word)
+    return None if meaning is None or value is None or _RANK.search(labels) else (name, *meaning, labels, value)
 
 
 def _number(word: str) -> float | None:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
 from draftwise.machine.network import open_tls
+from draftwise.machine.open_files import raise_file_limit
 
 _T = TypeVar("_T")
 
@@ -98,13 +99,17 @@ class Wire:
         about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._exchange(self._encode("POST", path, about) + body, [] if received is None else received)
 
-    async def get(self, path: str) -> Exchange:
+    async def get(self, path: str, *, anew: bool = False) -> Exchange:
         """GET a path and return the answer; a kept connection that was closed meanwhile is replaced as in `post`.
+
+        Args:
+            path: behind the URL's prefix.
+            anew: takes a new connection, while those that are open stay open.
 
         Raises:
             BrokenStream: no connection, or it broke.
         """
-        return await self._exchange(self._encode("GET", path), [])
+        return await self._exchange(self._encode("GET", path), [], anew=anew)
 
     def close(self) -> None:
         """Close the connections that no request uses."""
@@ -112,8 +117,8 @@ class Wire:
             connection.close()
         self._idle.clear()
 
-    async def _exchange(self, request: bytes, pieces: list[Piece]) -> Exchange:
-        if (kept := self._take_idle()) is not None:
+    async def _exchange(self, request: bytes, pieces: list[Piece], *, anew: bool = False) -> Exchange:
+        if not anew and (kept := self._take_idle()) is not None:
             try:
                 return await self._ask(kept, request, pieces)
             except LostError as lost:
@@ -210,21 +215,6 @@ def run_with_sockets(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine as `asyncio.run` does, in a loop that watches sockets: Windows's usual one does not."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         return runner.run(main)
-
-
-def raise_file_limit() -> int | None:
-    """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # (macOS has a lower limit of its own than the one it calls hard.)
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return None if hard == resource.RLIM_INFINITY else hard
 
 
 def _explain(error: OSError) -> str:

@@ -94,7 +94,9 @@ class _Reader:
         version = self._number("I")
         if version not in _VERSIONS:
             raise _damaged(
-                self._file, f"is of GGUF version {quote(version)}; {_VERSIONS} can be read", "Convert it anew."
+                self._file,
+                f"is of GGUF version {quote(version)}; versions {' and '.join(map(str, _VERSIONS))} can be read",
+                "Convert it anew.",
             )
         num_tensors, num_values = self._count(), self._count()
         metadata = {self._text(): self._value(self._number("I")) for _ in range(num_values)}

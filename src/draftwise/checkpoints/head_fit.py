@@ -70,7 +70,8 @@ def judge_configs(
         return
     drafter = recognize(head, ())
     layers = get_int(drafter.config, "num_hidden_layers") or 0
-    if drafter.traits.drafts_from == "own_model" and (method.network == "heads" or layers > _MOST_LAYERS):
+    most = 0 if method.network == "heads" else _MOST_LAYERS
+    if drafter.traits.drafts_from == "own_model" and layers > most:
         yield from rules.ruling("head-is-whole-model", method=method.name, layers=layers, where=where)
     aux = find_aux_layers(drafter.config) if method.aux_states == "several" else None
     drafter = replace(drafter, method=method.name, traits=method, aux_layers=aux)

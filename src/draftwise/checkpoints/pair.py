@@ -157,6 +157,10 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     drafter, target = pair.drafter, pair.target
+    if target.drafter.is_head:
+        fix = f"Give the model that it drafts for. {target.directory} itself goes into `model`."
+        message = f"{target.directory} is a head ({target.drafter.method}). A head cannot be a target."
+        yield Finding.error("target-is-head", message, where=str(target.directory), fix=fix)
     yield from find_tokenizer_findings(rules, drafter, target, pair.tokenizers)
     yield from find_base_findings(rules, drafter, target)
     if not drafter.drafter.is_head:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 UNBROKEN = 250
 """Characters of a line where no terminal breaks it."""
@@ -55,6 +57,8 @@ def narrow(table: Table, *least: str) -> Iterator[Table]:
         table: with all columns.
         least: headers of the columns that each narrower table leaves out as well, the least important first.
     """
+    from rich.table import Table  # a plain check shows none
+
     yield table
     for number, header in enumerate(least, 1):
         if any(column.header == header for column in table.columns):

@@ -28,6 +28,9 @@ from draftwise.version import __version__
 AS_JSON = "draftwise.as_json"
 """Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 
+_WORDS = "draftwise.words"
+_URL = re.compile(r"https?://", re.I)
+
 BEGAN = "draftwise.began_s"
 """Key of a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
 
@@ -99,11 +102,11 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb; suggest one for a misspelled name, and refuse empty arguments."""
-        ctx.meta[AS_JSON] = _wants_json(args)
+        ctx.meta[AS_JSON], ctx.meta[_WORDS] = _wants_json(args), args
         _refuse_empty(ctx, args)
         ctx.default_map = _read_defaults()
         try:
-            return super().resolve_command(ctx, args)
+            name, command, words = super().resolve_command(ctx, args)
         except click.UsageError as error:
             from difflib import get_close_matches  # read only when something is misspelled
 
@@ -111,6 +114,9 @@ class VerbGroup(click.Group):
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
+        if command is not None:
+            _refuse_urls(click.Context(command, parent=ctx, info_name=name), words)
+        return name, command, words
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; what it refuses names no option that it does not have."""
@@ -202,11 +208,31 @@ def _explain(error: click.ClickException) -> None:
     """Add the meaning of a missing option, and put click's names of types into plain words."""
     text = error.message
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
-        text = text or f"{error.param.help.split('. ')[0].rstrip('. ')}."
+        text = text or f"{error.param.help.partition('  [')[0].rstrip('.')}.{_list_missing(error, error.param)}"
     elif isinstance(error, click.BadParameter):
         for kind, words in (("float", "a number"), ("integer", "a whole number")):
             text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
+    elif text.startswith("Got unexpected extra argument") and _has_target(error):
+        text += ". Pass the target with --target."
     object.__setattr__(error, "message", text)  # click declares it final
+
+
+def _has_target(error: click.ClickException) -> bool:
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    return ctx is not None and any("--target" in param.opts for param in ctx.command.params)
+
+
+def _list_missing(error: click.MissingParameter, named: click.Option) -> str:
+    """Return a sentence with the other required options that the command line lacks, so that one look is enough."""
+    if error.ctx is None:
+        return ""
+    given = {word.partition("=")[0] for word in error.ctx.meta.get(_WORDS, ())}
+    missing = [
+        param.opts[0]
+        for param in error.ctx.command.params
+        if isinstance(param, click.Option) and param.required and param is not named and given.isdisjoint(param.opts)
+    ]
+    return f" Also missing: {', '.join(missing)}." if missing else ""
 
 
 def _describe_usage(error: click.ClickException) -> Finding:
@@ -233,6 +259,32 @@ def _refuse_empty(ctx: click.Context, args: Sequence[str]) -> None:
         if is_empty or (word.startswith("--") and word.endswith("=")):
             name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
             raise click.UsageError(f"{name} is empty. Is a variable of the shell not set?", ctx)
+
+
+def _refuse_urls(ctx: click.Context, words: Sequence[str]) -> None:
+    """Refuse a URL in the place of a file, which a path would garble."""
+    if not any(map(_URL.search, words)):
+        return
+    if isinstance(ctx.command, click.Group):
+        if inner := ctx.command.get_command(ctx, words[0]):
+            _refuse_urls(click.Context(inner, parent=ctx, info_name=words[0]), words[1:])
+        return
+    by_name = {
+        name: param
+        for param in ctx.command.params
+        for name in (param.opts if isinstance(param, click.Option) and not param.is_flag else ())
+    }
+    first = next((param for param in ctx.command.params if isinstance(param, click.Argument)), None)
+    for before, word in pairwise(("", *(words[: words.index("--")] if "--" in words else words))):
+        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        param = by_name.get(name, first)
+        if _URL.match(value) and param is not None and isinstance(param.type, click.Path):
+            what = name if name in by_name else param.make_metavar(ctx).strip("[].")
+            raise click.UsageError(
+                f"{value} is a URL, but {what} is a file or a folder on this machine. "
+                "`draftwise watch URL` and `draftwise verify URL --setup FILE` look at a server.",
+                ctx,
+            )
 
 
 def _version_option() -> click.Option:

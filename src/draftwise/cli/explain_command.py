@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._own_options import find_options
 from draftwise.cli._results import json_option, show
+from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
 
@@ -28,17 +31,27 @@ def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.
 
     NAME is a finding's code, a key of --speculative-config, a method, an engine flag, an environment variable, a model
-    class, a metric or a term such as DFlash2 or NEXTN. To explain an error or a log line of vLLM, paste it in quotes,
+    class, a metric or a term such as DFlash2 or NEXTN; or a verb, an option, an exit code, a JSON key or an alert of
+    draftwise. You may ask in your own words, too. To explain an error or a log line of vLLM, paste it in quotes,
     or pass `-` to read it from standard input.
 
     \b
     Examples:
       draftwise explain rejection_sample_method
+      draftwise explain why is it slower with speculative decoding
       draftwise explain "ValueError: num_speculative_tokens:4 must be divisible by n_predict=3"
       grep ERROR vllm.log | draftwise explain -
     """
     text = sys.stdin.read() if name == ("-",) else " ".join(name)
-    show(run_explain.run(ExplainRequest(text, **given)), render, as_json=as_json)
+    group = click.get_current_context().find_root().command
+    own = find_options(text, group) if text.startswith("-") and isinstance(group, click.Group) else ()
+    try:
+        result = run_explain.run(ExplainRequest(text, **given))
+    except InvalidSetup:
+        if not own:
+            raise
+        result = ExplainResult(explanations=(), oldest="", newest="")
+    show(replace(result, explanations=(*own, *result.explanations)), render, as_json=as_json)
 
 
 def render(console: Console, result: ExplainResult) -> None:
@@ -70,10 +83,9 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
             _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
     if example := explanation.example:
-        for name, text in example.files.items():
+        for name, text in example.titles():
             _print(console, f"example, {name}:\n{text.rstrip()}")
-        release = f"--vllm {example.vllm} " if example.vllm else ""
-        _print(console, f"example: draftwise check {release}{example.command}")
+        _print(console, f"example: {example.line}")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:

@@ -16,7 +16,7 @@ from draftwise.verbs.schema import schema as run_schema
 
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
-@click.argument("verb", required=False, type=click.Choice([*sorted(VERBS), "error"]))
+@click.argument("verb", required=False, metavar="[VERB]", type=click.Choice([*sorted(VERBS), "error"]))
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
 @nearest_option
 @click.option("--json", is_flag=True, expose_value=False, help="Print JSON; this is the default.")

@@ -28,7 +28,7 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
 
 
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.option(
     "--speculative-config",
     "-sc",

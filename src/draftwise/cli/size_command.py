@@ -13,7 +13,7 @@ from rich.text import Text
 from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import show
 from draftwise.cli._setups import config_options, nearest_option
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding, Severity, StorageError
 from draftwise.verbs.size import Item, SizeRequest, SizeResult, items
 from draftwise.verbs.size import size as run_size
 
@@ -82,6 +82,11 @@ _WIDTH = 110
     help="Share of GPU memory for vLLM  [default: 0.92; 0.9 before vLLM 0.20]",
 )
 @click.option("--enforce-eager", is_flag=True, help="Use no CUDA graphs.")
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=None,
+    help="Whether the server keeps prefixes  [default: as the release does for TARGET]",
+)
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, metavar="N",
               help="Context length at which to count sequences; repeatable.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release.")
@@ -107,7 +112,11 @@ def size(as_json: bool, plot: Path | None, **given: Any) -> None:
     """
     result = run_size.run(SizeRequest(**given))
     if plot is not None:
-        plot.write_text(result.to_svg(), encoding="utf-8")
+        drawn = result.to_svg()
+        try:
+            plot.write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{plot} cannot be written ({error.strerror}). Choose another path.") from None
         click.echo(f"wrote {plot}", err=True)
     show(result, render, as_json=as_json, indent=2, width=_WIDTH)
 

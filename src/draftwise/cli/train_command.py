@@ -18,9 +18,10 @@ from draftwise.verbs.train import train as run_train
 _FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--target", required=True, metavar="DIR", help="The target's checkpoint."),
+    click.option("--target", type=click.Path(), required=True, metavar="DIR", help="The target's checkpoint."),
     click.option(
         "--data",
+        type=click.Path(),
         required=True,
         multiple=True,
         metavar="FILE",

@@ -15,7 +15,7 @@ from draftwise.verbs.warm_up import warm_up as run_warm_up
 
 
 @click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.option("--out", required=True, metavar="DIR", help="Folder of the kernels: new, or filled on such a machine.")
 @click.option("--speculative-config", "-sc", metavar="JSON", help="The server's speculative config.")
 @engine_options

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
@@ -461,6 +463,8 @@ def _is_yaml(source: SourceText) -> bool:
 
 
 def _propose(source: SourceText, spec: SpecConfig | None, place: Place | None) -> Iterator[_Change]:
+    if source.name.endswith(".py"):
+        yield from _find_python_changes(source.text, spec)
     for words in _list_spellings(spec):
         if _is_yaml(source):
             try:
@@ -485,16 +489,60 @@ def _find_array_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
         array = match[0].replace("\\\n", "  ")
         node = yaml.compose(array, Loader=_Loader)
         for each in _find_lists(node, "", _start_lines(array)):
+            for item in each.items:
+                is_line = " " in item.text and _LIKELY.search(item.text)
+                for change in _find_command_changes(item.text, words) if is_line else ():
+                    shown = json.dumps(_apply_change(item.text, change), ensure_ascii=False)
+                    yield (_Splice(match.start() + item.start, match.start() + item.end, shown),)
             yield tuple(
                 replace(splice, start=match.start() + splice.start, end=match.start() + splice.end)
                 for splice in _change_flow(each, words)
             )
 
 
+def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
+    """Yield changes of the config among a call's keywords, a dictionary's keys, or the words of a list in Python."""
+    words = [json.dumps(each) for each in next(_list_spellings(spec))]
+    lines = text.encode().splitlines(keepends=True)
+
+    def at(line: int, column: int) -> int:
+        return len((b"".join(lines[: line - 1]) + lines[line - 1][:column]).decode())
+
+    def end(node: ast.expr) -> int:
+        return at(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+    for node in ast.walk(ast.parse(text)):
+        named: list[tuple[str, int, ast.expr]] = []
+        if isinstance(node, ast.List) and node.elts:
+            gone = [*_find_flags([str(getattr(each, "value", "")) for each in node.elts])]
+            cuts = [_Splice(end(node.elts[index - 1]), end(node.elts[index])) for index in gone if index]
+            place = cuts[0].start if cuts else end(node.elts[-1])
+            shown = "".join(f", {word}" for word in words)
+            yield (_Splice(place, cuts[0].end if cuts else place, shown), *cuts[1:])
+        if isinstance(node, ast.Call):
+            named = [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
+        elif isinstance(node, ast.Dict):
+            keys = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+            named = [(str(getattr(key, "value", "")), at(key.lineno, key.col_offset), each) for key, each in keys]
+        known = [each for each in named if each[0] == "speculative_config"]
+        for _, begin, value in known:
+            if spec is not None:
+                yield (_Splice(at(value.lineno, value.col_offset), end(value), repr(spec.to_dict())),)
+            else:
+                comma = max(text.rfind(",", 0, begin), text.rfind("(", 0, begin) + 1, text.rfind("{", 0, begin) + 1)
+                yield (_Splice(comma, end(value)),)
+        if named and not known and spec is not None:
+            begin, value = named[-1][1:]
+            key = "speculative_config=" if isinstance(node, ast.Call) else '"speculative_config": '
+            gap = text[text.rfind("\n", 0, begin) : begin]
+            yield (_Splice(end(value), end(value), f",{gap if gap.isspace() else ' '}{key}{spec.to_dict()!r}"),)
+
+
 def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
     """Yield changes of the key that holds the config, in engine arguments that are keys: of Ray, of vLLM's --config."""
     starts, config = _start_lines(text), None if spec is None else json.dumps(spec.to_dict())
-    nodes = [each for each in _walk(yaml.compose_all(text, Loader=_Loader)) if isinstance(each, yaml.MappingNode)]
+    found_nodes = list(_walk(yaml.compose_all(text, Loader=_Loader)))
+    nodes = [each for each in found_nodes if isinstance(each, yaml.MappingNode)]
     for node in (each for each in nodes if each.value):
         found = [(key, value) for key, value in node.value if str(key.value).replace("-", "_") == "speculative_config"]
         for key, value in found:
@@ -508,6 +556,22 @@ def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
             # Older releases take only text in a file of --config, and Ray takes only a mapping.
             for added in (f"speculative-config: '{config}'", f"speculative_config: {config}"):
                 yield _insert_key(text, starts, node, added)
+    for node in found_nodes:
+        if isinstance(node, yaml.ScalarNode) and node.style == "|" and "engine_kwargs" in node.value:
+            yield from _find_inner_changes(text, starts, node, spec)
+
+
+def _find_inner_changes(
+    text: str, starts: Sequence[int], node: yaml.ScalarNode, spec: SpecConfig | None
+) -> Iterator[_Change]:
+    """Yield changes of YAML that stands in a block of text, as Ray's config in a RayService."""
+    begin, end = starts[node.start_mark.line + 1], _at(starts, node.end_mark)
+    lines = text[begin:end].splitlines(keepends=True)
+    lead = min((line[: len(line) - len(line.lstrip())] for line in lines if line.strip()), key=len, default="")
+    inner = "".join(line.removeprefix(lead) for line in lines)
+    for change in _find_key_changes(inner, spec):
+        changed = _apply_change(inner, change).splitlines(keepends=True)
+        yield (_Splice(begin, end, "".join(lead + line if line.strip() else line for line in changed)),)
 
 
 def _find_alias_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
@@ -564,7 +628,9 @@ def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> I
             if node is None and inside == ("vllmConfig",) and "kind" in place.value:
                 node = _follow_nodes(document, ("spec", *inside))
             if isinstance(node, yaml.MappingNode) and node.value and key not in {each.value for each, _ in node.value}:
-                listed = json.dumps(list(words), ensure_ascii=False)
+                merged = _follow(place.value, (*place.path, *inside, key))
+                both = f"{merged} {shlex.join(words)}" if isinstance(merged, str) else [*(merged or ()), *words]
+                listed = json.dumps(both, ensure_ascii=False)
                 shown = f"{{enablePrefixCaching: true, extraArgs: {listed}}}" if key == "vllmConfig" else listed
                 yield _insert_key(text, starts, node, f"{key}: {shown}")
 
@@ -579,6 +645,16 @@ def _insert_key(text: str, starts: Sequence[int], node: yaml.MappingNode, line: 
         return (_Splice(place, place, f"{line}, "),)
     ending = "\r\n" if "\r\n" in text else "\n"
     return (_Splice(place, place, f"{line}{ending}{' ' * first.start_mark.column}"),)
+
+
+def _follow(value: Any, path: Sequence[str | int]) -> Any:
+    """Return what stands at a path, with merged keys in it; None for nothing."""
+    for step in path:
+        try:
+            value = value[step]
+        except (LookupError, TypeError):
+            return None
+    return value
 
 
 def _follow_nodes(node: yaml.Node | None, path: Sequence[str | int]) -> yaml.Node | None:

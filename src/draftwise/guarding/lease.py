@@ -31,7 +31,9 @@ def locked(path: Path) -> Iterator[None]:
     try:
         while not _is_same(descriptor := open_lock(lock), lock):
             os.close(descriptor)  # whoever had it removed it
-    except (ImportError, OSError) as error:
+    except ImportError:
+        raise StorageError("`guard` runs on Linux and macOS only. On Windows, run it in WSL.") from None
+    except OSError as error:
         raise StorageError(
             f"{path} cannot be locked ({error}). Choose a --state on a disk of a POSIX system."
         ) from None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from packaging.version import Version
@@ -21,7 +22,20 @@ FEATURES: Mapping[str, str] = {
     "mtp": "MTP modules",
     "head": "a drafter with layers of its own",
 }
-"""What a proof is about -> its name in a sentence. Other types of the KV cache are proved by their own names."""
+"""What a proof is about -> its name in a sentence. Other types of the KV cache are proved by their own names.
+
+`!` before a feature of the table says that it was compared, and that `size` differs from vLLM.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofGaps:
+    """Features of a setup whose memory is not proved."""
+
+    unknown: tuple[str, ...] = ()
+    """Those that nobody compared with vLLM's own planner."""
+    different: tuple[str, ...] = ()
+    """Those whose size was compared, and is not vLLM's."""
 
 
 @cache
@@ -33,11 +47,11 @@ def _read() -> Mapping[Version, Mapping[str, frozenset[str]]]:
     }
 
 
-def find_unproved(architecture: str, version: Version, features: Collection[str], *, is_simple: bool) -> list[str]:
-    """Return the features of a setup whose memory no comparison with vLLM's own code covers.
+def find_unproved(architecture: str, version: Version, features: Collection[str], *, is_simple: bool) -> ProofGaps:
+    """Return the features of a setup whose memory no comparison with vLLM's own code confirms.
 
-    A release between two compared ones counts as compared where both agree. Beyond the oldest and the newest one, only
-    a model counts whose layers all keep keys and values of every token, in one group: nothing to lay out.
+    A release between two compared ones counts as compared where both agree. A model whose layers all keep keys and
+    values of every token, in one group, has nothing to lay out: one of the two, or the oldest or the newest, is enough.
 
     Args:
         architecture: as config.json names it.
@@ -46,11 +60,13 @@ def find_unproved(architecture: str, version: Version, features: Collection[str]
         is_simple: whether all layers are of one kind, without windows, states or indexers.
     """
     proofs = _read()
-    around = [each for each in (_nearest(version, older=True), _nearest(version, older=False)) if each is not None]
-    if len(around) < 2 and not is_simple:
-        return sorted(features)
-    proved = [proofs[each].get(architecture, frozenset()) for each in around]
-    return sorted(name for name in features if any(name not in each for each in proved))
+    around = {each for each in (_nearest(version, older=True), _nearest(version, older=False)) if each is not None}
+    said = [proofs[each].get(architecture, frozenset()) for each in around]
+    different = {name for name in features if any(f"!{name}" in each for each in said)}
+    enough = any if is_simple else all
+    covered = is_simple or version in proofs or len(around) == 2
+    proved = {name for name in features if covered and enough(name in each for each in said)} - different
+    return ProofGaps(tuple(sorted({*features} - proved - different)), tuple(sorted(different)))
 
 
 def _nearest(version: Version, *, older: bool) -> Version | None:

@@ -292,6 +292,8 @@ def _find_added(name: str) -> Method | None:
     points = _entry_points().get(name, ())
     if not points:
         return None
+    from draftwise.core.documents import DocumentError, from_json  # read only for a package's row
+
     point = points[0]
     dist = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
     if len(points) > 1:
@@ -302,7 +304,10 @@ def _find_added(name: str) -> Method | None:
         row = point.load()
         if not isinstance(row, Mapping):
             raise TypeError(f"a row is a mapping, not {type(row).__name__}")
+        from_json(Method, {key: row[key] for key in row if key != "advice"})  # refuses wrong types
         method = _read(_freeze(row), point.value)
+    except DocumentError as fault:
+        raise _broken(dist, name, f"{point.value}: {fault}") from fault
     except Exception as fault:  # a package's own code runs here
         raise _broken(dist, name, f"{point.value}: {fault!r}") from fault
     if method.name != name or method.aliases:

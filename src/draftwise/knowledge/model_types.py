@@ -16,6 +16,13 @@ def types_with(trait: str) -> frozenset[str]:
 
 
 @cache
+def find_media(module: str) -> frozenset[str]:
+    """Return the kinds of media that the classes of one of vLLM's model files take, if they take any."""
+    files: Mapping[str, list[str]] = read_data("media_kinds")["files"]
+    return frozenset(next((kinds for kinds, names in files.items() if module in names), "image video").split())
+
+
+@cache
 def read_config_keys() -> Mapping[str, Any]:
     """Return the keys of config.json files by what is done with them (`data/config_keys.json`)."""
     keys: Mapping[str, Any] = read_rows("config_keys")

@@ -108,6 +108,7 @@ def near_models(name: str) -> str:
     return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
+@cache
 def suggest_models(name: str) -> tuple[str, ...]:
     """Return the three known names, at most, that are most similar to an unknown one."""
     from difflib import get_close_matches

@@ -9,7 +9,7 @@ In a release that a user added nobody has looked: a rule that its sources do not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -93,14 +93,14 @@ class VllmRule:
         """Return the finding that a configuration has met this rule, whatever the release.
 
         Args:
-            values: what the placeholders of the row's texts stand for; a list is written with commas. Values named
+            values: what the placeholders of the row's texts stand for; commas join a collection. Values named
                 `message`, `where`, `fix` and `becomes` are whole texts that replace the row's own.
 
         Raises:
             KeyError: a placeholder has no value.
         """
         spelled = {
-            name: ", ".join(map(str, each)) if isinstance(each, (list, tuple)) else each
+            name: ", ".join(map(str, each)) if isinstance(each, Collection) and not isinstance(each, str) else each
             for name, each in values.items()
         }
         texts = {

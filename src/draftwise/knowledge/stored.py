@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+_DATA = Path(__file__).with_name("data")
 
 
 def read_data(name: str) -> Any:
@@ -20,13 +22,12 @@ def read_rows(name: str) -> Any:
 
 def read_bytes(path: str) -> bytes:
     """Return a file of `data` as it is."""
-    return files("draftwise.knowledge").joinpath(f"data/{path}").read_bytes()
+    return (_DATA / path).read_bytes()
 
 
 def read_folder(name: str) -> Mapping[str, Any]:
     """Return the files of `data/NAME`, in the order of their names: each file's name and content, as `read_rows`."""
-    folder = files("draftwise.knowledge").joinpath(f"data/{name}")
-    found = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    found = sorted((_DATA / name).glob("*.json"))
     return {file.name: json.loads(file.read_bytes(), object_hook=_freeze) for file in found}
 
 

@@ -12,9 +12,9 @@ from draftwise.knowledge.stored import read_data
 def find_model_type(name: str) -> Mapping[str, Any] | None:
     """Return the row of a model type; None for one that the library does not have.
 
-    A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads` and `rope_parameters` (values that a
-    config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's `n_head`) and
-    `model_class` (the architecture that stands for a config without `architectures`).
+    A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads`, `chunk_size` and `rope_parameters`
+    (values that a config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's
+    `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
     """
     row: Mapping[str, Any] | None = _data()["types"].get(name)
     return row

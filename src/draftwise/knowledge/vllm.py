@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
-_DATA = files("draftwise.knowledge").joinpath("data/vllm")
+_DATA = Path(__file__).with_name("data") / "vllm"
 _RELEASES = "releases.json"
 _NEWEST = frozenset({"newest", "latest"})
 

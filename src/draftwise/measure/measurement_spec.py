@@ -123,7 +123,10 @@ class MeasurementSpec:
         if self.one_at_a_time:
             return "--one-at-a-time is for servers that draftwise starts. For a running server, use --switch."
         if not self.candidate_urls:
-            return "--url needs at least one --candidate-url to compare with."
+            return (
+                "--url needs at least one --candidate-url to compare with. With only one server, pass a script that "
+                "restarts it (--switch)."
+            )
         if len(self.candidates) not in (0, len(self.candidate_urls)):
             return "Pass one --candidate for each --candidate-url, in the same order, or none."
         return None

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
+from types import MappingProxyType
 
 from draftwise.core import InvalidSetup
 from draftwise.core.finding import SITE
@@ -21,6 +23,7 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
+from draftwise.plan.asked import find_phrases, find_titles, is_question, squeeze
 
 _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
@@ -43,7 +46,8 @@ class Explanation:
 
     kind: str
     """`release`, `finding`, `rule`, `advice`, `defect` (these four are codes), `method`, `key`, `value`, `flag`,
-    `architecture`, `metric`, `message`, or a kind of `knowledge.terms`."""
+    `architecture`, `metric`, `message`, a kind of `knowledge.terms`, or `verb`, `option`, `exit code`, `JSON key`,
+    `alert` and `series` of draftwise."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
@@ -56,24 +60,30 @@ class Explanation:
     related: tuple[VllmRule, ...] = ()
     """Rules whose text mentions it, or that stand behind a message."""
     example: RuleExample | None = None
-    """A command line that meets a rule, or a defect."""
+    """A command line that meets a rule, a finding or a defect."""
     see: tuple[str, ...] = ()
     """Other names that `explain` knows, which say more."""
 
 
-def explain(name: str) -> tuple[Explanation, ...]:
-    """Return everything that is known under a name, or of a pasted message; a method and a flag may share a name.
+def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) -> tuple[Explanation, ...]:
+    """Return everything that is known under a name, of a pasted message, or of what a question is about.
+
+    Args:
+        name: a name, which a method and a flag may share; a message of vLLM; or a question in your own words.
+        own: explanations of further names.
 
     Raises:
         InvalidSetup: name or message are unknown; the nearest names are suggested.
     """
-    found = tuple(_find(name.strip()))
+    name = name.strip()
+    found = (*([own[name.lower()]] if name.lower() in own else []), *_find(name))
     if not found and len(name.split()) > 1:
-        found = (*_find_messages(name),)
+        found = (*_find_messages(name),) or (*(_answer(name, own) if is_question(name) else ()),)
         if not found:
-            raise _unknown_message(name)
+            raise _unknown_message(name, own)
     if not found:
-        near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
+        names = {*_names(), *(each for each in own if " " not in each)}
+        near = get_close_matches(name.lstrip("-"), sorted(names), n=3, cutoff=0.5)
         raise InvalidSetup.because(
             "unknown-name",
             f"The name {name!r} is unknown.",
@@ -134,7 +144,8 @@ def _tell_names(what: str, names: Iterable[str]) -> list[str]:
 def _find_codes(name: str) -> Iterator[Explanation]:
     link = f"{SITE}findings/{name}/"
     if finding := all_findings().get(name):
-        yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
+        text, shown = finding.explains, find_example(name)
+        yield Explanation(kind="finding", name=name, text=text, finding=finding, link=link, example=shown)
     if rule := all_rules().get(name):
         yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link, example=find_example(name))
     if advice := all_advice().get(name):
@@ -229,13 +240,36 @@ def _find_messages(text: str) -> Iterator[Explanation]:
     yield from map(_explain_term, find_said_terms(text))
 
 
-def _unknown_message(text: str) -> InvalidSetup:
+def _answer(question: str, own: Mapping[str, Explanation]) -> Iterator[Explanation]:
+    """Yield the findings whose titles fit a question that says more than a name, then the names that it mentions."""
+    names, is_all = find_phrases(question, _spellings() | {squeeze(each): each for each in own})
+    for code in find_titles(question) if not is_all else ():
+        yield from _find_codes(code)
+    for name in names:
+        yield from [own[name]] if name in own else _find(name)
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    """Return the names that a question may mention, by their letters: terms, methods, keys and metrics."""
+    names = [name for term in read_terms() for name in term.names]
+    names += [*(each.name for each in METRICS), *all_keys("spec_fields"), *all_methods()]
+    return {squeeze(name): name for name in names}
+
+
+def _unknown_message(text: str, own: Mapping[str, Explanation]) -> InvalidSetup:
     known = releases()
+    names = {**_spellings(), **{squeeze(each): each for each in own}}
+    words = [squeeze(word) for word in text.split()[:20] if len(word) > 4]
+    words = [near for word in words for near in get_close_matches(word, names, n=1, cutoff=0.75)]
+    near = [*find_titles(text, least=0), *(names[word] for word in words)]
+    nearest = f"Nearest: {', '.join(dict.fromkeys(near))}. " if near else ""
     shown = text.strip().splitlines()[-1][:120]
     return InvalidSetup.because(
         "unknown-message",
         f"No vLLM message about speculation from {known[0]} to {known[-1]} resembles {shown!r}.",
         fix=(
+            f"{nearest}For a list of names, run `draftwise explain --list`. "
             "Paste the line with the exception itself, usually the last line of a traceback. draftwise does not know "
             "errors of PyTorch, CUDA or plugins. For known defects of your setup, run `draftwise check`."
         ),

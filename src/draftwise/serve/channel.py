@@ -150,7 +150,9 @@ class Channel:
 
     def has_message(self, timeout_s: float = 0) -> bool:
         """Return whether `receive` would return or raise at once; wait so long for that."""
-        return bool(select.select([self.socket], [], [], timeout_s)[0])
+        poller = select.poll()  # which takes descriptors of any size, as a server with many connections has them
+        poller.register(self.socket, select.POLLIN)
+        return bool(poller.poll(1000 * timeout_s))
 
     def _read(self, size: int) -> bytes:
         parts = []

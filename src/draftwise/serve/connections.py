@@ -6,8 +6,10 @@ import asyncio
 import logging
 import re
 import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,10 +30,14 @@ _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 """An offer of another protocol, which Java's client makes with its first request: httptools would drop the body."""
 _STALL_S = 120.0
 """Longest time in which a client reads none of what waits for it."""
+_LINGER_S = 5.0
+"""How long a connection that ends is still read: closing it with bytes unread resets it, and the answer is lost."""
 _LAST_REQUESTS_S = 0.2
-"""How long requests on open connections are answered with 503 before those connections are closed."""
-_LAST_ANSWERS_S = 2.0
-"""How long answers that were cut off may take to leave."""
+"""How long requests on open connections are answered with 503 before those connections end."""
+_ACCEPT_PASSES = 8
+"""Passes of the loop in which connections that it has accepted get their protocol."""
+_LAST_CONNECTIONS_S = 3.0
+"""How long a server that ends waits for requests that are on their way, and for clients to close their side."""
 
 
 def make_config(app: Any, **options: Any) -> uvicorn.Config:
@@ -46,18 +52,53 @@ def make_config(app: Any, **options: Any) -> uvicorn.Config:
     )
 
 
+class _LingeringTransport:
+    """A transport that sends its end first if a request is still arriving, and drops that until the client ends too.
+
+    `is_all_read`: returns whether nothing of a request is still to come.
+    """
+
+    def __init__(self, transport: Any, is_all_read: Callable[[], bool]) -> None:
+        self._transport, self._is_all_read, self._has_ended = transport, is_all_read, False
+        self.abort, self.get_extra_info = transport.abort, transport.get_extra_info
+        self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
+
+    def write(self, data: bytes) -> None:
+        if not self._has_ended:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._has_ended or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if self._is_all_read():
+            self._transport.close()
+            return
+        self._has_ended = True
+        with suppress(OSError):  # the client is gone
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
+
 class _StrictProtocol(HttpToolsProtocol):
     """Limits time and bytes until headers have arrived, and what is no part of a body."""
 
     _timer: asyncio.TimerHandle | None = None
+    _is_last = False
+    """Whether the connection closes after its next answer."""
     _num_bytes = 0
     """What has arrived of a request's headers, or between the pieces of its body and behind it, in bytes."""
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", _LingeringTransport(transport, self._is_all_read)))
         self._close_in(_HEAD_S)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         if not self._num_bytes and self._is_between_requests():
             self._close_in(_HEAD_S)
             head, end, rest = data.partition(b"\r\n\r\n")
@@ -91,12 +132,25 @@ class _StrictProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_between_requests():
+        if self._is_between_requests() and self._is_last:
+            self.transport.close()
+        elif self._is_between_requests():
             self._close_in(_KEEP_ALIVE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._close_in(None)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close after the request that is arriving or being answered; a new connection may still send one."""
+        self._is_last = True
+        if self.cycle is None and not self._num_bytes:
+            self._close_in(_LAST_REQUESTS_S)
+        elif self._is_between_requests() and not self._num_bytes:
+            self.transport.close()
+
+    def _is_all_read(self) -> bool:
+        return self.cycle is not None and not self.cycle.more_body and not self._num_bytes
 
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -145,6 +199,32 @@ class HttpServer(uvicorn.Server):
             logger.warning("%d requests did not end in time and are cut off with an error.", in_flight.count)
             worker.fail_all(make_goodbye())
             in_flight.cut()
-            await in_flight.wait_until_idle(_LAST_ANSWERS_S if worker.failure is None else _LAST_REQUESTS_S)
         await asyncio.sleep(_LAST_REQUESTS_S)
-        await super().shutdown(sockets)
+        await self._stop_listening(sockets or [])
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        end = asyncio.get_running_loop().time() + _LAST_CONNECTIONS_S
+        while self.server_state.connections and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+    async def _stop_listening(self, listeners: Sequence[socket.socket]) -> None:
+        """Close the port, once every connection that the system has made is accepted: the others would be reset."""
+        loop, last = asyncio.get_running_loop(), list[socket.socket]()
+        for listener in listeners:
+            loop.remove_reader(listener)
+        for _ in range(_ACCEPT_PASSES):  # asyncio drops what it has accepted and not set up when it closes
+            await asyncio.sleep(0)
+        for server, listener in zip(self.servers, listeners, strict=True):
+            with suppress(BlockingIOError):
+                while True:
+                    last.append(listener.accept()[0])
+            server.close()
+        for end in last:
+            end.setblocking(False)
+            await loop.connect_accepted_socket(self._make_protocol, end)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return _StrictProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

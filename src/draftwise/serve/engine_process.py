@@ -44,6 +44,8 @@ _NOTICE_S = 0.8
 """Seconds in which the exit status of a process that closed its channel is known."""
 _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
+_SWITCH_S = 0.001
+"""Seconds after which a thread that reads a grammar leaves the interpreter to the loop."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from draftwise.serve.engine_process import main; main(int(sys.argv[1]))"
@@ -187,6 +189,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
+    sys.setswitchinterval(_SWITCH_S)
     channel = Channel(socket.socket(fileno=descriptor))
     build: Build = channel.receive()
 

@@ -7,13 +7,11 @@ machine), and by the media type, as a page may send any but application/json wit
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -27,8 +25,6 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/o
 """Probes and scrapers read these without a key, as in vLLM. Any other path needs it."""
 _LARGEST_HEAD = 2**16
 """Bytes of all headers."""
-_LINGER_S = 5.0
-"""How long the rest of a body may come after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +149,7 @@ class Entrance:
 
 
 def _announce_close(receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """Return both such that an answer before the end of a body says that the connection closes, and is read.
-
-    Many clients read the answer once all is sent: what still comes is dropped for some seconds, as a connection that
-    closes before resets them.
-    """
+    """Return both such that an answer before the end of a body says that the connection closes."""
     has_ended = False
 
     async def note_end() -> Message:
@@ -170,13 +162,6 @@ def _announce_close(receive: Receive, send: Send) -> tuple[Receive, Send]:
         if message["type"] == "http.response.start" and not has_ended:
             rest = [each for each in message["headers"] if each[0].lower() != b"connection"]
             message = {**message, "headers": [*rest, (b"connection", b"close")]}
-        elif not has_ended and not message.get("more_body", False):
-            await send({**message, "more_body": True})
-            message = {"type": "http.response.body"}
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_S):
-                    while not has_ended:
-                        await note_end()
         await send(message)
 
     return note_end, announce

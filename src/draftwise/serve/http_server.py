@@ -18,6 +18,7 @@ from draftwise.core import BackendError, InvalidSetup, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
@@ -37,9 +38,6 @@ logger = logging.getLogger("draftwise.serve")
 
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
 """Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
-
-_LAST_TASKS_S = 1
-"""Seconds for answers that are still being sent when connections are closed, to clients that do not read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +92,7 @@ def serve(
     if options.api_key == "":
         fix = "Leave it out, or give a key."
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+    raise_file_limit()
     check_names(options.allowed_hosts, options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     name = options.served_model_name or config.model
@@ -122,7 +121,7 @@ def serve(
             access=make_rules(options),
             in_flight=in_flight,
         )
-        config_of_http = make_config(app, log_level="critical", timeout_graceful_shutdown=_LAST_TASKS_S)
+        config_of_http = make_config(app, log_level="critical")
         server = HttpServer(config_of_http, worker, in_flight, drain_s=options.drain_seconds)
         pool.on_failure = server.end
         # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.

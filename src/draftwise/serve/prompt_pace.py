@@ -6,7 +6,7 @@ else a second without a token. So prompts get pieces that take about as long as 
 
 from __future__ import annotations
 
-GAP_S = 0.03
+GAP_S = 0.02
 """Seconds that prompts may add to a step that others decode in."""
 _SHARE = 0.25
 """Share of a step's own time that they may add if that is more, so that they go on even on a slow machine."""

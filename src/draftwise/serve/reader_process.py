@@ -12,7 +12,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -20,10 +19,10 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from draftwise.core import BackendError, InvalidSetup
+from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
@@ -39,8 +38,6 @@ _CPU_S, _CPU_S_A_MB = 3.0, 2.0
 """Processor time for a body: for any, and for each of its megabytes."""
 _LOAD_S = 120
 """Processor time for the tokenizer and the chat template to load."""
-_MEMORY = 2**31
-"""Bytes that reading a body may take."""
 _FIRST = 255
 """Says that a reader is the first of its lane, in place of a signal's number."""
 _BOOT = (
@@ -123,7 +120,7 @@ class ReadingProcess:
                 raise InvalidSetup.because(
                     "bad-tokenizer",
                     f"The tokenizer and the chat template did not load within {_LOAD_S} s of processor time and "
-                    f"{_MEMORY >> 30} GiB of memory.",
+                    f"{MEMORY >> 30} GiB of memory.",
                     where="model",
                     fix="Download or export tokenizer.json again.",
                 ) from None
@@ -285,10 +282,11 @@ def main(descriptor: int) -> None:
     with suppress(EOFError, ConnectionError):
         setup: ReaderSetup = control.receive()
         signal.setitimer(signal.ITIMER_PROF, _LOAD_S)
-        _limit_memory()
+        limit_memory()
         try:
             tokenizer = load_tokenizer(setup.directory, skip=setup.skip_tokenizer)
             if tokenizer.chat_template is not None:
+                tokenizer.chat_template.is_bounded_here = True
                 tokenizer.chat_template.compiled  # noqa: B018  (refused here, or shared by the readers)
         except InvalidSetup as error:
             control.send(list(error.findings))
@@ -343,17 +341,9 @@ def _fork(lane: int, signal_number: int, control: socket.socket, model: ServedMo
     return pid
 
 
-def _limit_memory() -> None:
-    """Let this process take `_MEMORY` more than it has."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = used + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
 def _run(channel: Channel, model: ServedModel, cpu_s: float) -> None:
     """Read bodies until the server is gone."""
-    _limit_memory()
+    limit_memory()
     with suppress(EOFError, ConnectionError):
         while True:
             job: _Job = channel.receive()

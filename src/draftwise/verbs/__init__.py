@@ -18,7 +18,7 @@ VERBS: dict[str, Row] = {
         Row("size", Group.CHOOSE, "Compute the memory of target, drafter and KV cache on a GPU."),
         Row("inspect", Group.CHOOSE, "Inspect a drafter and its target without loading them."),
         Row("upgrade", Group.CHOOSE, "Show what breaks or changes between two vLLM releases."),
-        Row("explain", Group.CHOOSE, "Explain a finding, a key, a method or a flag."),
+        Row("explain", Group.CHOOSE, "Explain a name, an error or a question."),
         Row("facts", Group.CHOOSE, "List the known vLLM releases, or add a newer one."),
         Row("schema", Group.CHOOSE, "Print the JSON Schema of the speculative config or a verb's output."),
         Row("config", Group.CHOOSE, "Show your defaults and where each comes from."),

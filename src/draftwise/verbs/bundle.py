@@ -11,7 +11,6 @@ from typing import ClassVar
 from draftwise.core import Finding, Severity
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
-from draftwise.deploying.deployment_folder import SETUP
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.verbs.verb import Result, refuse, verb
 
@@ -95,7 +94,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
         copied += size
         progress.step(copied)
 
-    found = read_setup(setup / SETUP if setup.is_dir() else setup)
+    found = read_setup(setup)
     sources = {name: Path(path) for name, path in request.sources.items()}
     findings = pack(found, sources, Path(request.out), wanted, told=count)
     return BundleResult(out=Path(request.out), copied_bytes=copied, findings=tuple(findings))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar
 
+from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.rules import VllmRule
 from draftwise.knowledge.vllm import Span, releases
 from draftwise.plan.explanations import Explanation, list_names, show_template
 from draftwise.plan.explanations import explain as look_up
+from draftwise.verbs.own_names import find_alert, find_key, list_own
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "VllmRule", "explain", "show_template"]
@@ -22,7 +24,8 @@ class ExplainRequest:
 
     name: str = ""
     """Code of a finding, key of --speculative-config, method, engine flag, environment variable, model class, metric or
-    word of the field; or an error or log line of vLLM, or several, as pasted."""
+    word of the field; a verb, an exit code, a JSON key or an alert of draftwise; an error or log line of vLLM, or
+    several, as pasted; or a question."""
     _: KW_ONLY
     list_names: bool = False
     """Whether to list all names instead."""
@@ -50,7 +53,20 @@ def explain(request: ExplainRequest, _progress: Progress) -> ExplainResult:
     """Show what a name or a message of vLLM means, which releases have it, and the sources."""
     known = releases()
     if request.list_names:
-        return ExplainResult(explanations=list_names(), oldest=str(known[0]), newest=str(known[-1]), is_list=True)
+        own = {each.name: replace(each, text="", link="") for each in list_own().values()}
+        names = (*list_names(), *own.values())
+        return ExplainResult(explanations=names, oldest=str(known[0]), newest=str(known[-1]), is_list=True)
     if not request.name.strip():
         refuse("Give a name or a message, or list the names with --list.")
-    return ExplainResult(explanations=look_up(request.name), oldest=str(known[0]), newest=str(known[-1]))
+    return ExplainResult(explanations=_look_up(request.name.strip()), oldest=str(known[0]), newest=str(known[-1]))
+
+
+def _look_up(name: str) -> tuple[Explanation, ...]:
+    """Return what is known under a name; draftwise's JSON and alerts are asked where nothing else has it."""
+    try:
+        return look_up(name, list_own())
+    except InvalidSetup:
+        found = () if any(map(str.isspace, name)) else (*find_alert(name), *find_key(name))
+        if not found:
+            raise
+        return found

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import Thread
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import mcp_types as types
 import uvicorn
+from anyio.lowlevel import current_token
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
@@ -69,6 +72,24 @@ class _Operation:
     run: Callable[[Mapping[str, Any], Progress], ToolAnswer]
 
 
+async def _run_aside(run: Callable[[], ToolAnswer]) -> ToolAnswer:
+    """Return what a call gives; its thread, unlike anyio's, does not hold the process up once nobody waits for it."""
+    answers: list[ToolAnswer] = []
+    ended, loop = anyio.Event(), current_token()
+
+    def work() -> None:
+        try:
+            answers.append(run())
+        except BaseException as error:
+            answers.append(refusal_of(error))
+        with suppress(RuntimeError):  # the loop is over
+            anyio.from_thread.run_sync(ended.set, token=loop)
+
+    Thread(target=work, name="draftwise-mcp-call", daemon=True).start()
+    await ended.wait()
+    return answers[0]
+
+
 def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 120.0) -> Server[Any]:
     """Return a server whose tools are the verbs.
 
@@ -93,8 +114,8 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
         run = partial(operation.run, params.arguments or {}, progress)
         try:
             with anyio.move_on_after(call_seconds):
-                answer = await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=limiter)
-                return _wrap(answer)
+                async with limiter:
+                    return _wrap(await _run_aside(run))
         finally:
             progress.stop_requested = True
         text = f"The call took longer than {call_seconds:g} s."

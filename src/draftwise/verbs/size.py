@@ -54,6 +54,8 @@ class SizeRequest:
     gpu_memory_utilization: float | None = None
     enforce_eager: bool = False
     """Whether vLLM runs without CUDA graphs."""
+    enable_prefix_caching: bool | None = None
+    """Whether the server keeps prefixes; None as the release does for the target."""
     contexts: Sequence[Annotated[int, Range(1)]] = ()
     """Lengths, in tokens, at which to count sequences; default: powers of two."""
     vllm: str = "newest"
@@ -193,7 +195,7 @@ def _read_flags(request: SizeRequest) -> dict[str, Any]:
     """Return the engine flags that differ from their defaults."""
     names = (
         "quantization", "kv_cache_dtype", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-        "gpu_memory_utilization",
+        "gpu_memory_utilization", "enable_prefix_caching",
     )  # fmt: skip
     flags = {name: value for name in names if (value := getattr(request, name)) is not None}
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")

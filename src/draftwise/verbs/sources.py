@@ -215,6 +215,11 @@ def find_sources(request: SetupRequest) -> Sources:
     if request.engine_flags and (texts or len(models) > 1):
         refuse("Engine flags (after `--`, or --tp) need exactly one model as SOURCE.")
     skips = request.skip_other_files
+    if empty := next((text for text in texts if text.is_chosen and text.is_nothing and not skips), None):
+        raise UnreadableSource.because(
+            "nothing-to-read", f"{empty.name or 'The source'} is empty: there is nothing to judge.",
+            where=empty.name, fix="Check the path, and the command that writes it.",
+        )  # fmt: skip
     return Sources(
         models=tuple(models),
         setups=tuple(each for each in given if isinstance(each, Setup)),

@@ -114,7 +114,7 @@ def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
 
 def _get_setup(request: VerifyRequest) -> Setup:
     if request.setup is None:
-        refuse("Give the setup with --setup.")
+        refuse("Give the setup that it should have, such as --setup deploy/setup.json.")
     return request.setup if isinstance(request.setup, Setup) else read_setup(Path(request.setup))
 
 

@@ -106,26 +106,22 @@ async def see_fleet(
         BackendError: Prometheus does not answer.
     """
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
-    before, after, starts, constants = (
-        await api.query(counters, at_s=now_s - span_s),
-        await api.query(counters, at_s=now_s),
+    looked, starts, constants = (
+        await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
         await api.query(
             "process_start_time_seconds and on (job, instance) " + select(selection, {"generation_tokens"}), at_s=now_s
         ),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
     )
-    looked = [(each, at_s) for series, at_s in ((before, now_s - span_s), (after, now_s)) for each in series]
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     services = [_judge(*each, began, known) for each in _group(looked)]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
 
 
-def _group(looked: Sequence[tuple[Series, float]]) -> Iterator[tuple[ServiceName, list[Series]]]:
-    """Yield the series of each service, with the values at both times; targets that are scraped twice count once."""
+def _group(looked: Sequence[Series]) -> Iterator[tuple[ServiceName, list[Series]]]:
+    """Yield the series of each service; targets that are scraped twice count once."""
     groups: dict[ServiceName, list[Series]] = defaultdict(list)
-    for each in leave_out_copies(
-        {"metric": each["metric"], "values": [(at_s, each["value"][1])]} for each, at_s in looked
-    ):
+    for each in leave_out_copies(looked):
         groups[name_service(each["metric"])].append(each)
     yield from groups.items()
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
+from draftwise.backends.exposition import Sample, gather_engines, make_sample
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
@@ -30,7 +31,6 @@ from draftwise.watching.watcher import (
     find_several,
     grow,
     leave_out_damaged,
-    read_page,
     tick_every,
     unread,
 )
@@ -257,25 +257,32 @@ def leave_out_copies(series: Iterable[Series]) -> list[Series]:
 def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
     """Yield the looks of each server, one a scrape: all samples of a scrape have one time."""
     started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
-    pages: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    pages: dict[tuple[str, str], dict[float, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     revisions = {}
     for each in series:
-        name, place = _write_name(each["metric"]), _place(each["metric"])
-        revisions[place] = each["metric"].get("revision", "")
+        labels = each["metric"]
+        name, shown, place = labels["__name__"], _write_labels(labels), _place(labels)
+        revisions[place] = labels.get("revision", "")
         for at_s, value in each["values"]:
-            pages[place][at_s].append(f"{name} {value}\n")
+            sample = make_sample(name, shown, value)
+            if sample is not None:
+                pages[place][at_s].append(sample)
     for place, scrapes in pages.items():
         began = started.get(place)
         yield [
-            read_page(
-                _say_start(began, at_s) + "".join(lines),
+            Look(
                 pool=place[0],
                 instance=place[1],
                 at_s=at_s,
                 clock_s=at_s,
+                engines=gather_engines(samples, server) if server else (),
+                server=server,
+                # Of the process before one that began later, nothing is known.
+                started_s=None if began is None or began > at_s else began,
                 revision=revisions[place],
             )
-            for at_s, lines in sorted(scrapes.items())
+            for at_s, samples in sorted(scrapes.items())
+            for server in [get_server(samples[0][0])]
         ]
 
 
@@ -284,14 +291,8 @@ def _place(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels.get("pool", "spec"), labels.get("instance", "")
 
 
-def _write_name(labels: Mapping[str, str]) -> str:
-    pairs = ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
-    return f"{labels['__name__']}{{{pairs}}}"
-
-
-def _say_start(began_s: float | None, at_s: float) -> str:
-    """Return the sample of a process's start, where it had begun by then: of the one before, nothing is known."""
-    return "" if began_s is None or began_s > at_s else f"process_start_time_seconds {began_s}\n"
+def _write_labels(labels: Mapping[str, str]) -> str:
+    return ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
 
 
 def _alternates(looks: Sequence[Look]) -> bool:

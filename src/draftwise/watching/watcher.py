@@ -7,7 +7,8 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Protocol
@@ -18,6 +19,7 @@ from draftwise.backends.exposition import EngineReading, find_engine, parse_engi
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
 from draftwise.machine.network import find_proxy
+from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, read_identity
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
@@ -33,8 +35,6 @@ _GATEWAY = (
 _OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
 _SUMS = tuple(each.name for each in fields(Sums))
-_START_TOLERANCE_S = 1.0
-"""Tolerance between two start times of one process: gateways and exporters round them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Look:
     """When the process started, in seconds since the epoch; None where the page does not tell."""
     revision: str = ""
     """Label of the roll-out that the server is of; empty where nothing tells it."""
+    several: bool = False
+    """Whether several processes answered at this address within the look."""
 
 
 def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float, revision: str = "") -> Look:
@@ -147,7 +149,7 @@ def _grow_edges(
 def _is_new_start(before: Look, after: Look) -> bool:
     """Return whether a page is another process's: a clock that is set moves the start, and no counter falls."""
     shift = _find_shift(before, after)
-    if shift <= _START_TOLERANCE_S:
+    if shift <= START_TOLERANCE_S:
         return False
     return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
 
@@ -233,6 +235,12 @@ def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
 _METRICS = "/metrics"
 _TIMEOUT_S = 5.0
 """Timeout of a whole page: a server that takes longer tells nothing about now."""
+_READS_AT_FIRST = 10
+"""Pages of a look until an address has shown to be one server: of two behind it, 1 in 512 looks meets only one."""
+_READS = 3
+"""Pages of a look after that, as long as each continues the one before."""
+_CLEAN = 2
+"""Looks with other counts than zero in which an address has to show one server."""
 
 
 class CountersPage(Protocol):
@@ -258,7 +266,7 @@ class CountersPage(Protocol):
 
 
 class HttpPage:
-    """A server's /metrics.
+    """A server's /metrics, read several times a look on new connections: a balancer shows by pages that do not fit.
 
     Args:
         pool: of the server.
@@ -283,6 +291,8 @@ class HttpPage:
         self.pool = pool
         self.instance = name_server(url)
         self._timeout_s = timeout_s
+        self._last: PageIdentity | None = None
+        self._clean = 0
         self._wire = Wire(
             self.instance, headers=headers, now=time.perf_counter, proxy=find_proxy(self.instance), connect_s=timeout_s
         )  # fmt: skip
@@ -294,20 +304,41 @@ class HttpPage:
             BackendError: it does not answer in time, or with something else than the counters of a known server.
         """
         try:
+            text, clock_s = await self._read()
+            page = read_identity(text)
+            fits = self._last is None or not self._last.cannot_precede(page)
+            reads = _READS if fits and self._clean >= _CLEAN else _READS_AT_FIRST
+            pages, several, end_s = [page], False, clock_s + self._timeout_s
+            for _ in range(reads - 1):
+                if several or time.perf_counter() > end_s:
+                    break
+                with suppress(BackendError):
+                    text, clock_s = await self._read()
+                    page = read_identity(text)
+                    several = any(each.cannot_precede(page) for each in pages)
+                    pages.append(page)
+        finally:
+            self._wire.close()
+        at_s = time.time() - (time.perf_counter() - clock_s)
+        look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=clock_s)
+        if look.server is None:
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_GATEWAY}.")
+        self._last = page
+        self._clean = 0 if several else self._clean + bool(_count_tokens(look))
+        return replace(look, several=several)
+
+    async def _read(self) -> tuple[str, float]:
+        """Return the page on a new connection, and when it had arrived on the clock that is never set."""
+        try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._wire.get(_METRICS)
+                answer = await self._wire.get(_METRICS, anew=True)
         except TimeoutError:
             raise BackendError(f"{self.instance} did not return its counters within {self._timeout_s:g} s.") from None
         except BrokenStream as error:
             raise BackendError(f"{self.instance} does not answer ({error}).") from None
         if not 200 <= answer.status < 300:
             raise BackendError(f"{self.instance}{_METRICS} answers {answer.status}{_explain(answer.status)}.")
-        text = b"".join(data for _, data in answer.received).decode(errors="replace")
-        at_s = time.time() - (time.perf_counter() - answer.finished)
-        look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
-        if look.server is None:
-            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_GATEWAY}.")
-        return look
+        return b"".join(data for _, data in answer.received).decode(errors="replace"), answer.finished
 
     def close(self) -> None:
         """Close the connection."""
@@ -505,6 +536,8 @@ class Watcher:
         before = self._last.get(key)
         if before is None:
             self._last[key] = look
+            if look.several:
+                self._several[key] = look.clock_s
             return iter(())
         damaged = is_damaged(before, look) and self._damaged.get(key, 0) < DAMAGED
         windows = [] if damaged else list(grow(before, look))
@@ -515,12 +548,12 @@ class Watcher:
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
-        if _find_shift(before, look) > _START_TOLERANCE_S:
-            returns = any(abs(each - (look.started_s or 0.0)) <= _START_TOLERANCE_S for each in starts)
+        if _find_shift(before, look) > START_TOLERANCE_S:
+            returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
             starts.append(before.started_s or 0.0)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
+        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
             self._several[key] = look.clock_s
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
@@ -550,8 +583,8 @@ def find_several(where: str) -> Finding:
     """Return the finding for an address at which several servers answer."""
     return Finding.error(
         "several-behind-url",
-        f"Several servers answer in turn at {where}: the process start time and the counters jump back "
-        "and forth. Nothing is computed from them.",
+        f"Several servers answer in turn at {where}: their pages cannot be of one process. "
+        "Nothing is computed from them.",
         where=where,
         fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
     )

@@ -93,6 +93,24 @@ NAMED = {
     "ray.yaml": "applications:\n- name: llm\n  import_path: ray.serve.llm:build_openai_app\n  args:\n    llm_configs:\n"
     f"    - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n      engine_kwargs:\n        max_model_len: 8192\n",
     "config.yaml": f"model: {MODEL}\nport: 8000\nmax-model-len: 8192\n",
+    "play.yaml": f"- hosts: gpu\n  tasks:\n  - docker_container:\n      image: {IMAGE}\n      command: --model {MODEL}\n",
+    "task.yaml": f"resources: {{accelerators: H100}}\nrun: |\n  vllm serve {MODEL} \\\n    --port 8000\n",
+    "service.dstack.yaml": f"type: service\nimage: {IMAGE}\ncommands:\n- vllm serve {MODEL}\n",
+    "task-definition.json": f'{{"containerDefinitions": [{{"image": "{IMAGE}", "command": ["--model", "{MODEL}"]}}]}}\n',
+    "own-chart.yaml": f"image: {{repository: vllm/vllm-openai, tag: v0.26.0, command: [vllm, serve, {MODEL}]}}\nport: 80\n",
+    "llm.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "{MODEL}"]\n  }}\n}}\n',
+    "entry-point.json": f'{{"containerDefinitions": [{{"image": "{IMAGE}", "entryPoint": ["vllm", "serve"], "command": ["{MODEL}"]}}]}}\n',
+    "shell.Dockerfile": f'FROM {IMAGE}\nENTRYPOINT ["/bin/sh", "-c", "vllm serve {MODEL} --port ${{PORT:-8000}}"]\n',
+    "port.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = [\n      "--model", "{MODEL}",\n'
+    '      "--port", "${NOMAD_PORT_http}",\n    ]\n  }\n}\n',
+    "Procfile": f"web: vllm serve {MODEL} --port 8000\n",
+    "supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL} --port 8000\nautostart=true\n",
+    "tmux.sh": f'tmux new-session -d -s llm "vllm serve {MODEL} --port 8000"\n',
+    "engine.py": f'from vllm import LLM\n\nllm = LLM(\n    model="{MODEL}",\n    seed=1,\n)\n',
+    "serve.py": f'import subprocess\n\nMODEL = "{MODEL}"\nsubprocess.Popen(["vllm", "serve", MODEL])\n',
+    "rayservice.yaml": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: llm}\nspec:\n  serveConfigV2: |\n    applications:\n"
+    f"    - args:\n        llm_configs:\n        - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n"
+    "          engine_kwargs:\n            max_model_len: 8192\n",
     "flux.yaml": "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: vllm}\nspec:\n  chart: {spec: {chart: vllm-stack}}\n"
     f"  values:\n{''.join(f'    {line}' for line in CHART.splitlines(keepends=True))}",
 }
@@ -150,18 +168,21 @@ def test_no_way_through_a_script_keeps_another_config() -> None:
 
 
 UNREAD = {
-    "an Ansible playbook": f"- hosts: gpu\n  tasks:\n  - ansible.builtin.shell: vllm serve {MODEL}\n",
-    "a Nomad job": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "{MODEL}"]\n  }}\n}}\n',
+    "an Ansible playbook": "- hosts: gpu\n  tasks:\n  - ansible.builtin.shell: vllm serve {{ model }}\n",
+    "a Nomad job": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "${{var.model}}"]\n  }}\n}}\n',
     "a Terraform file": f'resource "docker_container" "llm" {{\n  image = "{IMAGE}"\n}}\n',
-    "a SkyPilot task": f"resources: {{accelerators: H100}}\nrun: |\n  vllm serve {MODEL}\n",
+    "a SkyPilot task": "resources: {accelerators: H100}\nrun: |\n  vllm serve {{ model }}\n",
     "a CloudFormation template": f"Resources:\n  Task:\n    Type: AWS::ECS::TaskDefinition\n    Image: {IMAGE}\n",
-    "finds no command in it": f"steps:\n- run: vllm serve {MODEL}\n",
+    "finds no command in it": "steps:\n- run: vllm serve ${{ matrix.model }}\n",
+    "draftwise finds no command": f"name: a recipe\nmodel: {MODEL}\nnotes: start vllm serve with care\n",
+    "but draftwise finds": "image: {repository: vllm/vllm-openai, tag: v0.26.0}\nargs: [--max-model-len, '8192']\nport: 80\n",
+    "mentions vLLM": f"import subprocess\nwords = ['vllm', 'serve', '{MODEL}']\nwords += EXTRA\nsubprocess.run(words)\n",
 }
 
 
 @pytest.mark.parametrize("form", UNREAD)
 def test_a_form_that_is_not_read_is_named_and_never_said_to_start_nothing(form: str) -> None:
-    name = "main.yaml" if UNREAD[form].partition("\n")[0].endswith(":") or "- " in UNREAD[form] else "main"
+    name = "main.py" if UNREAD[form].startswith("import") else "main.yaml" if ": " in UNREAD[form] else "main"
     with pytest.raises(InvalidSetup, match=form) as raised:
         edit(SourceText(text=UNREAD[form], name=name), NGRAM, engine_version="0.26.0")
     assert "beginning with vllm serve" in raised.value.findings[0].fix

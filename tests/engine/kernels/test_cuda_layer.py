@@ -90,8 +90,27 @@ def test_norms_in_float32_also_over_what_is_added(dtype, device):
     total, normed = ours.add_norm(x, delta, weight, delta_weight_H=of_delta)
     added = ours.add_norm(delta, None, of_delta)[1]
     assert_rounded(added, exact.add_norm(delta.double(), None, of_delta.double())[1], dtype)
-    assert torch.equal(total, ours.add(x, added))
+    if dtype != torch.float32:  # in float32 a GPU multiplies and adds at once, without rounding in between
+        assert torch.equal(total, ours.add(x, added))
+    assert_rounded(total, x.double() + added.double(), dtype)
     assert_rounded(normed, exact.add_norm(total.double(), None, weight.double())[1], dtype)
+
+
+@pytest.mark.parametrize("has_weight", [False, True])
+def test_what_is_added_may_come_in_parts(has_weight, dtype, device):
+    """Their sum is rounded once, as a product is that comes whole."""
+    ours, _ = make_kernels(make_shape(96), dtype, device)
+    x, parts = torch.randn(3, 96, device=device).to(dtype), torch.randn(4, 3, 128, device=device)[..., :96]
+    weight = torch.randn(96, device=device)
+    whole = ours.add(torch.zeros_like(x), parts)
+    assert_rounded(whole, parts.double().sum(0), dtype)
+    of_delta = weight if has_weight else None
+    for actual, expected in zip(
+        ours.add_norm(x, parts, weight, delta_weight_H=of_delta),
+        ours.add_norm(x, whole, weight, delta_weight_H=of_delta),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("has_delta", [True, False])

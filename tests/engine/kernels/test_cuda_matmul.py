@@ -73,6 +73,22 @@ def test_gated_product(config, num_rows, device, dtype):
     check(products.run_gated(config, x, weight), (F.silu(gate) * up).double(), roundings=3)
 
 
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("num_rows", [17, 48, 64])
+@pytest.mark.parametrize("columns", [64, 128])
+def test_parts_add_up_to_the_product(parts, num_rows, columns, device, dtype):
+    if interpreted() or not has_copy_engine():
+        pytest.skip("only a Hopper GPU leaves parts to the reader")
+    width = 1408  # 11 tiles: parts of different lengths
+    x, weight = random(num_rows, width, device=device, dtype=dtype), random(80, width, device=device, dtype=dtype)
+    weight *= width**-0.5
+    config = Config(outputs=64, columns=columns, fold=1, stages=3, parts=parts)
+    parts_PRO = products.run_matmul(config, x, weight)
+    assert parts_PRO.shape == (parts, num_rows, 80)
+    check(parts_PRO.sum(0).to(dtype), F.linear(x.double(), weight.double()))
+    assert torch.equal(parts_PRO, products.run_matmul(config, x, weight))
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("early", [False, True])
 def test_rows_have_the_same_bits_in_any_batch(gated, early, device, dtype):
@@ -148,6 +164,21 @@ def test_quantize_rows(device, dtype):
     torch.testing.assert_close(scale, expected_scale)
     share = (quantized.float() == expected.float()).float().mean()
     assert share > (0.9 if device.type == "cpu" else 0.99)  # the interpreter loses the carry of some roundings
+
+
+@pytest.mark.parametrize("num_out", [2048, 3072, 3840, 4096, 5120, 6144, 7168, 8192])
+@pytest.mark.parametrize("num_in", [1536, 5120, 14336])
+def test_only_what_is_left_to_the_library_comes_in_parts(num_out, num_in):
+    for num_rows in range(1, 66):
+        whole = choose(num_rows, num_out, num_in, H200, gated=False)
+        config = choose(num_rows, num_out, num_in, H200, gated=False, in_parts=True)
+        assert config == whole or (whole is None and 16 < num_rows <= 64)
+        if config is not None and config.parts > 1:
+            assert 2 <= config.stages <= num_in // config.columns // config.parts
+            assert config.stages * config.stage_bytes(num_rows, gated=False) < H200.shared_bytes
+        assert choose(num_rows, num_out, num_in, SMALLER, gated=False, in_parts=True) == choose(
+            num_rows, num_out, num_in, SMALLER, gated=False
+        )
 
 
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096), (2048, 2048), (320, 192), (32000, 64)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from tests.support.crafted import damage
 from tests.support.made_gguf import write_gguf
+from tests.support.tiny_models import write_checkpoint
 from tokenizers import Tokenizer as Backend
 
 from draftwise import LLM, SamplingParams
@@ -23,6 +26,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.kernels.cpu_vectors import find_mode
 from draftwise.engine.models import load_model
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
+from draftwise.engine.models.quantized import KINDS, num_bytes
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 NAMES = {
@@ -240,6 +244,43 @@ def test_a_files_blocks_are_multiplied_as_they_are(
         ((hidden,),) = run_paged(each, [[1, 2, 3, 4, 5]], [[5]])
         logits.append(each.logits(hidden))
     assert 0 < (logits[0] - logits[1]).norm() / logits[1].norm() < 0.06
+
+
+def held_bytes(model: Any) -> int:
+    """Return the bytes of all tensors and arrays that a model holds, each memory once."""
+    memory, seen, left = dict[int, int](), set[int](), [model]
+    skipped = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, skipped):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            memory[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        elif isinstance(each, np.ndarray):
+            memory[each.ctypes.data] = each.nbytes
+        else:
+            left.extend(gc.get_referents(each))
+    return sum(memory.values())
+
+
+@pytest.mark.skipif(find_mode() is None, reason="this processor multiplies no int8")
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_a_model_holds_its_file_and_at_most_a_seventh_more(tmp_path: Path, quantization: str) -> None:
+    """No matrix is held twice, and none in more bits than the file has and the kernels need."""
+    path = write_checkpoint(tmp_path / "wide", seed=1, hidden_size=256)
+    file = _convert(path, tmp_path / "m.gguf", quantization, **{"llama.attention.head_count": 16})
+    model = load_model(checkpoint_of(str(file)), device="cpu")
+    weights = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
+    assert model.is_quantized
+    assert weights <= held_bytes(model) <= 1.15 * weights
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(576, 576), (49152, 576), (192, 576), (8192, 2048), (2048, 8192)])
+def test_a_packed_matrix_takes_at_most_a_seventh_more_than_in_the_file(name: str, rows: int, width: int) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    assert num_bytes(KINDS[name], rows, width) <= 1.15 * rows * width / block * size
 
 
 @pytest.mark.skipif(find_mode() is None, reason="this processor multiplies no int8")

@@ -179,6 +179,15 @@ def test_the_processor_decides(machine, features, mode):
     assert (found and found.name) == mode
 
 
+def test_numbas_settings_decide_before_the_processor(monkeypatch):
+    """Code for instructions that numba is told to leave out ends the process while it is compiled."""
+    monkeypatch.setattr(cpu_vectors.config, "CPU_FEATURES", "+sse2")
+    assert cpu_vectors.find_mode() is None
+    monkeypatch.setattr(cpu_vectors.config, "CPU_FEATURES", "+avx2,+fma,+f16c")
+    monkeypatch.setattr(cpu_vectors.platform, "machine", lambda: "x86_64")
+    assert cpu_vectors.find_mode().name == "avx2"
+
+
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_products_compile_to_dot_products_on_arm(kind: str):
     """Emulated by qemu, their bits were those of AVX2 and AVX-512; here only the code is looked at."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.engine.proposers import test_medusa as medusa
+from tests.engine.proposers import test_mlp_speculator as mlp
 from tests.support.confirming import confirm
+from tests.support.hidden_state_cases import random_news, save_drafter
 from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
 from draftwise.engine.kernels import cpu_vectors
@@ -99,3 +103,66 @@ def test_a_chain_reads_every_kind_of_table(kind: str, save_tiny):
         model = load_model(path, device="cpu", quantization="int8")
         object.__setattr__(model.weights, "embedding_VH", table)
         check(DraftModel(model), 4)
+
+
+def random_medusa(target, folder: Path, *, num_layers: int = 1, bias: bool = False, named: int = 0, **config: Any):
+    """Return heads that name `named` tokens, or all; of whole heads if one serves all draft tokens."""
+    tensors = medusa.make_tensors(target, num_layers=num_layers, bias=bias)
+    if named:
+        if not config.get("original_lm_head"):
+            tensors = {name: each[:named] if "lm_heads" in name else each for name, each in tensors.items()}
+        tensors["token_map"] = torch.arange(5, 5 + named)
+        config |= {"truncated_vocab_size": named}
+    config |= {"num_hidden_layers": num_layers, "medusa_fc_bias": bias}
+    return medusa.load(save_drafter(folder, medusa.make_config(target, **config), tensors), target)
+
+
+def random_mlp(target, folder: Path, *, inner: int, tied: bool = False, **config: Any):
+    tensors = mlp.make_tensors(target, inner=inner, tied=tied)
+    config |= {"inner_dim": inner, "tie_weights": tied}
+    return mlp.load(mlp.save(folder, mlp.make_config(target, **config), tensors), target)
+
+
+STATELESS = {
+    "medusa": (random_medusa, {}),
+    "medusa, one head for all": (random_medusa, {"original_lm_head": True}),
+    "medusa, layers with biases": (random_medusa, {"num_layers": 3, "bias": True}),
+    "medusa, layers and one head for all": (random_medusa, {"num_layers": 2, "original_lm_head": True}),
+    "medusa that names a part": (random_medusa, {"named": 40, "logit_scale": 0.3}),
+    "medusa that names a part of a whole head": (random_medusa, {"named": 40, "original_lm_head": True}),
+    "mlp": (random_mlp, {"inner": 96}),
+    "mlp, tied, as wide as one block": (random_mlp, {"inner": 32, "tied": True}),
+    "mlp that scales, wider than the target": (random_mlp, {"inner": 160, "scale_input": True}),
+}
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_networks_without_layers_draft_the_same_in_one_call(name: str, save_tiny, tmp_path: Path):
+    make, options = STATELESS[name]
+    path, _ = save_tiny("llama", intermediate_size=288, **SIZES)
+    target, before = load_model(path, device="cpu", quantization="int8"), torch.get_num_threads()
+    with torch.inference_mode():
+        proposer = make(target, tmp_path / "head", **options)
+    at_once = proposer.at_once
+    assert at_once is not None
+    news = [random_news(64, target.shape.vocab_size, limits, seed=len(limits)) for limits in ([4], [3, 0, 4], [2, 1])]
+    proposer.at_once = None
+    expected = [proposer.propose(new, k).tokens_BK for new in news for k in (1, 2, 3)]
+    assert len(torch.cat([each.flatten() for each in expected]).unique()) > 4, "equal whatever is computed"
+    proposer.at_once = at_once
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found = [proposer.propose(new, k).tokens_BK for new in news for k in (1, 2, 3)]
+            assert all(map(torch.equal, found, expected))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_networks_of_other_widths_draft_product_by_product(save_tiny, tmp_path: Path):
+    path, _ = save_tiny("llama", intermediate_size=288, **SIZES)
+    target = load_model(path, device="cpu", quantization="int8")
+    with torch.inference_mode():
+        proposer = random_mlp(target, tmp_path / "head", inner=40)
+    assert proposer.at_once is None
+    assert proposer.propose(random_news(64, target.shape.vocab_size, [3]), 3).lengths_B.tolist() == [3]

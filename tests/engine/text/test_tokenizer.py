@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.text import chat_template
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -209,6 +210,32 @@ def test_chat_template_faults_are_findings(tmp_path, template, code):
     with pytest.raises(InvalidSetup) as error:
         Tokenizer.from_pretrained(directory).apply_chat_template([{"role": "system", "content": "x"}])
     assert error.value.findings[0].code == code
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes too long"),
+        ("{{ 'a' * 10 ** 10 }}", "MemoryError"),
+    ],
+)
+def test_a_template_is_bounded_wherever_it_is_rendered(tmp_path, monkeypatch, template, words):
+    monkeypatch.setattr(chat_template, "_CPU_S", 0.3)
+    source = "{% if messages %}" + template + "{% endif %}{{ tools }}"
+    directory = save(byte_level(), tmp_path / "m", tokenizer_config={"chat_template": source})
+    tokenizer = Tokenizer.from_pretrained(directory)
+    with pytest.raises(InvalidSetup, match=words) as error:
+        tokenizer.apply_chat_template(MESSAGES)
+    assert error.value.findings[0].code == "chat-template-refused"
+    assert tokenizer.apply_chat_template([], tools=1) == "1"  # a new process
+
+
+def test_a_negative_end_token_is_none(tmp_path):
+    """vLLM and transformers compare it with the tokens, of which it is none."""
+    files = {"generation_config": {"eos_token_id": [-1, 3]}, "config": {"eos_token_id": 9}}
+    assert Tokenizer.from_pretrained(save(byte_level(), tmp_path / "some", **files)).end_ids == {3}
+    files["generation_config"] = {"eos_token_id": -1}
+    assert not Tokenizer.from_pretrained(save(byte_level(), tmp_path / "none", **files)).end_ids
 
 
 @pytest.mark.parametrize(("content", "code"), [(None, "no-tokenizer"), ("{", "bad-tokenizer")])

@@ -13,6 +13,8 @@ from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
 
 NEWEST = "0.33.0"
+LENGTH = 2048
+"""Tokens of context that a Llama whose config.json says nothing has."""
 
 
 @pytest.fixture
@@ -182,3 +184,14 @@ def test_what_is_not_known_refuses_nothing(llama: str) -> None:
 
 def test_older_releases_are_left_to_their_own_rules(llama: str) -> None:
     assert refusals(llama, "--gpu-memory-utilization 95", "0.15.1") == []
+
+
+@pytest.mark.parametrize("version", ["0.9.2", "0.11.0"])
+@pytest.mark.parametrize(("factor", "fits"), [(4.0, True), (2.0, False)])
+def test_rope_flags_of_old_releases_replace_what_config_json_says(
+    llama: str, version: str, factor: float, fits: bool
+) -> None:
+    scaling = json.dumps({"factor": factor, "rope_type": "linear"}, separators=(",", ":"))
+    for flag in (f"--rope-scaling {scaling}", f'--hf-overrides {{"rope_scaling":{scaling}}}'):
+        found = [each.code for each in refusals(llama, f"{flag} --max-model-len {4 * LENGTH}", version)]
+        assert found == ([] if fits else ["target-too-long"])

@@ -31,6 +31,10 @@ def test_a_flag_of_another_release_says_when_it_existed(llama: str) -> None:
     assert "0.9.2" in report.findings[0].message
 
 
+def test_a_field_without_a_flag_is_for_python(llama: str) -> None:
+    assert judge(llama, None, "0.33.0", enable_mm_processor_stats=True).accepted
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [

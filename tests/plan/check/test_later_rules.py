@@ -82,6 +82,19 @@ def test_graphs_cover_so_many_requests(version, seqs, k, covered):
         assert str(seqs * (k + 1)) in ruling.fix
 
 
+@pytest.mark.parametrize(
+    ("k", "told", "advised"),
+    [
+        (7, "with more than 1 request decoding", "at 1 request or fewer"),
+        (8, "every step that drafts", "or lower k."),
+    ],
+)
+def test_graphs_that_cover_one_request_or_none_are_told_so(k, told, advised):
+    ruling = find(Case(k=k, args={"max_num_seqs": 3, "max_cudagraph_capture_size": 8}), "cudagraph-cliff")
+    assert told in ruling.message
+    assert advised in ruling.fix
+
+
 def test_graphs_of_blackwell_reach_further_from_0_28():
     case = Case(args={"max_num_seqs": 256}, device=Device(name="B200", kind="cuda"))
     assert find(case, "cudagraph-cliff", "0.27.1") is not None
@@ -160,10 +173,22 @@ def test_a_head_may_decline_the_middle_layers():
     assert find(Case(target={"architectures": ["NobodyKnows"]}), "target-without-aux-states") is None
 
 
-def test_text_only_serving_of_a_multimodal_target_may_use_a_draft_model():
-    pixtral = {"architectures": ["PixtralForConditionalGeneration"]}
-    case = Case(method="draft_model", target=pixtral, args={"limit_mm_per_prompt": {"image": 0}})
-    assert find(case, "draft-model-with-multimodal-target", "0.19.1") is None
+@pytest.mark.parametrize(
+    ("target", "args", "is_text_only"),
+    [
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}}, True),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": {"count": 0}}}, True),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 4}}, False),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {}}, False),
+        ("PixtralForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}, "enable_mm_embeds": True}, False),
+        ("Qwen3VLForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0}}, False),
+        ("Qwen3VLForConditionalGeneration", {"limit_mm_per_prompt": {"image": 0, "video": 0}}, True),
+        ("Qwen3VLForConditionalGeneration", {"language_model_only": True}, True),
+    ],
+)
+def test_a_draft_model_needs_a_target_served_without_each_kind_of_its_media(target, args, is_text_only):
+    case = Case(method="draft_model", target={"architectures": [target]}, args=args)
+    assert (find(case, "draft-model-with-multimodal-target", "0.19.1") is None) is is_text_only
 
 
 def test_a_causal_dflash_takes_any_backend():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from draftwise.plan.cost.machine import (
 )
 from draftwise.plan.cost.work import Work
 
+ROOT = Path(__file__).parents[3]
 SHAPE = ModelShape(
     hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, intermediate_size=14336,
     vocab_size=128256, max_position_embeddings=8192,
@@ -124,6 +127,19 @@ def test_steps_that_read_all_experts_leave_those_that_read_few_in_doubt(prior: P
 def test_without_a_measured_step_the_prior_speaks(prior: Prior) -> None:
     model = fit_cost_model(machine(prior.constants), prior, [])
     assert model.seconds(step(8)) == pytest.approx(machine(prior.constants).seconds(step(8)))
+
+
+def test_a_processors_prior_knows_what_rows_cost_with_packed_weights() -> None:
+    """Verifying is not free: a measured file says how many times one row's pass several take."""
+    result = json.loads((ROOT / "benchmarks/cpu/results/packed_rows.json").read_text())
+    size, weights = (result["settings"][name] for name in ("model_bytes", "weights"))
+    shape = replace(SHAPE, num_layers=30, num_kv_heads=3, head_dim=64)
+    work = Work(dense_bytes=size, flops_per_row=2 * weights, weights=weights)
+    target = Machine(constants=cpu_prior().constants, work=work, shape=shape)
+    batch = DecodeBatch(sequences=1, context=result["settings"]["context"])
+    for rows, measured in result["over_one_row"]["threads"]["1"].items():
+        several = target.seconds(DecodeStep(batch=batch, verified=int(rows) - 1))
+        assert several / target.baseline_s(batch) == pytest.approx(measured, rel=0.3)
 
 
 def test_a_processor_is_learnt_from_its_own_steps_alone() -> None:

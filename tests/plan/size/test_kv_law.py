@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from catalogue.kv_law.compare import differences, sized
+from catalogue.kv_law.law import judge
+from packaging.version import Version
+
+from draftwise.knowledge import kv_proofs
 
 RECORDS = Path(__file__).with_name("kv_law")
 RELEASES = sorted(path.name.removesuffix(".jsonl.gz") for path in RECORDS.glob("*.jsonl.gz"))
@@ -33,3 +39,43 @@ def test_blocks_tokens_and_largest_batch_are_those_of_vllm(release: str, tmp_pat
         ours = sized(case, str(tmp_path / case["target"]), release, head and str(tmp_path / head))
         wrong += [f"{case['id']}: {each}" for each in differences(row["answer"], ours)]
     assert wrong == []
+
+
+ROWS = [frozenset(each) for n in range(4) for each in itertools.combinations(("fp8", "tp", "lookup"), n)]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_case_that_differs_blames_a_feature_and_one_that_agrees_alone_proves_it(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [(each | {"plain"}, draw.random() < 0.7) for each in draw.choices(ROWS, k=draw.randint(1, 8))]
+    marks = judge(rows).split()
+    assert len({mark.removeprefix("!") for mark in marks}) == len(marks)
+    for features, agrees in rows:
+        assert agrees or any(f"!{name}" in marks for name in features)
+        always = all(same for other, same in rows if other == features)
+        if always and len(features) == 1:
+            assert "plain" in marks
+    assert {mark for mark in marks if mark[0] != "!"} <= {
+        name for features, agrees in rows if agrees for name in features
+    }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_simple", "unknown", "different"),
+    [
+        ("Both", False, (), ()),
+        ("Older", False, ("fp8", "plain"), ()),
+        ("Older", True, (), ()),
+        ("Wrong", True, (), ("fp8",)),
+        ("Nobody", True, ("fp8", "plain"), ()),
+    ],
+)
+def test_what_was_not_compared_is_not_what_differs(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, is_simple: bool, unknown: tuple[str], different: tuple[str]
+) -> None:
+    right = frozenset({"plain", "fp8"})
+    older = {"Both": right, "Older": right, "Wrong": right}
+    newer = {"Both": right, "Wrong": frozenset({"plain", "!fp8"})}
+    monkeypatch.setattr(kv_proofs, "_read", lambda: {Version("0.10.0"): older, Version("0.20.0"): newer})
+    found = kv_proofs.find_unproved(architecture, Version("0.15.0"), ("plain", "fp8"), is_simple=is_simple)
+    assert (found.unknown, found.different) == (unknown, different)

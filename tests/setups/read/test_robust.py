@@ -30,6 +30,9 @@ SEEDS = (
     "model: m\nseed: 1\nspeculative-config: {method: ngram}\nenforce-eager: false\nmiddleware: [a]\n",
     "servingEngineSpec:\n  modelSpec:\n"
     "  - {modelURL: m, tag: v0.20.0, vllmConfig: {maxModelLen: 1, extraArgs: [--seed=1]}}\n",
+    "- hosts: a\n  tasks:\n  - docker_container: {image: vllm/vllm-openai, env: {A: b}, command: --model m}\n",
+    "resources: {a: b}\nenvs: {MODEL: m}\nrun: |\n  vllm serve $MODEL --seed 1\n",
+    'job "llm" {\n  config {\n    image = "vllm/vllm-openai"\n    args = ["--model", "m", "--port", "${A}"]\n  }\n}\n',
     "spec: 1\napplications: [{llm_configs: [{model_loading_config: {model_id: m}, engine_kwargs: {seed: 1}}]}]",
 )  # fmt: skip
 PIECES = (
@@ -67,6 +70,7 @@ def test_the_seeds_are_read(text):
 @example("services: {a: [1], b: {image: [], command: {}}}")
 @example('{"target": 1, "args": [1], "env": 3, "speculative_config": "x"}')
 @example("servingEngineSpec: {modelSpec: [1, {vllmConfig: 1}]}")
+@example("kind: [a]\napiVersion: {}\nvllm: {image: vllm/vllm-openai, args: true, command: {a: b}}")
 @example("--model")
 @example("vllm serve --speculative-config.")
 @example("vllm serve m -O.x")

@@ -37,12 +37,12 @@ def find_ordered(path: Path) -> Setup | None:
 
 
 def read_setup(path: Path) -> Setup:
-    """Return the setup that a file holds, e.g. the setup.json of a deployment.
+    """Return the setup that a file holds, e.g. the setup.json of a deployment, or of a folder that `deploy` wrote.
 
     Raises:
         UnreadableSource: it is not there, or holds no setup with its target and release.
     """
-    (source,) = find_texts(path)
+    (source,) = find_texts(path / SETUP if path.is_dir() else path)
     try:
         setup = read_json_setup(source.text, name=source.name).setup
     except InvalidSetup as error:

@@ -323,10 +323,28 @@ class QuantizedLayers:
             product(layer.down, rows, "delta")
 
 
-def add_product(program: _Program, matrix: QuantizedLinear, *, rows: str, out: str) -> None:
-    """Write a product of `inputs` into a program."""
+def add_product(program: _Program, matrix: QuantizedLinear, *, rows: str, out: str, inputs: str = "inputs") -> None:
+    """Write a product into a program."""
     chunks = {"chunks": matrix.chunks.data_ptr(), "count": len(matrix.chunks)}
-    program.append("product", rows=rows, inputs="inputs", out=out, out_stride=4 * matrix.width, **chunks)
+    program.append("product", rows=rows, inputs=inputs, out=out, out_stride=4 * matrix.width, **chunks)
+
+
+def _add_choice(
+    program: _Program, head: QuantizedLinear, ids_U: Tensor | None, *, rows: str, column: str, inputs: str = "inputs"
+) -> None:
+    """Write a head's product and the choice of the likeliest token into a program."""
+    add_product(program, head, rows=rows, out="logits", inputs=inputs)
+    program.append(
+        "choose",
+        rows=rows,
+        logits="logits",
+        stride=4 * head.width,
+        width=head.num_out,
+        ids=0 if ids_U is None else ids_U.data_ptr(),
+        tokens="chosen",
+        column=column,
+        column_stride="column_stride",
+    )
 
 
 class QuantizedChain:
@@ -341,6 +359,7 @@ class QuantizedChain:
     def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
         self._layers, self._parts, self._rope = layers, parts, rope
         self._programs: dict[tuple[PagedKV, int], _Program] = {}
+        _compile()  # the target may have layers of another kind
 
     def __call__(
         self,
@@ -448,19 +467,7 @@ class QuantizedChain:
             elif parts.reads_state and x != "carry":
                 norm |= {"state": "carry", "state_stride": stride}
             program.append("norm", rows="count" + end, **norm)
-            add_product(program, parts.head, rows="count" + end, out="logits")
-            ids = 0 if parts.target_ids_U is None else parts.target_ids_U.data_ptr()
-            program.append(
-                "choose",
-                rows="count" + end,
-                logits="logits",
-                stride=4 * parts.head.width,
-                width=parts.head.num_out,
-                ids=ids,
-                tokens="chosen",
-                column="column" + end,
-                column_stride="column_stride",
-            )
+            _add_choice(program, parts.head, parts.target_ids_U, rows="count" + end, column="column" + end)
         return program
 
     def _add_embedding(self, program: _Program, step: int, *, out: str) -> None:
@@ -475,3 +482,96 @@ class QuantizedChain:
         where |= {"positions": f"positions.{step}"} if self._parts.skips_first else {}
         tokens = "chosen" if step else "tokens"
         program.append("embed", rows=f"rows.{step}", tokens=tokens, factor=_bits(self._parts.factor), **where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStage:
+    """What makes one draft token of the state that the target left: products, and a head."""
+
+    products: tuple[QuantizedLinear, ...]
+    head: QuantizedLinear
+    embedding_VI: Tensor | None = None
+    """float32, of the token before; None: no draft token depends on another (Medusa)."""
+    norm: tuple[Tensor, Tensor] | None = None
+    """Weight and bias, where there is an embedding."""
+
+
+class QuantizedStages:
+    """Drafts the likeliest tokens of the target's last state alone, in one call.
+
+    Args:
+        stages: one for each draft token, of the same kind.
+        token_weight: multiplies embeddings.
+        eps: of norms.
+        target_ids_U: see `HeadVocabulary`.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[DraftStage],
+        *,
+        token_weight: float = 1.0,
+        eps: float = 0.0,
+        target_ids_U: Tensor | None = None,
+    ) -> None:
+        self._stages, self._factor, self._eps, self._ids_U = stages, _bits(token_weight), _bits(eps), target_ids_U
+        products = [each for stage in stages for each in (*stage.products, stage.head)]
+        self._widest = max(32 * each.blocks for each in products)
+        self._inner = max(each.width for stage in stages for each in stage.products)
+        self._logits = max(stage.head.width for stage in stages)
+        self._is_joined = stages[0].embedding_VI is None and len({id(stage.head) for stage in stages}) == 1
+        """Whether one product with a head serves all draft tokens."""
+        self._programs: dict[int, _Program] = {}
+        _compile()  # as above
+
+    def __call__(self, state_BH: Tensor, tokens_B: Tensor, num_steps: int) -> Tensor:
+        """Return int64 draft tokens [B, M] that follow `tokens_B`."""
+        state_BH, tokens_B, rows = state_BH.float().contiguous(), tokens_B.contiguous(), len(tokens_B)
+        tokens_BM = torch.empty(rows, num_steps, dtype=torch.int64)
+        values = {"rows": rows, "state": state_BH.data_ptr(), "tokens": tokens_B.data_ptr(), "all": rows * num_steps}
+        values |= {"column_stride": 8 if self._is_joined else 8 * num_steps}
+        values |= {f"column.{step}": tokens_BM.data_ptr() + 8 * step for step in range(num_steps)}
+        sizes = {
+            "inputs": 48 * rows * self._widest // 32,
+            "entered": 48 * rows * self._widest // 32,
+            "joined": 48 * rows * num_steps * self._widest // 32,
+            "y": 4 * rows * self._inner,
+            "x": 4 * rows * self._widest,
+            "logits": 4 * rows * (num_steps if self._is_joined else 1) * self._logits,
+            "chosen": 8 * rows * num_steps,
+        }
+        if num_steps not in self._programs:
+            self._programs[num_steps] = self._write(num_steps)
+        self._programs[num_steps].run(values, sizes, longest=0, width=self._widest, rows=rows * num_steps)
+        return tokens_BM
+
+    def _write(self, num_steps: int) -> _Program:
+        program, width = _Program(), self._stages[0].products[0].blocks * 32
+        entry: dict[str, _Value] = {"x": "state", "x_stride": 4 * width, "width": width}
+        program.append("norm", rows="rows", out="entered", out_stride=width // 32 * 48, **entry)
+        source = "entered"
+        for step, stage in enumerate(self._stages[:num_steps]):
+            x = "state"
+            for number, product in enumerate(stage.products):
+                inner = product.num_out
+                quantized, joined = inner // 32 * 48, self._is_joined and product is stage.products[-1]
+                add_product(program, product, rows="rows", out="y", inputs=source if number == 0 else "inputs")
+                how: dict[str, _Value] = {"out": "inputs", "out_stride": quantized}
+                if joined:
+                    how = {"out": f"joined+{step * quantized}", "out_stride": num_steps * quantized}
+                if stage.embedding_VI is not None and stage.norm is not None:
+                    where = {"table": stage.embedding_VI.data_ptr(), "blocks": inner // 32, "factor": self._factor}
+                    tokens = "chosen" if step else "tokens"
+                    program.append("embed", rows="rows", tokens=tokens, out="x", out_stride=4 * inner, **where)
+                    x, source = "x", "inputs"
+                    how |= {"weight": stage.norm[0].data_ptr(), "bias": stage.norm[1].data_ptr(), "eps": self._eps}
+                else:
+                    how |= {"values": "x", "values_stride": 4 * inner}
+                strides = {"y_stride": 4 * product.width, "x_stride": 4 * inner}
+                program.append("activate", rows="rows", y="y", x=x, width=inner, **strides, **how)
+                x = "x"
+            if not self._is_joined:
+                _add_choice(program, stage.head, self._ids_U, rows="rows", column=f"column.{step}")
+        if self._is_joined:
+            _add_choice(program, self._stages[0].head, self._ids_U, rows="all", column="column.0", inputs="joined")
+        return program

@@ -6,6 +6,7 @@ Who waits yields its core after a while, because another program may hold that o
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -54,11 +55,15 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "embed": ("rows", "tokens", "table", "bits", "group_bytes", "blocks", *_OUT, "positions", "factor"),
     # The column of the largest value, or its id; into two places.
     "choose": ("rows", "logits", "stride", "width", "ids", "tokens", "column", "column_stride"),
+    # x + SiLU(y), or with a weight GELU(norm(y + x) * weight + bias); outputs as of `norm`.
+    "activate": (
+        *("rows", "y", "y_stride", "x", "x_stride", "weight", "bias", "width", "eps", *_OUT, "values", "values_stride"),
+    ),
 }
 """Operation -> int64 after its number: addresses, sizes in bytes between rows, and bits of float32."""
 OPERATION_SIZE = 24
 """int64 of an operation."""
-_NORM, _PRODUCT, _ROTATE, _ATTEND, _GATE, _EMBED, _CHOOSE = range(len(OPERATIONS))
+_NORM, _PRODUCT, _ROTATE, _ATTEND, _GATE, _EMBED, _CHOOSE, _ACTIVATE = range(len(OPERATIONS))
 _LOOKS = 64
 """Looks, of a few hundredths of a microsecond each, before a thread yields its core."""
 COLUMNS = 256
@@ -248,6 +253,28 @@ def _choose(op: Any, i: int) -> None:
     _whole(op[7] + op[8] * i, 1)[0] = token
 
 
+@_inline
+def _activate(op: Any, i: int, room_at: int) -> None:
+    width = op[8]
+    y, x, room = _floats(op[2] + op[3] * i, width), _floats(op[4] + op[5] * i, width), _floats(room_at, width)
+    if op[6] != 0:
+        weight, bias = _floats(op[6], width), _floats(op[7], width)
+        for j in range(width):
+            room[j] = y[j] + x[j]
+        factor = _norm_factor(room, _float_of(np.uint32(op[9])))
+        for j in range(width):
+            z = room[j] * factor * weight[j] + bias[j]
+            room[j] = np.float32(0.5) * z * (np.float32(1) + np.float32(math.erf(z * np.float32(math.sqrt(0.5)))))
+    else:
+        for j in range(width):
+            room[j] = x[j] + y[j] / (np.float32(1) + _exp(-y[j]))
+    if op[12] != 0:
+        values = _floats(op[12] + op[13] * i, width)
+        for j in range(width):
+            values[j] = room[j]
+    quantize_row(room_at, width // 32, op[10] + op[11] * i)
+
+
 def run_operations(counter: Any) -> None:  # noqa: PLR0912 (a branch for each operation)
     """See `JOB`; each row's float operations are the same whatever the other rows and the threads are."""
     job = carray(counter, 32)
@@ -291,6 +318,8 @@ def run_operations(counter: Any) -> None:  # noqa: PLR0912 (a branch for each op
                 _gate(op, i, room_at)
             elif kind == _EMBED:
                 _embed(op, i)
+            elif kind == _ACTIVATE:
+                _activate(op, i, room_at)
             else:
                 _choose(op, i)
             i = _next_task(counter_of)

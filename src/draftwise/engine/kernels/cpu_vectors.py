@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
@@ -69,8 +69,10 @@ def forced(name: str) -> Iterator[None]:
 
 
 def find_mode() -> Mode | None:
-    """Return the fastest mode of this processor; None: it has none, so that quantized weights are not worth it."""
-    return _forced[-1] if _forced else _find_mode(platform.machine(), str(get_host_cpu_features()))
+    """Return the fastest mode of the processor that numba compiles for; None: it has none, so that quantized weights
+    are not worth it. `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` name another one than this machine's."""
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return _forced[-1] if _forced else _find_mode(platform.machine(), features)
 
 
 @cache

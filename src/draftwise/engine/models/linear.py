@@ -23,7 +23,12 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 def make_linear(
-    weight_OK: Tensor, bias_O: Tensor | None = None, *, copy: bool = True, quantization: str | None = None
+    weight_OK: Tensor,
+    bias_O: Tensor | None = None,
+    *,
+    copy: bool = True,
+    quantization: str | None = None,
+    for_sum: bool = False,
 ) -> Linear:
     """Return x -> x @ weight.T + bias.
 
@@ -37,10 +42,11 @@ def make_linear(
         copy: whether the weight may be copied.
         quantization: `fp8`: the weights are rounded to float8_e4m3fn, with a scale for each output; a device without
             such products computes with the rounded weights in the model's type.
+        for_sum: whether only `Kernels.add_norm` reads the results, which may then be float32 [parts, R, out].
     """
     weight_OK, scale_O = quantized(weight_OK, quantization)
     if weight_OK.is_cuda:
-        return CudaLinear(weight_OK, bias_O, scale_O)
+        return CudaLinear(weight_OK, bias_O, scale_O, for_sum=for_sum)
     if not copy or not can_pack(weight_OK.device, weight_OK.dtype):
         return lambda x: F.linear(x, weight_OK, bias_O)
     return PackedLinear(pack(weight_OK), bias_O)
@@ -132,19 +138,26 @@ class CudaLinear:
         scale: float32 [out] of float8_e4m3fn weights, or None.
     """
 
-    def __init__(self, weight_OK: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight_OK: Tensor,
+        bias_O: Tensor | None = None,
+        scale_O: Tensor | None = None,
+        *,
+        for_sum: bool = False,
+    ) -> None:
         from draftwise.engine.kernels.cuda import layer, matmul  # Triton is there only where a GPU is
 
-        self._num_out = len(weight_OK)
+        self._num_out, self._for_sum = len(weight_OK), for_sum
         self.weight = _with_aligned_outputs(weight_OK)
         more = len(self.weight) - self._num_out
         self.bias, self.scale = (each if each is None else F.pad(each, (0, more)) for each in (bias_O, scale_O))
         self._code, self._silu_mul = matmul, layer.silu_mul
 
     def __call__(self, x_RK: Tensor) -> Tensor:
-        """Return x @ weight.T + bias, [R, out]."""
-        y_RO = self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale)
-        return y_RO if y_RO.shape[1] == self._num_out else y_RO[:, : self._num_out]
+        """Return x @ weight.T + bias, [R, out]; with `for_sum` perhaps float32 [parts, R, out]."""
+        y_RO = self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale, in_parts=self._for_sum)
+        return y_RO if y_RO.shape[-1] == self._num_out else y_RO[..., : self._num_out]
 
     def gated(self, x_RK: Tensor) -> Tensor:
         """Return silu(gate) * up of the two halves of the product, [R, out / 2]; `WeightReader` aligns each half."""

@@ -21,7 +21,14 @@ from draftwise.engine.models.gguf_unpacking import GgufWeights
 from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
-from draftwise.engine.models.quantized import BlockSource, RoundedBlocks, join_blocks, num_bytes, pack_blocks
+from draftwise.engine.models.quantized import (
+    BlockSource,
+    RoundedBlocks,
+    join_blocks,
+    num_bytes,
+    pack_blocks,
+    round_weights,
+)
 from draftwise.engine.models.rope import Rope
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -298,7 +305,7 @@ class WeightReader:
             input_norm=self.norm(prefix + "input_layernorm.weight", hidden) if input_norm else None,
             qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], width, bias=self._qkv_bias, quantization=how),
             qk_norms=self._qk_norms(attention) if self._qk_norm else None,
-            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how),
+            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how, for_sum=True),
             post_norm=post_norm,
             output_norms=output_norms,
             kind=kind,
@@ -310,7 +317,9 @@ class WeightReader:
         room = self._room(inner, _WHOLE_COLUMNS)  # zeros more, of which silu(gate) * up is zero too
         return GatedMlp(
             gate_up=self.linear(prefix, names, [inner, inner], hidden, bias=bias, quantization=how, room=room),
-            down=self.linear(prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how, room_in=room),
+            down=self.linear(
+                prefix, ["down_proj"], [hidden], inner, bias=bias, quantization=how, room_in=room, for_sum=True
+            ),
             gelu=self._is_gemma,
         )
 
@@ -350,6 +359,7 @@ class WeightReader:
         room: int = 0,
         room_in: int = 0,
         exact: bool = False,
+        for_sum: bool = False,
     ) -> Linear:
         """Return one product with the matrices [size, num_in] of these names below each other.
 
@@ -363,6 +373,7 @@ class WeightReader:
             room: rows that each matrix takes at least, with zeros after its own; the same for biases.
             room_in: columns that they take at least, likewise.
             exact: whether they are never quantized.
+            for_sum: see `make_linear`.
         """
         weights = [f"{prefix}{name}.weight" for name in names]
         biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes, room=room) if bias else None
@@ -376,7 +387,17 @@ class WeightReader:
             return QuantizedLinear(self._quantized(weights, sizes, num_in), biases)
         if self._packed is not None:
             return self._packed.linear(" ".join(weights), read, biases)
-        return make_linear(read(), biases, quantization=quantization)
+        return make_linear(read(), biases, quantization=quantization, for_sum=for_sum)
+
+    def some_rows(self, name: str, size: int, num_in: int, index_R: Tensor) -> Linear:
+        """Return the product with some rows of the matrix `name` [size, num_in]."""
+        weight_RK = self.fused([name], [size], num_in)[index_R]
+        if self._blocks is None or num_in % BLOCK:
+            return make_linear(weight_RK)
+        from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
+
+        memory = pack_blocks("q8", round_weights("q8", weight_RK))
+        return QuantizedLinear([PackedMatrix("q8", memory, len(index_R), num_in // BLOCK)])
 
     def _quantized(self, names: list[str], sizes: list[int], num_in: int) -> list[PackedMatrix]:
         """Return matrices, those of a kind together, in as few parts as a product can have."""

@@ -24,9 +24,9 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
-from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
-from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
+from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
 
 
@@ -55,12 +55,16 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
     def __init__(self, heads: MedusaHeads, target: CausalLM, *, probabilistic: bool = False) -> None:
         super().__init__(target, probabilistic=probabilistic, target_ids_U=heads.target_ids_U)
         self._heads = heads
+        if heads.logit_scale > 0 and target.is_quantized:
+            own = heads.heads if len(heads.heads) > 1 else heads.heads * len(heads.blocks)
+            stages = [(block, head, None, None) for block, head in zip(heads.blocks, own, strict=False)]
+            self.at_once = join_stages(stages, target_ids_U=heads.target_ids_U)
 
-    def begin(self, features_BH: Tensor, num_drafted: int) -> list[Tensor]:
+    def begin(self, state_BH: Tensor, num_drafted: int) -> list[Tensor]:
         """Return the logits of all draft tokens: none depends on a chosen token."""
         blocks, heads = self._heads.blocks[:num_drafted], self._heads.heads
         assert len(blocks) == num_drafted
-        states = [_through(block, features_BH) for block in blocks]
+        states = [_through(block, state_BH) for block in blocks]
         if len(heads) == 1:  # one pass over the head's weights serves all draft tokens
             return list(self._scaled(heads[0](torch.cat(states))).chunk(num_drafted))
         return [self._scaled(head(state_BH)) for head, state_BH in zip(heads, states, strict=False)]
@@ -168,7 +172,7 @@ def _read_head(checkpoint: HeadCheckpoint, name: str, target: CausalLM, target_i
     """Return a head; of one for the whole vocabulary the rows of a truncated one are taken."""
     reader, hidden, vocab_size = checkpoint.reader, target.shape.hidden_size, target.shape.vocab_size
     if target_ids_U is not None and checkpoint.files.shape_of(name) == (vocab_size, hidden):
-        return make_linear(reader.fused([name], [vocab_size], hidden)[target_ids_U])
+        return reader.some_rows(name, vocab_size, hidden, target_ids_U)
     num_named = vocab_size if target_ids_U is None else len(target_ids_U)
     return reader.linear("", [name.removesuffix(".weight")], [num_named], hidden)
 

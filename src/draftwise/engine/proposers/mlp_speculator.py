@@ -23,7 +23,7 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
-from draftwise.engine.proposers.stateless import StatelessProposer, pick_count
+from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
 
 _EPS = 1e-6
@@ -67,13 +67,26 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
     def __init__(self, network: MlpSpeculator, target: CausalLM, *, probabilistic: bool = False) -> None:
         super().__init__(target, probabilistic=probabilistic)
         self._network = network
+        if target.is_quantized:
+            self.at_once = join_stages(
+                [
+                    ((each.project,), each.head, each.embedding_VI, (each.norm_weight_I, each.norm_bias_I))
+                    for each in network.stages
+                ],
+                token_weight=network.token_weight,
+                eps=_EPS,
+            )
 
-    def begin(self, features_BH: Tensor, num_drafted: int) -> Tensor:
+    def enter(self, features_BH: Tensor) -> Tensor:
         """Return the state that enters the first stage."""
-        assert num_drafted <= len(self._network.stages)
         if not self._network.scale_input:
             return features_BH
         return F.rms_norm(features_BH, features_BH.shape[-1:], eps=_EPS) / math.sqrt(2)
+
+    def begin(self, state_BH: Tensor, num_drafted: int) -> Tensor:
+        """Return the state that enters the first stage."""
+        assert num_drafted <= len(self._network.stages)
+        return state_BH
 
     def step(self, index: int, carry: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:
         """Run one stage; return its logits and the state for the next."""

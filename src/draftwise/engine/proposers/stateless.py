@@ -6,16 +6,21 @@ Shape letters: B sequences, H hidden size, U tokens that the drafter can name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
+from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
+
+if TYPE_CHECKING:
+    from draftwise.engine.kernels.cpu_layers import QuantizedStages
 
 Carry = TypeVar("Carry")
 """What a network hands from one draft token to the next."""
@@ -29,7 +34,12 @@ class StatelessProposer(Proposer, Generic[Carry]):
         probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         target_ids_U: the target's id of each token that the network can name; None: they are the target's own.
+
+    Attributes:
+        at_once: makes the likeliest draft tokens in one call; None where weights are not quantized.
     """
+
+    at_once: QuantizedStages | None = None
 
     def __init__(self, target: CausalLM, *, probabilistic: bool, target_ids_U: Tensor | None = None) -> None:
         self.aux_layers = (target.shape.num_layers + 1,)
@@ -37,9 +47,13 @@ class StatelessProposer(Proposer, Generic[Carry]):
         self._probabilistic = probabilistic
         self._target_ids_U = target_ids_U
 
+    def enter(self, features_BH: Tensor) -> Tensor:
+        """Return what the first products read, for the target's states: themselves."""
+        return features_BH
+
     @abstractmethod
-    def begin(self, features_BH: Tensor, num_drafted: int) -> Carry:
-        """Return what the first draft token needs of the target's states; `num_drafted` will be made."""
+    def begin(self, state_BH: Tensor, num_drafted: int) -> Carry:
+        """Return what the first draft token needs of what `enter` returned; `num_drafted` will be made."""
 
     @abstractmethod
     def step(self, index: int, carry: Carry, tokens_B: Tensor) -> tuple[Tensor, Carry]:
@@ -59,7 +73,11 @@ class StatelessProposer(Proposer, Generic[Carry]):
         if draft.num_steps > 0:
             assert new.features_NF is not None
             rows_B = new.spans.last_row_B
-            carry, tokens_B = self.begin(new.features_NF[rows_B], draft.num_steps), new.tokens_N[rows_B]
+            features_BH, tokens_B = new.features_NF[rows_B], new.tokens_N[rows_B]
+            if self.at_once is not None and draft.is_chain:
+                draft.take(self.at_once(self.enter(features_BH), tokens_B, draft.num_steps))
+                return draft.to_draft()
+            carry = self.begin(self.enter(features_BH), draft.num_steps)
             for index in range(draft.num_steps):
                 logits_BU, carry = self.step(index, carry, tokens_B)
                 tokens_B = draft.add(index, logits_BU)
@@ -67,6 +85,25 @@ class StatelessProposer(Proposer, Generic[Carry]):
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
+
+
+Parts = tuple[Sequence[Linear], Linear, Tensor | None, tuple[Tensor, Tensor] | None]
+"""Products of a draft token, its head, and where there is one the embedding of the token before, with a norm."""
+
+
+def join_stages(stages: Sequence[Parts], **options: Any) -> QuantizedStages | None:
+    """Return the stages of a network whose target is quantized as one call, see `QuantizedStages`; None: some width is
+    no multiple of 32, so that its products are others."""
+    from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+    from draftwise.engine.kernels.cpu_layers import DraftStage, QuantizedStages
+
+    joined = []
+    for products, head, embedding_VI, norm in stages:
+        own = tuple(each for each in products if isinstance(each, QuantizedLinear))
+        if len(own) < len(products) or not own or not isinstance(head, QuantizedLinear):
+            return None
+        joined.append(DraftStage(products=own, head=head, embedding_VI=embedding_VI, norm=norm))
+    return QuantizedStages(joined, **options)
 
 
 def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:

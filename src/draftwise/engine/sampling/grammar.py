@@ -8,10 +8,13 @@ W words of 32 tokens each, V vocabulary.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,8 +43,19 @@ _TRIED = 3
 """Tokens after which a grammar that is too complex has failed, as a rule."""
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~/])")
 """Characters with a meaning in a regex."""
+_COMPILERS, _NICE = 2, 10
+"""Grammars that are compiled at once, and how much nicer their threads are.
+
+The threads of a step wait for each other many times, each time for as long as one of them lacks a core.
+"""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
+
+
+def _give_way() -> None:
+    """Let threads of a step go first; only what holds no interpreter lock may be done after this."""
+    if sys.platform == "linux":  # where threads have a niceness of their own
+        os.nice(_NICE)
 
 
 class Grammar:
@@ -88,6 +102,7 @@ class Grammars:
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar", _give_way)
 
     def has(self, params: StructuredOutputsParams) -> bool:
         """Return whether a grammar is compiled already."""
@@ -215,7 +230,8 @@ class Grammars:
         except ValueError as error:
             raise _invalid(params.kind, str(error)) from None
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        arguments = self._tokenizer, source
+        matcher = self._compilers.submit(LLMatcher, *arguments, log_level=0, limits=limits).result()
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any token can begin, and does work that all requests share
         for tried in (matcher, *self._try(matcher)):
@@ -250,11 +266,11 @@ def _to_llguidance(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.grammar is not None:
         return grammar_from("grammar", params.grammar)
-    schema = {"type": "object"} if params.json is None else params.json
+    schema = '{"type": "object"}' if params.json is None else str(params.json)
     options: JsonCompileOptions = {"whitespace_flexible": False}
     if not params.disable_any_whitespace:
         options = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
-    return LLMatcher.grammar_from_json_schema(schema if isinstance(schema, str) else dict(schema), overrides=options)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 _NO_TEXT = "NoExtension"

@@ -51,6 +51,11 @@ class StructuredOutputsParams:
             is_right = isinstance(value, {"json": str | Mapping, "json_object": bool}.get(given[0], str))
         if not is_right:
             raise _invalid(f"structured_outputs.{given[0]} must be {_NOUNS[given[0]]}, got {type(value).__name__}.")
+        if isinstance(self.json, Mapping):  # as text, which is handed on and compared at once, however large it is
+            try:
+                object.__setattr__(self, "json", json.dumps(self.json, default=dict))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise _invalid(f"structured_outputs.json is not JSON: {error}.") from None
         if type(self.disable_any_whitespace) is not bool:
             raise _invalid("structured_outputs.disable_any_whitespace must be true or false.")
         if not isinstance(self.whitespace_pattern, str | None):
@@ -79,7 +84,7 @@ class StructuredOutputsParams:
     @property
     def key(self) -> str:
         """A text that is the same for the same requirement."""
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)}, default=dict)
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
 
 
 _NOUNS = {

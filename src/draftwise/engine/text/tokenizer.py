@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import decoders
 
-from draftwise.checkpoints.text_files import check_directory, read_bytes, read_json
+from draftwise.checkpoints.text_files import check_directory, read_json
 from draftwise.core import InvalidSetup
+from draftwise.engine.text.chat_template import ChatTemplate, failing_as, find_chat_template
 
-_LONGEST_REASON = 300
-"""Characters of another library's message; more of it would be the text itself."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -77,7 +70,7 @@ class Tokenizer:
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
             )
         settings = _read_settings(directory / "tokenizer_config.json")
-        with _failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
+        with failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
             return cls(
                 tokenizers.Tokenizer.from_file(str(path)),
                 end_ids=_end_ids(directory),
@@ -104,7 +97,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise TypeError(f"{text!r:.60} is no text")
-        with _failing_as("tokenizer-failed", "The model's tokenizer fails on this text", "prompt"):
+        with failing_as("tokenizer-failed", "The model's tokenizer fails on this text", "prompt"):
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -113,7 +106,7 @@ class Tokenizer:
         Raises:
             InvalidSetup: the tokenizer fails on them.
         """
-        with _failing_as("tokenizer-failed", "The model's tokenizer fails on these tokens", "tokens"):
+        with failing_as("tokenizer-failed", "The model's tokenizer fails on these tokens", "tokens"):
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
@@ -224,14 +217,14 @@ def _end_ids(directory: Path) -> list[int]:
         if ends is None:
             continue
         ends = ends if isinstance(ends, list) else [ends]
-        if not all(type(each) is int and each >= 0 for each in ends):
+        if not all(type(each) is int for each in ends):
             raise InvalidSetup.because(
                 "bad-end-token",
                 f"eos_token_id in {directory / name} must be a token id or a list of them.",
                 where=str(directory / name),
                 fix="Correct it; tokenizer_config.json names the token.",
             )
-        return ends
+        return [each for each in ends if each >= 0]  # -1 means that no token ends a completion
     return []
 
 
@@ -262,85 +255,3 @@ def _content(token: str | Mapping[str, Any]) -> str:
 def _read_settings(path: Path) -> dict[str, Any]:
     """Return a JSON object, empty when there is no such file."""
     return read_json(path) if path.is_file() else {}
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """Lets `{% generation %}` pass: it marks the assistant's text for training and prints its body."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class ChatTemplate:
-    """A chat template, compiled when it is first used: jinja computes constants of any size there."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    @cached_property
-    def compiled(self) -> jinja2.Template:
-        """The template; raises InvalidSetup if it is not valid Jinja."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        with _failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"):
-            return environment.from_string(self._source)
-
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Return the prompt text for a conversation; the template sees `variables` too.
-
-        Raises:
-            InvalidSetup: the template is not valid Jinja, or refuses these messages (roles out of order ...).
-        """
-        with _failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
-            return self.compiled.render({**variables, "messages": messages})
-
-
-@contextmanager
-def _failing_as(code: str, message: str, where: str, fix: str = "") -> Iterator[None]:
-    """Turn whatever a library or a template raises into a finding.
-
-    Templates raise anything that Python does; `tokenizers` raises bare Exception, and BaseException where Rust panics.
-    """
-    try:
-        yield
-    except InvalidSetup:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        told = (str(error) or type(error).__name__).rstrip(".")[:_LONGEST_REASON]
-        raise InvalidSetup.because(code, f"{message}: {told}.", where=where, fix=fix) from None
-
-
-def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
-    """Return a checkpoint's template: chat_template.jinja first, then tokenizer_config.json; None without one."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(read_bytes(path).decode("utf-8", "replace"))
-    given = tokenizer_config.get("chat_template")
-    if isinstance(given, list):  # several templates by name
-        with _failing_as("bad-chat-template", "The chat templates in tokenizer_config.json lack", "chat_template"):
-            given = {each["name"]: each["template"] for each in given}.get("default")
-    return ChatTemplate(given) if given else None
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON without jinja's HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -113,7 +113,9 @@ def _judge_tiers(context: Context) -> Iterator[Ruling]:
         return
     last = stops[refused[-1]]
     if len(refused) == len(tiers):
-        yield from (replace(each, message=f"On every GPU. On {refused[-1]}: {each.message}") for each in last)
+        yield from (
+            replace(each, message=f"This fails on every GPU. On {refused[-1]}: {each.message}") for each in last
+        )
     else:
         fine = join_names(words for words in tiers if words not in refused)
         fault = " ".join(dict.fromkeys(each.message for each in last))

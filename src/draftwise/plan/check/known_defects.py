@@ -14,7 +14,7 @@ from draftwise.knowledge.stored import read_rows
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, names_in
 from draftwise.plan.check.engine.step_budget import SCHEDULE, find_gpu, get_limits
-from draftwise.plan.check.model.model_config import HfConfig, has_interface
+from draftwise.plan.check.model.model_config import HfConfig, has_interface, is_text_only
 from draftwise.plan.check.stages import Context
 
 _PRAISED_FOR: Mapping[str, str] = {
@@ -139,7 +139,7 @@ def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
         "kv_dtype": str(given.get("kv_cache_dtype") or "auto"),
         "dtype": str(given.get("dtype") or "auto"),
         "schedule": bool(context.keys.get(SCHEDULE)),
-        "text_only": bool(given.get("language_model_only")),
+        "text_only": is_text_only(context),
         "given": sorted(context.on),
         "flags": flags,
         "keys": {**resolved.fields, **context.keys},

@@ -18,8 +18,6 @@ _PADDING_LIMIT = 1.5
 """Groups are padded to the larger kind while it has less than this multiple of the smaller one's layers."""
 _KERNEL_BLOCK = 16
 """Tokens of the smallest block that attention kernels take."""
-_LATENT_BLOCK = 128
-"""The same, next to states, under multi-head latent attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class _Page:
 
 
 def align_block_size(
-    layers: Iterable[CachedLayer], block_size: int, states: StateBlocks, *, aligns_latents: bool
+    layers: Iterable[CachedLayer], block_size: int, states: StateBlocks, *, latent_alignment: int
 ) -> int:
     """Return the tokens of a block that is at least as large as a state's page (platforms/interface.py).
 
@@ -97,7 +95,7 @@ def align_block_size(
         layers: of the target.
         block_size: asked for, or the attention backend's own.
         states: what the release demands of blocks next to them.
-        aligns_latents: whether blocks of a latent are multiples of 128 tokens.
+        latent_alignment: tokens that a block of a latent must be a multiple of.
     """
     kept = list(layers)
     state = max((layer.state_bytes for layer in kept), default=0)
@@ -105,8 +103,8 @@ def align_block_size(
     if not state or not tokens:
         return block_size
     unit = max(_KERNEL_BLOCK, block_size)
-    if aligns_latents and tokens[0].latent:
-        unit = max(unit, _LATENT_BLOCK)
+    if tokens[0].latent:
+        unit = max(unit, latent_alignment)
     unit = math.lcm(unit, states.alignment)
     least = unit * -(-state // (unit * tokens[0].bytes_per_token))
     return max(block_size, -(-least // _KERNEL_BLOCK) * _KERNEL_BLOCK)

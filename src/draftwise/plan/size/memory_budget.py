@@ -13,6 +13,7 @@ from draftwise.core.budget import Budget, KVCache
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.knowledge.stored import read_data
+from draftwise.knowledge.transformers import find_model_type
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
 from draftwise.plan.size.activations import ProfiledStep, activations, buffers
 from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, StateBlocks, align_block_size, lay_out
@@ -30,7 +31,9 @@ _INDEXER_GROUP = 128
 _CHECKPOINT_TOKENS = 64
 """Tokens at whose multiples the kernel of gated delta nets gives the state (gdn_attn.py)."""
 _CHUNK = 2048
-"""Tokens of a chunk where config.json has none (config/model.py, get_mamba_chunk_size)."""
+"""Tokens of a chunk where config.json and its class have none (config/model.py, get_mamba_chunk_size)."""
+_LATENT_BLOCKS: Mapping[str, int] = {"size-aligned-latents": 128, "size-latents-of-64": 64}
+"""Rule -> tokens that a block of a latent next to states must be a multiple of."""
 _DS_MLA_BYTES = 656
 """Bytes of a token in DeepSeek's own 8-bit layout of the latent (v1/kv_cache_interface.py, MLAAttentionSpec)."""
 
@@ -147,8 +150,8 @@ def kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
     states = find_states(request)
     block_size = request.block_size
     if any(layer.state_bytes for layer in target):
-        aligns = request.rules.holds("size-aligned-latents")
-        block_size = align_block_size(target, block_size, states, aligns_latents=aligns)
+        latents = max((size for code, size in _LATENT_BLOCKS.items() if request.rules.holds(code)), default=1)
+        block_size = align_block_size(target, block_size, states, latent_alignment=latents)
     return lay_out(
         layers,
         block_size=block_size,
@@ -214,7 +217,8 @@ def find_states(request: SizeRequest) -> StateBlocks:
 
 def chunk_of(config: Mapping[str, Any]) -> int:
     """Return the tokens that a kernel of Mamba reads at once."""
-    found = config.get("mamba_chunk_size") or config.get("chunk_size")
+    default = (find_model_type(str(config.get("model_type"))) or {}).get("chunk_size")
+    found = config.get("mamba_chunk_size") or config.get("chunk_size") or default
     return found if isinstance(found, int) and found > 0 else _CHUNK
 
 

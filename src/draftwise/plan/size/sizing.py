@@ -45,17 +45,21 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     for flag in request.uncounted:
         yield _unknown(f"the effect of {flag}", flag, "Size the setup without it.")
     shape = request.shape
-    features = find_unproved(
+    unproved = find_unproved(
         request.architecture,
         request.release.version,
         _features(request),
         is_simple=not (shape.windows or shape.stateful_layers or shape.state_layers or shape.latent_dim),
     )
-    if features:
-        named = " and ".join(FEATURES.get(each, f"a KV cache in {each}") for each in features)
-        what = f"the KV cache of {request.architecture or 'this model'} in vLLM {request.release}, with {named}"
-        fix = "Start the server once: its log shows the size of its KV cache."
-        yield _unknown(f"{what}, has not been verified against vLLM's own planner", "KV cache", fix)
+    for names, why in (
+        (unproved.unknown, "has not been compared with vLLM's own planner"),
+        (unproved.different, "was compared with vLLM's own planner, and differs"),
+    ):
+        if names:
+            named = " and ".join(FEATURES.get(each, f"a KV cache in {each}") for each in names)
+            what = f"the KV cache of {request.architecture or 'this model'} in vLLM {request.release}, with {named}"
+            fix = "Start the server once: its log shows the size of its KV cache."
+            yield _unknown(f"{what}, {why}", "KV cache", fix)
 
 
 def _unknown(what: str, where: str, fix: str) -> Finding:

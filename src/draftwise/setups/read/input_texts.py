@@ -41,8 +41,11 @@ def read_text(path: Path) -> str:
     except InvalidSetup:
         raise
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None
+        reason, fix = getattr(error, "strerror", None), ""
+        if not reason:
+            reason, fix = "it is not UTF-8 text", "Save it as UTF-8."
+        message = f"{path} cannot be read ({reason})."
+        raise InvalidSetup.because("unreadable-file", message, where=str(path), fix=fix) from None
     except ValueError as error:
         raise InvalidSetup.because(
             "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
@@ -72,9 +75,15 @@ _OUR_FOLDERS = frozenset({
 _LONGEST_LOOK = 16_000_000
 _PATTERN = re.compile(r"[*?\[]")
 _PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}", re.DOTALL)
+_COMMAND = re.compile(
+    r"(?:^|\s)-|[=;|&$\"'`]|vllm|^(?:\w*sh|python\S*|docker|podman|kubectl|helm|uv|\.)\s", re.IGNORECASE
+)
+"""What a command line has, and the name of a file with spaces hardly ever."""
 _LISTED = 2_000
 """Names of a folder that are compared with one that is not there."""
 _LONGEST_PATH = 1000
+_NOTHING = re.compile(r"(?:\s|#.*|---|\.{3}|null\b|~|\[\s*\])*+")
+"""What a text holds that starts nothing in any format."""
 
 
 class SourceKind(Enum):
@@ -106,6 +115,11 @@ class SourceText:
     """Whether it was named itself; one of many files may start no server, and is read only for what surely is one."""
     faults: tuple[Finding, ...] = ()
     """Why it is not read: one of many files that is too long, no text, or not ours to open."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to judge: no text, or comments and empty documents alone."""
+        return _NOTHING.fullmatch(self.text) is not None
 
     @property
     def may_start_vllm(self) -> bool:
@@ -150,7 +164,8 @@ def find_kind(source: str) -> SourceKind:
     if os.path.exists(source):
         return SourceKind.FOLDER if os.path.isdir(source) else SourceKind.FILE
     if source.startswith(("{", "[", "-")) or any(map(str.isspace, source)):
-        return SourceKind.TEXT
+        is_command = Path(source).suffix.lower() not in _OF_FILES or _COMMAND.search(source) is not None
+        return SourceKind.TEXT if is_command else SourceKind.NO_FILE
     if _PATTERN.search(source):
         return SourceKind.PATTERN
     is_path = "://" not in source and (_PATH.fullmatch(source) or _names_file(source))
@@ -163,10 +178,13 @@ def suggest_sources(source: str) -> str:
 
     path = Path(source[:_LONGEST_PATH])
     names: list[str] = []
-    with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
+    first = next((each for each in (*reversed(path.parents), path) if not os.path.exists(each)), path)
+    with suppress(OSError, ValueError), os.scandir(first.parent) as entries:
         names = [entry.name for entry in islice(entries, _LISTED) if not entry.name.startswith(".")]
-    close = get_close_matches(path.name, names, n=2, cutoff=0.7)
-    near = [str(path.parent / name) for name in close] or suggest_models(source[:_LONGEST_PATH])
+    close = get_close_matches(first.name, names, n=2, cutoff=0.7)
+    near = [str(first.parent / name / path.relative_to(first)) for name in close] or suggest_models(
+        source[:_LONGEST_PATH]
+    )
     return f"Did you mean {' or '.join(near)}? " if near else ""
 
 

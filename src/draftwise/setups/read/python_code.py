@@ -14,6 +14,8 @@ from draftwise.setups.read.arguments.command_line import explain_unknown
 from draftwise.setups.read.json_setup import read_keywords, read_ray_config
 from draftwise.setups.read.setup_reading import SetupReading
 from draftwise.setups.read.shell.environment import describe_unknown
+from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.words import Word
 
 _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
 _RAY = "LLMConfig"
@@ -72,6 +74,30 @@ def read_engines(
         yield replace(reading, findings=(*findings.values(), *left), unknown=findings)
 
 
+def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
+    """Yield the servers that lists of words start, as `subprocess.Popen` takes them; lists that grow are not read."""
+    code = _Code(ast.parse(text), given)
+    named = {id(value): name for name, value in code.values.items()}
+    grown = {
+        node.func.value.id
+        for node in code.nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    }
+    stored = {id(node.value) for node in code.nodes if isinstance(node, ast.Assign | ast.AugAssign)}
+    for node in code.nodes:
+        is_open = id(node) in stored and (id(node) not in named or named[id(node)] in grown)
+        if not isinstance(node, ast.List) or is_open or any(isinstance(each, ast.Starred) for each in node.elts):
+            continue
+        values = [(code.evaluate(each), each.lineno) for each in node.elts]
+        words = [
+            Word("", line, unknown=value.names) if isinstance(value, _Unknown) else Word(str(value), line)
+            for value, line in values
+        ]
+        launch = find_launch(words) if any("vllm" in word.text for word in words) else None
+        if launch is not None:
+            yield replace(launch, where=f"line {node.lineno}")
+
+
 @dataclass(frozen=True, slots=True)
 class _Unknown:
     """Stands for a value that is computed."""
@@ -86,7 +112,7 @@ class _Code:
         self.given = given
         self.work = 0
         """Values and characters that were looked at: names that refer to names could go on for ever."""
-        nodes = list(ast.walk(tree))
+        self.nodes = nodes = list(ast.walk(tree))
         self.imported = dict(_find_imports(nodes))
         self.values = dict(_find_constants(nodes))
         self.calls = sorted(

@@ -203,7 +203,7 @@ def no_server(name: str, text: str = "") -> InvalidSetup:
         form = next((each["name"] for each in forms if re.search(each["sign"], text, re.MULTILINE)), None)
         message = "The text mentions vLLM, but draftwise finds no command in it that starts a server."
         if form is not None:
-            message = f"The text mentions vLLM, but it is {form}, which draftwise does not read."
+            message = f"The text mentions vLLM, but it is {form}, and draftwise finds no complete command in it."
         fix = "Pass the command that it runs, beginning with vllm serve. Change the file itself by hand."
     return NoServer.because("no-server", message, where=name, fix=fix)
 

@@ -28,6 +28,11 @@ _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 _PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
+_HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
+"""Blocks of Nomad and Terraform."""
+_PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
+_PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*((?!.*%\().*)$", re.MULTILINE)
+"""supervisord's, without those that it fills in."""
 _DOCKERFILE = re.compile(
     r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.IGNORECASE
 )
@@ -66,7 +71,7 @@ def is_manifest(value: Any) -> bool:
 
 def holds_documents(value: Any) -> bool:
     """Say whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
-    return isinstance(value, Mapping) and value.get("kind") in _HOLDING
+    return isinstance(value, Mapping) and str(value.get("kind")) in _HOLDING
 
 
 def is_compose(value: Mapping[str, Any]) -> bool:
@@ -93,7 +98,7 @@ _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
-_MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
+_MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services|containerDefinitions)"\s*:')
 
 
 def read_setups(
@@ -199,10 +204,11 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
     if suffix == ".py" or (not suffix and may_be_python(text)):
-        from draftwise.setups.read.python_code import is_python, read_engines
+        from draftwise.setups.read.python_code import find_commands, is_python, read_engines
 
         if suffix or is_python(text):
-            return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+            engines = list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+            return engines or _read_launches(find_commands(text, given=asked.given), asked, source.folder)
     if is_quadlet(text):
         from draftwise.setups.read.manifests.systemd import find_containers
 
@@ -227,6 +233,13 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
 
         return _read_launches(find_image(text, asked.given), asked, source.folder)
     env = Environment(values=asked.given)
+    if _PROGRAM.search(text):
+        commands = _PROGRAM_COMMAND.findall(text)
+        return _read_launches(find_launches("\n".join(commands), env=env), asked, source.folder)
+    if _HCL.search(text):
+        from draftwise.setups.read.manifests.tasks import find_blocks
+
+        return _read_launches(find_blocks(text), asked, source.folder)
     if bare.startswith("-"):
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     readings = _read_launches(find_launches(text, env=env), asked, source.folder)
@@ -292,18 +305,31 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
     inner = _find_embedded(manifests)
     readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
     for document in (*documents, *inner):
-        if document in manifests or not isinstance(document.value, Mapping):
+        if document in manifests:
+            continue
+        if not isinstance(document.value, Mapping):
+            readings += _read_tasks(document, asked, source)
             continue
         launches = _find_in_values(document, manifests, asked, source.folder)
         if launches is not None:
             readings += _read_launches(launches, asked, source.folder)
         else:
             version = asked.engine_version
-            readings += _read_ray(document, version) or _read_config_file(document, version, source)
+            found = _read_ray(document, version) or _read_config_file(document, version, source)
+            readings += found or _read_tasks(document, asked, source)
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
         readings[0] = replace(readings[0], findings=about_text + readings[0].findings)
     return readings
+
+
+def _read_tasks(document: YamlDocument, asked: _SourceHints, source: SourceText) -> list[SetupReading]:
+    """Read what other tools run: a text that does not name vLLM holds none of it."""
+    if "vllm" not in source.text:
+        return []
+    from draftwise.setups.read.manifests.tasks import find_tasks
+
+    return _read_launches(find_tasks(document), asked, source.folder)
 
 
 def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Iterator[Launch]:

@@ -94,6 +94,10 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     in_plain = None if plain is None else case.expected.yardstick.step_ratio(plain, plain=True)
     if plain is None or in_plain is None or not _times_tell(plain):
         return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=log(ratio))
+    computed, beside = _prefill_share(case.window), _prefill_share(plain)
+    explained = log(ratio / in_plain) <= _explain_by_prefill(case.window, plain) + _STEP_UP
+    if computed and beside and computed >= _MORE_WORK * beside and explained:
+        return None  # the lost prefixes are the cause, and a finding of their own
     evidence.append(f"plain: {_tell_step(plain, case, plain=True)}")
     if abs(log(ratio / in_plain)) <= _ALIKE:
         return RuleMatch(
@@ -157,7 +161,10 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     if ratio is None or now is None or then is None or now < _MORE_WORK * then:
         return None
     in_plain = None if case.comparable is None else _step_up(case.comparable, case, plain=True)
-    if in_plain is None and log(ratio) > _explain_by_prefill(case) + _STEP_UP:
+    if (
+        in_plain is None
+        and log(ratio) > _explain_by_prefill(case.window, case.expected.earlier or case.window) + _STEP_UP
+    ):
         return None
     return RuleMatch(
         message=(
@@ -236,11 +243,11 @@ def _prefill_share(window: Window) -> float | None:
     return prompt * (1 - hits) / output if prompt and output and hits is not None else None
 
 
-def _explain_by_prefill(case: PoolCase) -> float:
+def _explain_by_prefill(now: Window, then: Window) -> float:
     """Return the most by which prefill can have lengthened decoding steps, as a logarithm, given the time it takes."""
     left = [
         1 - min(_ALL_PREFILL, (each.sums.prefill_s or 0.0) / (each.duration_s * each.engines))
-        for each in (case.window, case.expected.earlier or case.window)
+        for each in (now, then)
         if each.duration_s
     ]
     return log(left[-1] / left[0]) if left else 0.0

@@ -25,6 +25,8 @@ from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 _ALL = 5.0
 """Loss of whoever gets nothing: more than any other, and finite."""
 _PREEMPTIONS_PER_S = 0.05
+_MANY_PREEMPTED = 0.05
+"""Share of the requests."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
 """Share of a request's time from which a queue is worth a finding."""
@@ -77,9 +79,11 @@ def _find_engine_hung(case: PoolCase) -> RuleMatch | None:
 def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     window = case.window
     rate, usage = window.preemptions_per_s, window.load.kv_usage
-    if rate is None or usage is None or rate <= _PREEMPTIONS_PER_S or usage <= _FULL:
+    preempted = window.sums.preemptions or 0.0
+    if rate is None or usage is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
         return None
-    if (window.sums.preemptions or 0.0) < MIN_REQUESTS:
+    # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
+    if usage <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
     return RuleMatch(
         message=f"The KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",

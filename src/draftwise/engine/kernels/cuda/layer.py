@@ -24,7 +24,7 @@ _FEW_ROWS = 512
 
 def add(x_NH: Tensor, delta_NH: Tensor) -> Tensor:
     """Return x + delta; the rows of x may lie apart."""
-    total_NH = torch.empty_like(delta_NH)
+    total_NH = x_NH.new_empty(x_NH.shape)
     _run_add_norm(x_NH, delta_NH, None, total_NH, None, tokens_N=None, eps=0.0)
     return total_NH
 
@@ -71,6 +71,7 @@ def _run_add_norm(
     width = x_NH.shape[1]
     block = triton.next_power_of_2(width)
     rows = len(x_NH if tokens_N is None else tokens_N)
+    in_parts = delta_NH is not None and delta_NH.dim() == 3
     _add_norm(
         (rows, 1),
         x_NH,
@@ -81,12 +82,14 @@ def _run_add_norm(
         normed_NH,
         None if tokens_N is None else tokens_N.contiguous(),
         x_NH.stride(0),
-        width if delta_NH is None else delta_NH.stride(0),
+        width if delta_NH is None else delta_NH.stride(-2),
+        delta_NH.stride(0) if in_parts else 0,
         width if total_NH is None else total_NH.stride(0),
         eps,
         H=width,
         BLOCK=block,
         FACTOR=factor,
+        PARTS=len(delta_NH) if in_parts else 1,
         KEEP="evict_last" if rows <= _FEW_ROWS else "",
         num_warps=_num_warps(block),
     )
@@ -103,11 +106,13 @@ def _add_norm(
     tokens,
     x_stride,
     delta_stride,
+    part_stride,
     total_stride,
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
     FACTOR: tl.constexpr,
+    PARTS: tl.constexpr,
     KEEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -126,6 +131,9 @@ def _add_norm(
         value = (value.to(tl.float32) * FACTOR).to(value.dtype)
     if delta is not None:
         added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            added += tl.load(delta + part * part_stride + row * delta_stride + columns, mask=inside, other=0.0)
+        added = added.to(value.dtype)
         if delta_weight is not None:
             wide = added.to(tl.float32)
             factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)

@@ -24,7 +24,14 @@ _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
 
 
-def matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, *, scale_O: Tensor | None = None) -> Tensor:
+def matmul(
+    x_RK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None = None,
+    *,
+    scale_O: Tensor | None = None,
+    in_parts: bool = False,
+) -> Tensor:
     """Return x @ weight.T * scale + bias, [R, O]; a row has the same bits among up to 8 rows.
 
     Args:
@@ -32,8 +39,9 @@ def matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, *, sca
         weight_OK: the same type, or float8_e4m3fn with a scale.
         bias_O: the type of x.
         scale_O: float32; None: 1.
+        in_parts: whether the result may be float32 [parts, R, O], whose sum is meant, if that is faster.
     """
-    config = find_config(x_RK, weight_OK, gated=False)
+    config = find_config(x_RK, weight_OK, gated=False, in_parts=in_parts and bias_O is None)
     if config is not None:
         return run_matmul(config, x_RK, weight_OK, bias_O, scale_O)
     return _library_matmul(x_RK, weight_OK, bias_O, scale_O)
@@ -51,7 +59,7 @@ def _library_matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, scal
     return F.linear(x_RK, weight_OK, bias_O) if scale_O is None else linear_fp8(x_RK, weight_OK, scale_O, bias_O)
 
 
-def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | None:
+def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool, in_parts: bool = False) -> Config | None:
     """Return how to compute a product, or None where cuBLAS is to do it."""
     if x_RK.dtype not in (torch.bfloat16, torch.float16) or not len(x_RK) or x_RK.stride(1) != 1:
         return None
@@ -62,7 +70,8 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
     if weight_OK.itemsize == 1 and device.hopper and not has_copy_engine():
         device = replace(device, hopper=False)  # only the kernels for Hopper multiply such values as they are
     num_out = num_out // 2 if gated else num_out
-    return choose(len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize)
+    in_parts = in_parts and has_copy_engine() and x_RK.stride(0) % 8 == 0 and x_RK.data_ptr() % 16 == 0
+    return choose(len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize, in_parts=in_parts)
 
 
 @functools.cache
@@ -151,12 +160,14 @@ def _run_early(
     (num_rows, num_in), fold = x_RK.shape, config.fold
     num_out, part, rows = len(weight_OK) // (2 if gated else 1), num_in // fold, _rows(config, num_rows)
     y_RO = x_RK.new_empty(num_rows, num_out)
+    if config.parts > 1:
+        y_RO = x_RK.new_empty(config.parts, num_rows, num_out, dtype=torch.float32)
     x_scale_R = None
     if scale_O is not None:
         x_RK, x_scale_R = quantize_rows(x_RK)
     x_stride = x_RK.stride(0) if fold == 1 else part
     code.hopper_kernel(
-        (triton.cdiv(num_out, config.outputs),),
+        (triton.cdiv(num_out, config.outputs) * config.parts,),
         code.descriptor(x_RK, [num_rows * fold, part], x_stride, [rows * fold, config.columns]),
         code.descriptor(weight_OK, [len(weight_OK) * fold, part], part, [config.outputs * fold, config.columns]),
         x_scale_R,
@@ -170,8 +181,9 @@ def _run_early(
         BLOCK_O=config.outputs,
         BLOCK_K=config.columns,
         FOLD=fold,
-        STAGES=min(config.stages, part // config.columns),
+        STAGES=min(config.stages, part // config.columns // config.parts),
         GATED=gated,
+        PARTS=config.parts,
         num_warps=4,
     )
     return y_RO

@@ -21,6 +21,9 @@ MOST_ROWS = 64
 _PADDED = (4, 8, 16, 32, 64)
 _MOST_STAGES, _MOST_STAGES_EARLY = 7, 11
 _MOST_RESIDENT = 3
+_MOST_PARTS = 4
+_LONG_PART = 2048
+"""Columns of a part that are worth writing its sums, beyond 32 rows."""
 _EVEN, _NEARLY_EVEN = 0.7, 0.75
 """Limits of `_evenness`: least to keep from cuBLAS, and least to need no room for the next product's programs."""
 
@@ -51,6 +54,8 @@ class Config:
     """Whether the copy engine fetches the tiles."""
     early: bool = True
     """Whether `matmul_hopper`, which fetches weights before the kernel in front has ended, may take it."""
+    parts: int = 1
+    """Programs that share the columns of the same outputs, and leave it to the reader to add their sums."""
 
     def stage_bytes(self, num_rows: int, *, gated: bool, weight_bytes: int = 2) -> int:
         """Return the shared memory that one stage takes, with activations of the weights' type or a 16-bit one."""
@@ -66,7 +71,14 @@ def padded(num_rows: int) -> int:
 
 @functools.cache
 def choose(
-    num_rows: int, num_out: int, num_in: int, device: MatmulDevice, *, gated: bool, weight_bytes: int = 2
+    num_rows: int,
+    num_out: int,
+    num_in: int,
+    device: MatmulDevice,
+    *,
+    gated: bool,
+    weight_bytes: int = 2,
+    in_parts: bool = False,
 ) -> Config | None:
     """Return how to compute [num_rows, num_in] x [num_out, num_in], or None where cuBLAS is to do it.
 
@@ -77,6 +89,7 @@ def choose(
         device: the GPU.
         gated: whether two products are combined.
         weight_bytes: of one weight.
+        in_parts: whether the reader adds the sums of parts of the columns.
     """
     if not 0 < num_rows <= MOST_ROWS:
         return None
@@ -86,7 +99,7 @@ def choose(
         else _find_folds(num_rows, num_out, device, weight_bytes)
     )
     if not gated and weight_bytes > 1 and _is_for_library(num_rows, _find_load(num_out, folds[0], device), folds[0]):
-        return None
+        return _in_parts(num_rows, num_out, num_in, device) if in_parts and device.hopper else None
     for fold in folds:
         most = _find_residents(_find_load(num_out, fold, device))
         fewest = 4 if fold == 2 else 3
@@ -110,6 +123,19 @@ def choose(
             if stages >= fewest:
                 return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY if way.early else _MOST_STAGES, stages))
     return None
+
+
+def _in_parts(num_rows: int, num_out: int, num_in: int, device: MatmulDevice) -> Config | None:
+    """Return how to cut columns instead where outputs alone do not keep all multiprocessors busy; None: not at all."""
+    load = _find_load(num_out, 1, device)
+    parts = max(range(2, _MOST_PARTS + 1), key=lambda parts: (load * parts <= 2, _evenness(load * parts)))
+    way = Config(outputs=64, columns=128, fold=1, stages=0, parts=parts)
+    stages = (device.shared_bytes // math.ceil(load * parts) - 1536) // way.stage_bytes(num_rows, gated=False)
+    uneven = load * parts > 2 or _evenness(load * parts) < _EVEN
+    short = num_rows > 32 and num_in < _LONG_PART * parts
+    if uneven or short or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
+        return None
+    return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY, stages))
 
 
 def _find_load(num_out: int, fold: int, device: MatmulDevice) -> float:

@@ -93,9 +93,13 @@ def hopper_kernel(
     FOLD: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
+    PARTS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does; scales are of one-byte values, or None."""
+    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does; scales are of one-byte values, or None.
+
+    With PARTS, each of as many programs takes a part of the columns and writes its sums to a matrix of its own.
+    """
     M: gl.constexpr = BLOCK_O * FOLD
     N: gl.constexpr = ROWS * FOLD
     STEPS: gl.constexpr = IN // FOLD // BLOCK_K
@@ -107,7 +111,12 @@ def hopper_kernel(
     )
     if PDL:
         control("griddepcontrol.launch_dependents")
-    first = gl.program_id(0) * BLOCK_O
+    part, begin, count = 0, 0, STEPS
+    if PARTS > 1:
+        part = gl.program_id(0) % PARTS
+        begin = part * STEPS // PARTS
+        count = (part + 1) * STEPS // PARTS - begin
+    first = gl.program_id(0) // PARTS * BLOCK_O
     row, next_half = first * FOLD, num_out * FOLD
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * TILES, M, BLOCK_K], w_desc.layout)
     x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES, N, BLOCK_K], x_desc.layout)
@@ -117,16 +126,16 @@ def hopper_kernel(
     fence_async_shared()
     for s in gl.static_range(STAGES):
         mbarrier.expect(bars.index(s), BYTES)
-        _fetch_weights(w_desc, row, next_half, s * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
+        _fetch_weights(w_desc, row, next_half, (begin + s) * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
     if PDL:
         control("griddepcontrol.wait")
     for s in gl.static_range(STAGES):
-        tma.async_copy_global_to_shared(x_desc, [0, s * BLOCK_K], bars.index(s), x_smem.index(s))
+        tma.async_copy_global_to_shared(x_desc, [0, (begin + s) * BLOCK_K], bars.index(s), x_smem.index(s))
 
     acc_MN = gl.zeros([M, N], gl.float32, MMA)
     up_MN = gl.zeros([M, N], gl.float32, MMA)
     slot, phase = 0, 0
-    for step in range(STEPS):
+    for step in range(count):
         bar = bars.index(slot)
         mbarrier.wait(bar, phase)
         x_KN = x_smem.index(slot).permute((1, 0))
@@ -136,8 +145,8 @@ def hopper_kernel(
             acc_MN, up_MN = warpgroup_mma_wait(num_outstanding=0, deps=(acc_MN, up_MN))
         else:
             acc_MN = warpgroup_mma_wait(num_outstanding=0, deps=(acc_MN,))
-        again = step + STAGES < STEPS
-        column = (step + STAGES) * BLOCK_K
+        again = step + STAGES < count
+        column = (begin + step + STAGES) * BLOCK_K
         mbarrier.expect(bar, BYTES, pred=again)
         _fetch_weights(w_desc, row, next_half, column, bar, w_smem, slot, TILES, again)
         tma.async_copy_global_to_shared(x_desc, [0, column], bar, x_smem.index(slot), pred=again)
@@ -149,7 +158,7 @@ def hopper_kernel(
     y_OR = gl.convert_layout(_unfold(acc_MN, BLOCK_O, FOLD, ROWS), OUT)
     out_O = first + gl.arange(0, BLOCK_O, layout=gl.SliceLayout(1, OUT))
     row_R = gl.arange(0, ROWS, layout=gl.SliceLayout(0, OUT))
-    places_OR = row_R[None, :] * num_out + out_O[:, None]
+    places_OR = (part * num_rows + row_R[None, :]) * num_out + out_O[:, None]
     mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     y_OR = _scale(y_OR, x_scale_ptr, w_scale_ptr, row_R, out_O, 0, num_rows, num_out)

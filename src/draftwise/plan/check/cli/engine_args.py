@@ -73,7 +73,7 @@ def _look_up(
     spec = _join_flags(spec, given)
     target = model if verifier is None else _find_model(verifier, faults)
     if target is not None:
-        target = yield from _override(rules, target, given.get("hf_overrides"))
+        target = yield from _override(rules, target, given)
     drafter = _find_drafter(spec, origins, faults)
     return Context(
         setup=setup,
@@ -96,15 +96,13 @@ def _look_up(
     )
 
 
-def _override(rules: Rulebook, target: ModelConfig, given: Any) -> Step[ModelConfig]:
-    """Return the target with --hf-overrides in the place of its own values, and yield those of another type."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return target
-    if not isinstance(given, Mapping):
-        return target
+def _override(rules: Rulebook, target: ModelConfig, flags: Mapping[str, Any]) -> Step[ModelConfig]:
+    """Return the target with what --hf-overrides and old flags replace, and yield values of another type."""
+    given = dict(_read_object(flags.get("hf_overrides")))
+    if scaling := _read_object(flags.get("rope_scaling")):
+        given["rope_scaling"] = scaling
+    if flags.get("rope_theta") is not None:
+        given["rope_theta"] = flags["rope_theta"]
     for key, value in given.items():
         kind = "a list" if key == "architectures" else "a number" if type(target.text_config.get(key)) is int else ""
         is_wrong = (kind == "a list" and isinstance(value, str)) or (
@@ -114,6 +112,16 @@ def _override(rules: Rulebook, target: ModelConfig, given: Any) -> Step[ModelCon
             yield from rules.ruling("overrides-refused", key=key, value=value, kind=kind)
             return target
     return replace(target, config={**target.config, **given})
+
+
+def _read_object(value: Any) -> Mapping[str, Any]:
+    """Return the object that a flag holds, as text or typed; an empty one for any other value."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -159,7 +167,9 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
     read: dict[str, Any] = {}
     for name, value in args.items():
         row = by_field.get(name)
-        if row is None:
+        if row is None and name in release.table("engine_defaults"):
+            read[name] = value  # a field of EngineArgs without a flag, which Python can set
+        elif row is None:
             yield from _find_unknown_flag(rules, name, by_field)
         elif value is not None:
             try:

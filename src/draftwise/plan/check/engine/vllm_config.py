@@ -50,6 +50,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     yield from _find_connector(context)
     yield from _find_providers(context)
     yield from _find_parser(context)
+    yield from _find_package(context)
     yield from _find_mask(context)
     if context.platform == "cuda":
         yield from _find_microbatches(context)
@@ -107,6 +108,11 @@ def _find_compilation(context: Context) -> Iterator[Ruling]:
             yield from context.rules.ruling("custom-ops-base-modes", modes=modes)
         elif both:
             yield from context.rules.ruling("custom-ops-contradict", names=both)
+    passes = compiled.get("inductor_passes")
+    for name, path in passes.items() if isinstance(passes, Mapping) else ():
+        if isinstance(path, str):
+            code = "inductor-pass-unseen" if path.rpartition(".")[0] else "inductor-pass-without-module"
+            yield from context.rules.ruling(code, name=name, path=path)
     if context.platform != "cuda" or context.runs_eagerly:
         return
     sizes = context.given.get("cudagraph_capture_sizes", compiled.get("cudagraph_capture_sizes"))
@@ -220,13 +226,22 @@ def _find_providers(context: Context) -> Iterator[Ruling]:
 def _find_parser(context: Context) -> Iterator[Ruling]:
     config, known = context.objects.get("reasoning_config", {}), context.release.table("reasoning_parsers")
     is_complete = config.get("reasoning_start_str") and config.get("reasoning_end_str")
-    name = context.given.get("reasoning_parser", None if is_complete else config.get("reasoning_parser"))
+    is_spared = is_complete and context.rules.holds("reasoning-config-without-parser")  # later releases always ask it
+    name = context.given.get("reasoning_parser", None if is_spared else config.get("reasoning_parser"))
     if not name and not is_complete and "reasoning_config" in context.objects:
         yield from context.rules.ruling("reasoning-config-without-parser")
     if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
         return
     if known and name not in known:
         yield from context.rules.ruling("reasoning-parser-unknown", name=name)
+
+
+def _find_package(context: Context) -> Iterator[Ruling]:
+    """Yield that an implementation of models needs a package, or that nobody here sees whether it is there."""
+    package = "terratorch"
+    if context.given.get("model_impl") == package and package not in (context.installed or ()):
+        code = "model-impl-package" if context.installed is None else "model-impl-needs-package"
+        yield from context.rules.ruling(code, package=package)
 
 
 def _find_mask(context: Context) -> Iterator[Ruling]:
@@ -362,14 +377,8 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     if context.runs_on_v0:
         yield from _find_v0_conflicts(context, resolved)
     method = context.spec.get("method")
-    if context.insists_on_v1:
-        yield from context.rules.ruling(
-            "v0-engine-refused", subject=f"The method {method}" if method else "A config without method"
-        )
-    else:
-        yield from context.rules.ruling(
-            "v0-engine-taken", subject=f"The method {method}" if method else "A config without method"
-        )
+    code = "v0-engine-refused" if context.insists_on_v1 else "v0-engine-taken"
+    yield from context.rules.ruling(code, subject=f"the method {method}" if method else "a config without method")
 
 
 def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:

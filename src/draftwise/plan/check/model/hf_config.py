@@ -178,9 +178,10 @@ def _read_layers(rules: Rulebook, release: Release, config: Config, where: str) 
 
 def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -> Iterator[Ruling]:
     """Yield why a speculators config.json cannot be read, in vLLM's order; it stops at the first."""
-    kind, readable = str(config.get("speculators_model_type")), release.table("speculators_types")
-    if kind not in _CONVERTERS or kind not in readable:
-        yield from rules.ruling("unknown-speculators-type", kind=kind, readable=readable, where=where)
+    kind, readable = config.get("speculators_model_type"), release.table("speculators_types")
+    if str(kind) not in _CONVERTERS or kind not in readable:
+        shown = "missing" if kind is None else repr(kind)
+        yield from rules.ruling("unknown-speculators-type", kind=shown, readable=readable, where=where)
         return
     if rules.holds("speculators-structure"):
         yield from find_incomplete(rules, config, where)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
-from draftwise.knowledge.model_types import read_config_keys
+from draftwise.knowledge.model_types import find_media, read_config_keys
 from draftwise.knowledge.quantization import find_plugin, is_deprecated, reads_weights_of, runs_in_float32
 from draftwise.knowledge.transformers import fill_in, is_buildable
 from draftwise.plan.check.stages import Context, Step
@@ -144,7 +144,7 @@ def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator
 
 def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
-        names = ", ".join(config.architectures) or "none"
+        names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
 
 
@@ -195,6 +195,17 @@ def has_interface(context: Context, interface: str) -> bool | None:
     if not names or find_architecture(context, names, served=True) is None:
         return None
     return supports(context, names, interface)
+
+
+def is_text_only(context: Context) -> bool:
+    """Say whether a target that takes media is served without: each kind that its class takes has a limit of 0."""
+    if "language_model_only" in context.on:
+        return True
+    limits = context.objects.get("limit_mm_per_prompt", {})
+    counts = {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits.items()}
+    name = context.target.architectures[0] if context.target and context.target.architectures else ""
+    media = find_media(str((context.release.table("architectures").get(name) or {}).get("module")))
+    return "enable_mm_embeds" not in context.on and all(counts.get(kind) == 0 for kind in media)
 
 
 def _derive_length(context: Context, config: HfConfig) -> int | None:

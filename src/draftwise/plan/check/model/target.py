@@ -84,8 +84,12 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     if name and (others := [*find_other_name(context.rules, name, None, where="target")]):
         yield from others
         return
-    near = near_models(name)
-    yield from context.rules.ruling("target-not-here", name=name, near=near, waiting=_count_waiting(context))
+    waiting = _count_waiting(context)
+    told = {"name": name, "near": near_models(name)}
+    if not name:
+        text = f"No target is named. {waiting} rules need its config.json and were not checked."
+        told = {"message": text, "near": ""}
+    yield from context.rules.ruling("target-not-here", waiting=waiting, **told)
 
 
 def _count_waiting(context: Context) -> int:
@@ -202,7 +206,7 @@ def find_drafter_parallel(context: Context, config: HfConfig, tensor: int) -> It
     if context.rules.holds("drafter-on-one-stage"):
         stages = 1
         experts = experts and (config.num_experts > 0 or not context.rules.holds("drafter-experts-by-class"))
-    elif not context.rules.holds("drafter-inherits-experts"):
+    else:
         experts = False
     yield from _find_split(context, config, tensor, stages, experts, "drafter")
 

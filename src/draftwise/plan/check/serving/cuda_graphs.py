@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
+from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.gpus import Gpu
@@ -86,21 +87,23 @@ def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Itera
     """Yield how many requests the largest graph takes."""
     step = k + 1
     covered = largest // step
+    most = f"{covered} request{'s' * (covered > 1)}" if covered else ""
+    beyond = f"with more than {most} decoding at once, a step" if most else "every step that drafts"
+    told: dict[str, Any] = {"largest": largest, "step": step, "beyond": beyond}
     if seqs is None:
-        fix = _advise_sizes(context, None, covered)
-        yield from context.rules.ruling("cudagraph-reach", largest=largest, covered=covered, step=step, fix=fix)
+        yield from context.rules.ruling("cudagraph-reach", **told, fix=_advise_sizes(context, None, most))
     elif seqs > covered:
-        fix = _advise_sizes(context, seqs * step, covered)
-        yield from context.rules.ruling(
-            "cudagraph-cliff", seqs=seqs, step=step, needed=seqs * step, largest=largest, covered=covered, fix=fix
-        )
+        needed = seqs * step
+        fix = _advise_sizes(context, needed, most)
+        yield from context.rules.ruling("cudagraph-cliff", **told, seqs=seqs, needed=needed, fix=fix)
 
 
-def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
+def _advise_sizes(context: Context, tokens: int | None, most: str) -> str:
     flags = context.release.table("flags")
     flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
     amount = f"{flag} {tokens}" if tokens else f"{flag} with the token count of your largest batch"
-    return f"Raise {amount}, lower k as the batch grows, or stay at {covered} requests or fewer."
+    rest = f"lower k as the batch grows, or stay at {most} or fewer" if most else "or lower k"
+    return f"Raise {amount}, {rest}."
 
 
 def _find_holes(

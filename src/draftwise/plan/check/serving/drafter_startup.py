@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core import Finding, Ruling
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import find_schedule
-from draftwise.plan.check.model.model_config import has_interface
+from draftwise.plan.check.model.model_config import has_interface, is_text_only
 from draftwise.plan.check.serving.cuda_graphs import find_graphs
 from draftwise.plan.check.serving.request_rules import find_combined, find_requests
 from draftwise.plan.check.serving.settings import find_settings
@@ -100,7 +100,7 @@ def _find_standalone(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from context.rules.ruling("padded-batch-required")
     if _has_mrope(context.draft_config):
         yield from context.rules.ruling("draft-with-mrope")
-    if has_interface(context, "SupportsMultiModal") and not _is_text_only(context):
+    if has_interface(context, "SupportsMultiModal") and not is_text_only(context):
         yield from _find_multimodal(context)
 
 
@@ -108,10 +108,6 @@ def _find_multimodal(context: Context) -> Iterator[Ruling]:
     name = context.target.architectures[0] if context.target else ""
     yield from context.rules.ruling("draft-model-with-multimodal-target", name=name)
     yield from context.rules.ruling("draft-model-reads-text-only", name=name)
-
-
-def _is_text_only(context: Context) -> bool:
-    return bool(context.given.get("language_model_only") or context.given.get("limit_mm_per_prompt"))
 
 
 def _has_mrope(config: Mapping[str, Any]) -> bool:

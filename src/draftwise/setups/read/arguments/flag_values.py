@@ -187,9 +187,10 @@ def get_value(given: FlagUse, release: Release, findings: list[Finding]) -> Any:
 
 def _convert(given: FlagUse, text: str, release: Release) -> Any:
     kinds = set(re.findall(r"\w+", str(given.row["type"])))
-    if text in ("", "None") and takes_none(given.row):
-        return None
     choices = given.row.get("choices")
+    is_none = text in ("", "None") and takes_none(given.row)
+    if is_none and not (choices and Rulebook(release.version).holds("none-is-no-choice")):
+        return None
     if choices:
         return _choose(given, text, choices)
     try:

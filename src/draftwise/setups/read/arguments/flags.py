@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from draftwise.core import Ruling
@@ -199,7 +199,8 @@ class _Record(argparse.Action):
 
 @cache
 def _parser(release: Release) -> _Parser:
-    parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
+    formatter = partial(argparse.HelpFormatter, width=80)  # else each flag asks how wide the terminal is
+    parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS, formatter_class=formatter)
     parser.add_argument("model_tag", nargs="?", action=_Record, row={})
     parser.add_argument(
         "--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch", "aliases": ["-h"]}

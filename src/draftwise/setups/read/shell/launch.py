@@ -204,6 +204,9 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
             return None if launch is None else _with_wrappers(launch, words[:index])
         elif name in _SHELLS and depth < _MAX_DEPTH:
             launch = _in_shell(words[index + 1 :], env | _get_assigned(words[:index]), depth + 1)
+        elif name == "tmux" and depth < _MAX_DEPTH:
+            typed = [word for word in words[index + 1 :] if "vllm" in word.text and " " in word.text]
+            launch = _in_shell([Word("-c"), *typed[:1]], env | _get_assigned(words[:index]), depth + 1)
         if launch is not None:
             return _with_wrappers(launch, words[: index + 1])
     return None

@@ -1,41 +1,63 @@
-"""`python -m catalogue.kv_law`: write the cases of the law, and turn vLLM's answers into a proof and a record."""
+"""Asks a release of vLLM for the cache of every architecture, and writes what `size` says alike: proof and record.
+
+Answers that the folder holds are kept, so you can stop the command and start it again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from catalogue.build import WHEELS
 from catalogue.kv_law.cases import write_cases
 from catalogue.kv_law.compare import compare
 from draftwise.core.layer_kinds import STATE_ALONE
+from draftwise.knowledge.vllm import get_release
 
 PROOFS = Path("src/draftwise/knowledge/data/kv_proofs.json")
 RECORDS = Path("tests/plan/size/kv_law")
 ABOUT = (
     "What of the cache's size was compared with vLLM's own planner, by release and architecture: see "
-    "draftwise.knowledge.kv_proofs. Written by `python -m catalogue.kv_law prove`."
+    "draftwise.knowledge.kv_proofs. Written by `python -m catalogue law`."
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    cases = verbs.add_parser("cases", help="write models and cases")
-    cases.add_argument("folder", type=Path)
-    cases.add_argument("--defaults", type=Path, help="what transformers_defaults.py wrote")
-    prove = verbs.add_parser("prove", help="compare answers, and write proof and record of a release")
-    prove.add_argument("folder", type=Path)
-    prove.add_argument("answers", type=Path, nargs="+")
-    prove.add_argument("--release", required=True)
-    options = parser.parse_args()
-    if options.verb == "cases":
-        print(write_cases(options.folder, options.defaults), "cases")
-    else:
-        _prove(options.folder, options.answers, options.release)
+def main(arguments: list[str]) -> int:
+    """Run the law for one release."""
+    parser = argparse.ArgumentParser(prog="python -m catalogue law", description=__doc__)
+    parser.add_argument("--release", required=True, help="release of vLLM")
+    parser.add_argument(
+        "--python", type=Path, required=True, help="interpreter with torch, transformers and vLLM's needs"
+    )
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder of unpacked wheels (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/kv_law"), help="of cases and answers, which are kept"
+    )
+    parser.add_argument("--few", action="store_true", help="a shorter grid")
+    given = parser.parse_args(arguments)
+    tree, here = given.wheels / given.release, Path(__file__).parent
+    if not (tree / "vllm").is_dir():
+        print(f"{tree} holds no sources: python -m catalogue.wheels {given.wheels} {given.release}", file=sys.stderr)
+        return 2
+    names, defaults, answers = (
+        given.folder / name for name in ("names.json", "defaults.json", f"{given.release}.jsonl")
+    )
+    if not defaults.exists():
+        given.folder.mkdir(parents=True, exist_ok=True)
+        names.write_text(json.dumps(sorted(get_release(given.release).table("architectures"))))
+        subprocess.run([given.python, here / "transformers_defaults.py", names, defaults], check=True)
+    write_cases(given.folder, defaults)
+    cases = given.folder / ("few.jsonl" if given.few else "cases.jsonl")
+    paths = ["--cases", cases, "--models", given.folder / "models", "--out", answers, "--tree", tree]
+    subprocess.run([given.python, here / "worker.py", *paths], check=True)
+    _prove(given.folder, [answers], given.release)
+    return 0
 
 
 def _prove(folder: Path, answers: list[Path], release: str) -> None:
@@ -59,7 +81,7 @@ def _prove(folder: Path, answers: list[Path], release: str) -> None:
             said[config["architectures"][0]].append((features_of(case), not found))
         if found == []:
             kept.append({"case": case, "answer": {key: answer[key] for key in sorted(answer) if key in _KEPT}})
-    proofs = {name: proved for name, rows in sorted(said.items()) if (proved := _proved(rows))}
+    proofs = {name: judge(rows) for name, rows in sorted(said.items())}
     _write_proofs(release, proofs)
     _write_record(release, kept, models)
     print(dict(count), len(proofs), "architectures")
@@ -81,15 +103,22 @@ _BY_FLAG = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp"}
 _BY_METHOD = {"ngram": "lookup", "mtp": "mtp", "eagle3": "head"}
 
 
-def _proved(rows: list[tuple[frozenset[str], bool]]) -> str:
-    """Return the features with an agreeing case and without a differing one that they alone explain."""
-    names = {name for features, _ in rows for name in features}
-    wrong = {name for name in names if any(not agrees and features <= {"plain", name} for features, agrees in rows)}
-    wrong |= {
-        name for name in names for features, agrees in rows if not agrees and name in features and not features & wrong
-    }
-    right = {name for name in names - wrong if any(agrees and name in features for features, agrees in rows)}
-    return " ".join(sorted(right)) if "plain" in right else ""
+def judge(rows: list[tuple[frozenset[str], bool]]) -> str:
+    """Return the features whose cases all agree, and `!` before each that explains a case which differs.
+
+    A case of several features is blamed on those that do not agree alone; on all but `plain` where each does.
+    """
+    alone: defaultdict[str, list[bool]] = defaultdict(list)
+    for features, agrees in rows:
+        if len(own := features - {"plain"} or features) == 1:
+            alone[next(iter(own))].append(agrees)
+    wrong = {feature for feature, agreed in alone.items() if not all(agreed)}
+    for features, agrees in rows:
+        if not agrees and not features & wrong:
+            wrong |= features - alone.keys() or features - {"plain"}
+    names = {feature for features, _ in rows for feature in features}
+    right = {each for each in names - wrong if any(agrees and each in features for features, agrees in rows)}
+    return " ".join([*sorted(right), *sorted(f"!{each}" for each in wrong)])
 
 
 def _write_proofs(release: str, proofs: dict[str, str]) -> None:
@@ -116,7 +145,3 @@ def _write_record(release: str, kept: list[dict[str, Any]], models: Path) -> Non
     RECORDS.mkdir(exist_ok=True)
     with (RECORDS / f"{release}.jsonl.gz").open("wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=0) as packed:
         packed.write(("\n".join(lines) + "\n").encode())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,219 @@
+"""A checkpoint's chat template, rendered in a process of its own: it may ask for any time and memory."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import cached_property
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from draftwise.checkpoints.text_files import read_bytes
+from draftwise.core import Finding, InvalidSetup
+from draftwise.machine.posix import require_posix
+
+_LONGEST_REASON = 300
+"""Characters of another library's message; more of it would be the text itself."""
+_CPU_S = 3.0
+"""Processor time for a conversation, and for each megabyte of it."""
+MEMORY = 2**31
+"""Bytes that rendering may take."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from draftwise.engine.text.chat_template import main; main(int(sys.argv[1]))"
+)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """Lets `{% generation %}` pass: it marks the assistant's text for training and prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A chat template, compiled when it is first used: jinja computes constants of any size there.
+
+    Attributes:
+        is_bounded_here: whether this process is one that may end for any template; otherwise another one renders.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.is_bounded_here = False
+
+    @cached_property
+    def _renderer(self) -> _Renderer:
+        return _Renderer(self._source)
+
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        """The template; raises InvalidSetup if it is not valid Jinja."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        with failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"):
+            return environment.from_string(self._source)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the prompt text for a conversation; the template sees `variables` too.
+
+        Raises:
+            InvalidSetup: the template is not valid Jinja, refuses these messages (roles out of order ...), or exceeds
+                bounds on time and memory.
+        """
+        return (self.render_here if self.is_bounded_here else self._renderer.render)(messages, variables)
+
+    def render_here(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Do what `render` does, without bounds."""
+        with failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
+            return self.compiled.render({**variables, "messages": messages})
+
+
+class _Renderer:
+    """Renders one template; its process starts with the first conversation, and ends with this object."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._lock = source, Lock()
+        self._connection: Connection | None = None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the prompt text.
+
+        Raises:
+            InvalidSetup: the template is not valid, refuses the messages, or exceeds the bounds.
+        """
+        with self._lock:
+            if self._connection is None:
+                self._start()
+            assert self._connection is not None
+            try:
+                self._connection.send((messages, variables))
+                outcome = self._connection.recv()
+            except (EOFError, ConnectionError):
+                self._connection = None
+                causes: dict[int, str] = {
+                    signal.SIGPROF: "takes too long on",
+                    signal.SIGABRT: "takes too much memory for",
+                }
+                cause = causes.get(-self._process.wait(), "fails on")
+                self._end()
+                raise _refusal(f"The model's chat template {cause} these messages.") from None
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise _refusal(f"The messages are not plain values: {error}.") from None
+        if isinstance(outcome, str):
+            return outcome
+        raise InvalidSetup(outcome)
+
+    def _start(self) -> None:
+        require_posix("Chat templates are rendered")
+        self._connection, theirs = Pipe()
+        with theirs:
+            descriptor = theirs.fileno()
+            command = [sys.executable, "-P", "-c", _BOOT, str(descriptor), json.dumps(sys.path)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+        self._end = weakref.finalize(self, _end, self._connection, self._process)
+        self._connection.send((self._source, _CPU_S))
+
+
+def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+def _refusal(message: str) -> InvalidSetup:
+    return InvalidSetup.because("chat-template-refused", message, where="messages")
+
+
+@contextmanager
+def failing_as(code: str, message: str, where: str, fix: str = "") -> Iterator[None]:
+    """Turn whatever a library or a template raises into a finding.
+
+    Templates raise anything that Python does; `tokenizers` raises bare Exception, and BaseException where Rust panics.
+    """
+    try:
+        yield
+    except InvalidSetup:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        told = (str(error) or type(error).__name__).rstrip(".")[:_LONGEST_REASON]
+        raise InvalidSetup.because(code, f"{message}: {told}.", where=where, fix=fix) from None
+
+
+def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
+    """Return a checkpoint's template: chat_template.jinja first, then tokenizer_config.json; None without one."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(read_bytes(path).decode("utf-8", "replace"))
+    given = tokenizer_config.get("chat_template")
+    if isinstance(given, list):  # several templates by name
+        with failing_as("bad-chat-template", "The chat templates in tokenizer_config.json lack", "chat_template"):
+            given = {each["name"]: each["template"] for each in given}.get("default")
+    return ChatTemplate(given) if given else None
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without jinja's HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def limit_memory() -> None:
+    """Let this process take `MEMORY` more than it has, where the system enforces that."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def main(descriptor: int) -> None:
+    """Render conversations until the other end is gone; `descriptor` is this end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole process group
+    with suppress(EOFError, ConnectionError), Connection(descriptor) as connection:
+        source, cpu_s = connection.recv()
+        template = ChatTemplate(source)
+        limit_memory()
+        while True:
+            given = connection.recv_bytes()
+            signal.setitimer(signal.ITIMER_PROF, cpu_s * (1 + len(given) / 2**20))
+            try:
+                outcome: str | list[Finding] = template.render_here(*pickle.loads(given))
+            except InvalidSetup as error:
+                outcome = list(error.findings)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(outcome)

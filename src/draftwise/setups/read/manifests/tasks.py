@@ -1,0 +1,144 @@
+"""Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, Nomad, Terraform, values of a chart.
+
+What these tools fill in themselves (`{{ name }}`, `${var.name}`) is not known here: such an entry is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, walk
+from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
+from draftwise.setups.read.place import Place
+from draftwise.setups.read.shell.environment import Environment
+from draftwise.setups.read.shell.launch import Launch, find_launches, is_vllm_image, run_image
+from draftwise.setups.read.shell.words import Word, split_words
+
+_FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
+_BLOCK = re.compile(r"\{%")
+_WORDS = ("entrypoint", "command", "args")
+_SCRIPTS = ("run", "script", "commands", "shell", "cmd", "command", "ansible.builtin.shell", "ansible.builtin.command")
+_LINES = frozenset({"run", "script", "commands"})
+"""Keys whose lists have a line of a shell in each item."""
+_COMMAND = re.compile(r"(?:\w+=\S* +)*(?:(?:exec|nohup) +)?\S*(?:vllm +serve|python[\d.]* +-m +vllm)")
+_ENV = ("env", "envs", "environment", "vars")
+_HCL_VALUE = re.compile(
+    r"^[ \t]*(?P<key>image|entrypoint|command|args)[ \t]*=[ \t]*"
+    r"""(?P<value>"[^"\n]*"|\[(?:"(?:[^"\\]|\\.)*"|[\s,])*\])""",
+    re.MULTILINE,
+)
+_HCL_BLOCK = re.compile(r"^[^\n#]*[{}][ \t]*$", re.MULTILINE)
+
+
+def find_tasks(document: YamlDocument) -> Iterator[Launch]:
+    """Yield the servers of entries that name an image of vLLM with its arguments, or that hold a shell's text."""
+    for path, entry in walk(document.value):
+        launch = _read_container(document, path, entry)
+        # A Procfile, a justfile: every name is the author's own.
+        own = [key for key, each in entry.items() if not path and isinstance(each, str) and _COMMAND.match(each)]
+        is_read = launch is not None or path[-1:] == ("image",)
+        keys = () if is_read else dict.fromkeys((*own, *_SCRIPTS))
+        yield from () if launch is None else (launch,)
+        for key in keys:
+            yield from _read_script(document, path, entry, key)
+
+
+def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:
+    image, inside = entry.get("image"), get_mapping(entry, "image")
+    entry = {"entrypoint": entry.get("entryPoint"), **entry}  # ECS
+    name = f"{inside.get('repository')}:{inside.get('tag')}" if inside else image
+    entry = {**inside, **entry}
+    parts = [_split(entry.get(key)) for key in _WORDS]
+    if not isinstance(name, str) or not is_vllm_image(name) or None in parts or _FILLED_IN.search(name):
+        return None
+    entrypoint, *rest = (each or () for each in parts)
+    words = [word for each in rest for word in each]
+    launch = run_image(Word(name), entrypoint, words, env=_read_env(entry))
+    # A chart may add arguments of its own to those of its values, and the model among them.
+    if launch is None or not (_names_model(launch) or (launch.entry == "serve" and launch.words)):
+        return None
+    return _place(document, path, launch, entry, {"image", "entryPoint", *_WORDS})
+
+
+def _names_model(launch: Launch) -> bool:
+    known = [word.text for word in launch.words if not word.unknown]
+    return any(each.startswith("--model=") for each in known) or "--model" in known[:-1]
+
+
+def _split(value: Any) -> tuple[Word, ...] | None:
+    """Return the words of a list or a text; None where a tool fills in how many there are."""
+    if isinstance(value, str):
+        try:
+            return None if _FILLED_IN.search(value) else split_words(value)
+        except InvalidSetup:
+            return None  # prose under such a key
+    items = () if value is None else value if isinstance(value, list) else ({},)
+    texts = list(map(str, items))
+    if any(_BLOCK.search(each) for each in texts) or any(isinstance(each, Mapping) for each in items):
+        return None
+    return tuple(
+        Word("", unknown=(f"{each} (filled in)",)) if _FILLED_IN.search(each) else Word(each) for each in texts
+    )
+
+
+def _read_script(document: YamlDocument, path: Path, entry: Mapping[str, Any], key: str) -> Iterator[Launch]:
+    value = entry.get(key)
+    text = "\n".join(map(str, value)) if isinstance(value, list) and key in _LINES else value
+    if not isinstance(text, str) or "vllm" not in text or "{{" in text or "{%" in text:
+        return
+    try:
+        launches = list(find_launches(text, env=_read_env(entry)))
+    except InvalidSetup:
+        return  # prose under such a key
+    yield from (_place(document, (*path, key), each, entry, {key}) for each in launches)
+
+
+def _read_env(entry: Mapping[str, Any]) -> Environment:
+    values = {name: text for name, text in _list_env(entry) if not _FILLED_IN.search(text)}
+    return Environment(values=values)
+
+
+def _list_env(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in _ENV:
+        given = entry.get(key)
+        rows = [*given.items()] if isinstance(given, Mapping) else []
+        rows += [
+            (each.get("name"), each.get("value")) if isinstance(each, Mapping) else str(each).partition("=")[::2]
+            for each in (given if isinstance(given, list) else ())
+        ]
+        yield from ((str(name), str(text)) for name, text in rows if name and text not in (None, ""))
+
+
+def _place(document: YamlDocument, path: Path, launch: Launch, entry: Mapping[str, Any], told: set[str]) -> Launch:
+    """Say where a server stands; all other keys around it are options that no other file has a place for."""
+    options = [("-e", f"{name}={text}") for name, text in _list_env(entry)]
+    around = document.value if isinstance(document.value, Mapping) else {}
+    others = {**{key: each for key, each in around.items() if key not in path}, **entry}
+    options += [(str(key), json.dumps(each, default=str)) for key, each in others.items() if key not in (*told, *_ENV)]
+    where = f"line {document.line(path)} {get_text(path)}".strip()
+    placed = replace(launch, where=where, place=Place(form="command", value=tuple(options)))
+    return placed if placed.num_gpus else replace(placed, num_gpus=get_gpus(entry))
+
+
+def find_blocks(text: str) -> Iterator[Launch]:
+    """Yield the servers of HCL's innermost blocks that name an image of vLLM with its arguments (Nomad, Terraform)."""
+    edges = [0, *(each.end() for each in _HCL_BLOCK.finditer(text)), len(text)]
+    for start, end in pairwise(edges):
+        found = {each["key"]: each["value"] for each in _HCL_VALUE.finditer(text, start, end)}
+        if "image" not in found:
+            continue
+        try:
+            entry = {key: json.loads(re.sub(r",\s*\]", "]", value)) for key, value in found.items()}
+        except ValueError:
+            continue
+        line = text.count("\n", 0, text.index(found["image"], start)) + 1
+        document = YamlDocument(value=entry, lines={(): line}, texts={})
+        launch = _read_container(document, (), entry)
+        if launch is not None:
+            yield launch

@@ -1,0 +1,63 @@
+"""Distinguishes pages of one process from pages of several: counters of a process never fall, its start never moves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from draftwise.knowledge.server_metrics import CACHE_CONFIG
+
+_TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)
+_SAMPLE = re.compile(r'^([\w:]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
+_SUFFIX = re.compile(r"_(total|bucket|count|sum|created)$")
+_START = "process_start_time_seconds"
+START_TOLERANCE_S = 1.0
+"""Tolerance between two start times of one process: gateways and exporters round them."""
+_ROUNDED = 1e-9
+"""Share by which sums of the same numbers may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageIdentity:
+    """What a page says that only grows in one process, and what never changes there."""
+
+    counted: dict[str, float]
+    """Counters and parts of histograms, by name and labels."""
+    fixed: dict[str, float]
+    """When the process and its counters began, in seconds since the epoch."""
+    cache: frozenset[str]
+    """The engines' cache configurations, as labels."""
+
+    def cannot_precede(self, later: PageIdentity) -> bool:
+        """Return whether a later page cannot be of the same process.
+
+        A page that only lacks something may have been cut off, so it takes labels that each of two lacks.
+        """
+        fell = any(later.counted.get(key, value) < value * (1 - _ROUNDED) for key, value in self.counted.items())
+        moved = any(abs(later.fixed.get(key, value) - value) > START_TOLERANCE_S for key, value in self.fixed.items())
+        other = bool(self.counted.keys() - later.counted.keys() and later.counted.keys() - self.counted.keys())
+        return fell or moved or other or bool(self.cache and later.cache and self.cache != later.cache)
+
+
+def read_identity(text: str) -> PageIdentity:
+    """Return what a page of counters says of the process that it is of; a last line that was cut off is left out."""
+    types = {_SUFFIX.sub("", name): kind for name, kind in _TYPE.findall(text) if not name.endswith("_created")}
+    counted, fixed, cache = {}, {}, set()
+    for name, labels, value in _list_samples(text[: text.rfind("\n") + 1]):
+        suffix = _SUFFIX.search(name)
+        if name == _START or (suffix is not None and suffix[1] == "created"):
+            fixed[name + labels] = value
+        elif name == CACHE_CONFIG:
+            cache.add(labels)
+        elif suffix is not None and types.get(_SUFFIX.sub("", name), "counter") in ("counter", "histogram", "summary"):
+            counted[name + labels] = value
+    return PageIdentity(counted, fixed, frozenset(cache))
+
+
+def _list_samples(text: str) -> Iterator[tuple[str, str, float]]:
+    for name, labels, word in _SAMPLE.findall(text):
+        try:
+            yield name, labels, float(word)
+        except ValueError:
+            continue
