@@ -10,7 +10,8 @@ from typing import Any
 
 from draftwise.core import InvalidSetup, Setup
 from draftwise.knowledge.flag_types import takes_none, takes_text
-from draftwise.knowledge.vllm import get_release, releases
+from draftwise.knowledge.rules import Rulebook
+from draftwise.knowledge.vllm import Release, get_release, releases
 
 
 def write_json(setup: Setup) -> str:
@@ -54,10 +55,14 @@ def write_shell(setup: Setup, *, line_per_flag: bool = False) -> str:
 
 def write_flags(setup: Setup) -> Iterator[list[str]]:
     """Yield the words of each flag: the engine's arguments, the speculative config, and what no flag took."""
-    rows = _flag_rows(setup)
+    release = _find_release(setup)
+    rows, has_no_unset = release.table("flags"), Rulebook(release.version).holds("none-is-no-choice")
     for name, value in setup.args.items():
         flag = f"--{name.replace('_', '-')}"
-        yield from _write_flag(flag, value, rows.get(flag, {}))
+        row = rows.get(flag, {})
+        if value is None and has_no_unset and row.get("choices"):
+            continue  # the parser refuses the word None there; without the flag nothing is set either
+        yield from _write_flag(flag, value, row)
     if setup.spec is not None:
         yield ["--speculative-config", setup.spec.to_json()]
     if setup.extra_args:
@@ -69,14 +74,13 @@ def _name_target(setup: Setup) -> str:
     return "MODEL" if setup.target.lstrip().startswith("{") else setup.target
 
 
-def _flag_rows(setup: Setup) -> Mapping[str, Mapping[str, Any]]:
-    """Return the flags of the release that serves it, the nearest one's where that is not known."""
+def _find_release(setup: Setup) -> Release:
+    """Return the release that serves a setup, the nearest one where that is not known."""
     try:
         version = setup.engine_version if setup.engine == "vllm" and setup.engine_version else "newest"
-        release = get_release(version, nearest=True)
+        return get_release(version, nearest=True)
     except InvalidSetup:
-        release = releases()[-1]
-    return release.table("flags")
+        return releases()[-1]
 
 
 def _write_flag(flag: str, value: Any, row: Mapping[str, Any]) -> Iterator[list[str]]:
