@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from draftwise.knowledge.model_copies import UNKNOWN
 from draftwise.knowledge.models import read_models
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import releases
@@ -200,6 +201,9 @@ def write_configs(folder: Path) -> None:
             config = _shorten(json.loads(file.read_text("utf-8")))
             if name != given.replace("--", "/"):
                 config.pop("quantization_config", None)
+            own = file.with_name(file.name.replace("config.json", "hf_quant_config.json"))
+            if name == given.replace("--", "/") and "quantization_config" not in config and own.exists():
+                config["quantization_config"] = _read_modelopt(json.loads(own.read_text("utf-8")))
             if name in _QUANTIZED_AS:
                 config.pop("quantization_config", None)
                 like = (folder / place / f"{_QUANTIZED_AS[name].replace('/', '--')}_config.json").read_text("utf-8")
@@ -214,6 +218,14 @@ def write_configs(folder: Path) -> None:
     rows = [lines[name] for name in sorted(lines, key=str.lower)]
     (_FOLDER / "model_configs.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
     print(len(rows), "whole rows")
+
+
+def _read_modelopt(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the quantization that ModelOpt's own file states; how is unknown where it leaves out single layers."""
+    given = file["quantization"]
+    if any(re.search(r"\d+\.", each) for each in given.get("exclude_modules", ())):
+        return dict(UNKNOWN)
+    return {"quant_method": "modelopt", **_shorten(given)}
 
 
 def _find_served() -> set[str]:

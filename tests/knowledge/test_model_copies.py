@@ -71,7 +71,8 @@ def test_every_kind_of_ending_works_on_every_model() -> None:
         "-quantized.w4a16",
         "-w8a8",
     )
-    for model in [each for each in read_models() if "quantization_config" not in each.config][::5]:
+    whole = (each for each in read_models() if "quantization_config" not in each.config)
+    for model in [each for each in whole if not each.id.endswith(endings)][::5]:
         for ending in endings:
             name = f"another-publisher/{model.id.rpartition('/')[2]}{ending}"
             copy = find_copy(name)

@@ -60,6 +60,9 @@ def test_arms_that_drift_apart_are_seen() -> None:
     assert find_drift_apart(slow_T, noise(2, 40, 0.01), np.arange(40.0), claimed=np.log(0.75)) is None
     assert find_drift_apart(slow_T, noise(2, 40, 0.01), np.arange(40.0), claimed=np.log(0.92)), "all that is claimed"
     assert find_drift_apart(drift_T, noise(2, 40, 0.5), np.arange(40.0)) is None, "a slope that may be chance"
+    unsure_T = 0.4 * drift_T + noise(1, 40, 0.06)
+    assert find_drift_apart(unsure_T, noise(2, 40, 0.06), np.arange(40.0)) is None, "|t| is 3.2"
+    assert find_drift_apart(unsure_T, noise(2, 40, 0.06), np.arange(40.0), claimed=np.log(0.93)), "but all is claimed"
 
 
 @pytest.mark.parametrize("size", [0, 1, 7])

@@ -19,6 +19,14 @@ _LARGEST = 1 << 40
 """No dimension of a model comes near it; larger numbers are damaged files."""
 _WINDOW_UNSAID = {"cohere2": 4096, "gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128, "mistral": 4096}
 """Windows of model types where config.json does not have the key: the defaults of transformers' classes."""
+TIED_UNSAID = frozenset(
+    {
+        *("bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba"),
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("jetmoe", "lfm2", "lfm2_moe", "mamba", "minicpm3", "mpt", "opt", "smollm3", "starcoder2", "zamba2"),
+    }
+)
+"""Model types whose output matrix is the embedding where config.json does not say: likewise (transformers 5.17)."""
 STATE_ALONE = frozenset({"mamba", "mamba2", "falcon_mamba"})
 """Model types without attention."""
 _EVERY_OTHER = frozenset({"gemma2", "gpt_oss"})
@@ -100,6 +108,8 @@ def _layers(config: Config) -> Iterator[int]:
 
 
 def _read_pattern(config: Config, model_type: str) -> Kinds | None:
+    if model_type == "nemotron_h" and (named := _items(config, "layers_block_type")) is not None:
+        return tuple(str(named[layer]) for layer in _layers(config))
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and len(pattern) == config["num_hidden_layers"] and set(pattern) <= set(_PATTERN):
         return tuple(_PATTERN[letter] for letter in pattern)

@@ -13,6 +13,7 @@ from draftwise.core.layer_kinds import (
     KEEPS_TOKENS,
     SLIDING,
     STATE_ALONE,
+    TIED_UNSAID,
     is_positive,
     positive_of,
     read_kv_heads,
@@ -107,7 +108,7 @@ class ModelShape:
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
             max_position_embeddings=config.get("max_position_embeddings") or 2048,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED_UNSAID)),
             latent_dim=latent + (config.get("qk_rope_head_dim") or 0) if latent else 0,
             windows=(
                 tuple(window if kind == SLIDING else chunk if kind == CHUNKED else None for kind in kinds)

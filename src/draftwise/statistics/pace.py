@@ -14,8 +14,9 @@ from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
-_SPLIT_T, _SLOPE_T = 5.0, 4.0
-"""Values of |t| beyond which a split, or a slope, is no chance: the largest of all splits is looked at."""
+_SPLIT_T, _SLOPE_T, _CLAIMED_T = 5.0, 4.0, 3.0
+"""Values of |t| beyond which a split, a slope, and a slope that could be all of what is claimed are no chance: the
+largest of all splits is looked at."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest change that is a reason for doubt."""
 _FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALIKE_Z = 20, 1.25, 3.3
@@ -90,7 +91,7 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     rest_T = apart_T - apart_T.mean() - slope * along_T
     error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
     least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
-    if abs(slope) <= max(least, _SLOPE_T * error):
+    if abs(slope) <= max(least, (_CLAIMED_T if abs(slope) >= abs(claimed) else _SLOPE_T) * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 

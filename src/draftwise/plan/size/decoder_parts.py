@@ -189,7 +189,10 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
         return
     inner, count = config.get("moe_intermediate_size") or shape.intermediate_size, num_experts(config)
     part = partial(Part, role="experts", layers=sparse)
-    yield part(name="experts", rows=matrices * inner, cols=hidden, copies=count)
+    latent = config.get("moe_latent_size")
+    yield part(name="experts", rows=matrices * inner, cols=latent or hidden, copies=count)
+    if latent:
+        yield part(name="latent projections", rows=2 * latent, cols=hidden, split=Sharding.COPIED)
     yield Part(
         name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Sharding.COPIED, quantized=False
     )
@@ -228,8 +231,7 @@ def _is_sparse(config: Config, layer: int) -> bool:
     """Say whether a layer has experts: DeepSeek all but the first few, Llama 4 every n-th, Qwen by step and list."""
     if num_experts(config) == 0 or layer < (config.get("first_k_dense_replace") or 0):
         return False
-    kinds = read_layer_kinds(config) if config.get("hybrid_override_pattern") else ()
-    if kinds:
+    if "moe" in (kinds := read_layer_kinds(config)):
         return kinds[layer] == "moe"
     if layer in (config.get("mlp_only_layers") or ()):
         return False
