@@ -141,7 +141,7 @@ def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
 def cpu_prior() -> Prior:
     """Return orders of magnitude for a processor: a calibration decides.
 
-    What more rows cost is measured with weights of four bits (benchmarks/cpu/packed_rows.py): 4 rows take 1.35 of one.
+    What more rows cost is measured with weights of four bits (benchmarks/cpu/packed_rows.py): 4 rows take 1.31 of one.
     """
     constants = Constants(
         step_s=1e-3,
