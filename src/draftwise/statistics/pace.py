@@ -14,7 +14,7 @@ from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
-_SPLIT_T, _SLOPE_T, _CLAIMED_T = 5.0, 4.0, 3.0
+_SPLIT_T, _SLOPE_T, _CLAIMED_T = 5.0, 4.0, 2.5
 """Values of |t| beyond which a split, a slope, and a slope that could be all of what is claimed are no chance: the
 largest of all splits is looked at."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
