@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from itertools import groupby, islice, product
+from itertools import accumulate, groupby, islice, product
 from typing import Any
 
 import yaml
@@ -504,9 +504,10 @@ def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change
     """Yield changes of the config among a call's keywords, a dictionary's keys, or the words of a list in Python."""
     words = [json.dumps(each) for each in next(_list_spellings(spec))]
     lines = text.encode().splitlines(keepends=True)
+    starts = [0, *accumulate(len(line.decode()) for line in lines)]
 
     def at(line: int, column: int) -> int:
-        return len((b"".join(lines[: line - 1]) + lines[line - 1][:column]).decode())
+        return starts[line - 1] + len(lines[line - 1][:column].decode())
 
     def end(node: ast.expr) -> int:
         return at(node.end_lineno or node.lineno, node.end_col_offset or 0)
@@ -520,7 +521,9 @@ def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change
             shown = "".join(f", {word}" for word in words)
             yield (_Splice(place, cuts[0].end if cuts else place, shown), *cuts[1:])
         if isinstance(node, ast.Call):
-            named = [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
+            is_engine = ast.unparse(node.func).endswith(("LLM", "EngineArgs"))
+            named = [("", at(each.lineno, each.col_offset), each) for each in node.args if is_engine]
+            named += [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
         elif isinstance(node, ast.Dict):
             keys = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
             named = [(str(getattr(key, "value", "")), at(key.lineno, key.col_offset), each) for key, each in keys]
@@ -528,9 +531,11 @@ def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change
         for _, begin, value in known:
             if spec is not None:
                 yield (_Splice(at(value.lineno, value.col_offset), end(value), repr(spec.to_dict())),)
-            else:
-                comma = max(text.rfind(",", 0, begin), text.rfind("(", 0, begin) + 1, text.rfind("{", 0, begin) + 1)
-                yield (_Splice(comma, end(value)),)
+                continue
+            start = len(text[:begin].rstrip())
+            comma = re.compile(r"\s*,[ \t]*" if start == begin else r"\s*,").match(text, end(value))
+            start -= comma is None and text[start - 1] == ","
+            yield (_Splice(start, comma.end() if comma else end(value)),)
         if named and not known and spec is not None:
             begin, value = named[-1][1:]
             key = "speculative_config=" if isinstance(node, ast.Call) else '"speculative_config": '
