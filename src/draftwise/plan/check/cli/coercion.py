@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import Span, history
-from draftwise.plan.check.stages import SPEC_FLAGS, Context, Step
+from draftwise.plan.check.stages import Context, Step
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
