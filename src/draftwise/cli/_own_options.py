@@ -19,8 +19,7 @@ def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
     """
     root = click.Context(group)
     texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
-    field = name.lstrip("-").replace("-", "_")  # some options are made of a list of fields
-    homes = [stem for stem, text in texts.items() if name in text or field in text]
+    homes = ["_engine", *(stem for stem, text in texts.items() if name in text)]  # _engine makes some of fields
     helps: dict[str, list[str]] = {}
     for verb in sorted(group.list_commands(root), key="train".__eq__):
         own = f"{verb.replace('-', '_')}_command"
