@@ -29,6 +29,7 @@ AS_JSON = "draftwise.as_json"
 """Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 
 _WORDS = "draftwise.words"
+_DURATIONS = "a time, such as 500ms, 30s or 5m"
 _URL = re.compile(r"https?://", re.I)
 
 BEGAN = "draftwise.began_s"
@@ -210,7 +211,7 @@ def _explain(error: click.ClickException) -> None:
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
         text = text or f"{error.param.help.partition('  [')[0].rstrip('.')}.{_list_missing(error, error.param)}"
     elif isinstance(error, click.BadParameter):
-        for kind, words in (("float", "a number"), ("integer", "a whole number")):
+        for kind, words in (("float", "a number"), ("integer", "a whole number"), ("duration", _DURATIONS)):
             text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
     elif text.startswith("Got unexpected extra argument") and _has_target(error):
         text += ". Pass the target with --target."

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 from rich.console import Console
 
+from draftwise.cli._options import Duration
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import config_options, nearest_option, setup_command
 from draftwise.verbs.deploy import TARGETS, DeployRequest, DeployResult, EditedFile, Mode, ProxyKind
@@ -31,7 +32,7 @@ from draftwise.verbs.deploy import deploy as run_deploy
 @click.option(
     "--image", default="", metavar="IMAGE", help="Container image  [default: vllm/vllm-openai of the release]"
 )
-@click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@click.option("--cold-start-s", type=Duration(0, min_open=True), metavar="SECONDS",
               help="Seconds of a measured cold start; the files allow 1.5 times that.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
               help="vLLM log of a cold start, instead of --cold-start-s.")  # fmt: skip

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
+from draftwise.cli._options import Duration
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
 from draftwise.verbs.serve import serve as run_serve
@@ -61,7 +62,7 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
     "--drain-seconds",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0, 86400),
+    type=Duration(0, 86400),
     help="Time for running requests after SIGTERM.",
 )
 @click.option(

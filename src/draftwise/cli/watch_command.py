@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from draftwise.cli._options import Duration
 from draftwise.core.progress import Silent
 from draftwise.verbs.watch import WatchRequest
 from draftwise.verbs.watch import watch as run_watch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: the measured values and the break-even.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Read one window, then exit.")
-@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=10.0, show_default=True,
+@click.option("--interval", "interval_s", type=Duration(0.2, 3600), default=10.0, show_default=True,
               metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one object per reading, one per line without --once."

@@ -215,7 +215,6 @@ class TestPython:
             read_setups(tmp_path / "a.py")
         assert (error.value.findings[0].code, error.value.findings[0].where) == ("not-python", f"{tmp_path}/a.py:2")
 
-
     @pytest.mark.parametrize(
         "code",
         [
