@@ -191,7 +191,7 @@ def _read_lines(folder: Path) -> list[str]:
             raise ValueError("a link")
         text = path.read_bytes().decode()
     except (OSError, ValueError) as error:
-        raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=type(error).__name__) from None
+        raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=_tell(error)) from None
     return text.removesuffix("\n").split("\n")
 
 
@@ -266,10 +266,10 @@ def read_record(folder: Path) -> Record:
             back=back,
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise unreadable(
-            "not-a-deployment",
-            case="record",
-            folder=folder,
-            deployment=DEPLOYMENT,
-            error=type(error).__name__,
-        ) from None
+        told = {"folder": folder, "deployment": DEPLOYMENT, "error": _tell(error)}
+        raise unreadable("not-a-deployment", case="record", **told) from None
+
+
+def _tell(error: Exception) -> str:
+    """Return why a file is not read, without the name of an exception."""
+    return getattr(error, "strerror", None) or "it is damaged"
