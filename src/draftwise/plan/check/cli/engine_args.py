@@ -56,10 +56,7 @@ def get_context(
 
 
 def _look_up(
-    setup: Setup,
-    release: Release,
-    installed: frozenset[str] | None,
-    origins: Mapping[str, str],
+    setup: Setup, release: Release, installed: frozenset[str] | None, origins: Mapping[str, str]
 ) -> Step[Context]:
     rules = Rulebook(release.version)
     faults: list[Finding] = []

@@ -16,13 +16,7 @@ from draftwise.setups.read.shell.expansion import NAME
 from draftwise.setups.read.shell.open_texts import Holes, OpenText, find_holes, is_known, without_marks
 from draftwise.setups.read.shell.paths import PathState, Value, join
 from draftwise.setups.read.shell.script_runner import ReachedCommand, Shell
-from draftwise.setups.read.shell.syntax import (
-    Document,
-    ShellWord,
-    Simple,
-    parse,
-    walk,
-)
+from draftwise.setups.read.shell.syntax import Document, ShellWord, Simple, parse, walk
 from draftwise.setups.read.shell.words import Word, check_length
 
 _MAX_WAYS = 24
