@@ -67,8 +67,9 @@ def _compare(folder: Path, record: Record) -> Iterator[str]:
     try:
         before, after = ((folder / name).read_text(encoding="utf-8").splitlines(keepends=True) for name in names)
     except (OSError, ValueError) as error:
-        text = f"A file of {folder} cannot be read ({getattr(error, 'strerror', error)})."
-        raise UnreadableSource.because("unreadable-file", text, where=str(folder)) from None
+        raise UnreadableSource.because(
+            "unreadable-file", f"A file of {folder} cannot be read ({error}).", where=str(folder)
+        ) from None
     return unified_diff(before, after, names[0], names[1], n=1)
 
 

@@ -53,5 +53,5 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UnreadableSource.because(
-            "unreadable-file", f"{path} cannot be read ({error.strerror}).", where=str(path)
+            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
         ) from None
