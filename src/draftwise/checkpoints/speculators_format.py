@@ -19,6 +19,7 @@ from draftwise.checkpoints.config_values import (
     get_ints,
     get_mapping,
 )
+from draftwise.checkpoints.headers import MTP, role_of
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.methods import Method, all_methods, methods_where
 
@@ -70,6 +71,11 @@ def _begins(names: Collection[str], pattern: re.Pattern[str]) -> bool:
 
 def _first(methods: Collection[Method], has_mark: Callable[[Method], bool]) -> Method | None:
     return next(filter(has_mark, methods), None)
+
+
+def holds_native_modules(_config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Say whether a checkpoint holds nothing but modules for multi-token prediction, out of its target's."""
+    return bool(names) and all(role_of(name) == MTP for name in names)
 
 
 _Config = Mapping[str, Any]

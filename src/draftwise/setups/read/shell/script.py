@@ -51,6 +51,8 @@ class Way:
     """What was taken as not set where that leaves no word, each with where it comes from."""
     deviations: int = 0
     """How many decisions differ from those of a caller who sets nothing."""
+    open_words: tuple[OpenText, ...] = ()
+    """The words with what is open in them left open, for `catalogue.oracle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         version=state.version,
         assumed=tuple(gone),
         deviations=state.deviations,
+        open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
 
 
