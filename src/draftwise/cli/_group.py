@@ -217,13 +217,14 @@ def _explain(error: click.ClickException) -> None:
     elif isinstance(error, click.BadParameter):
         for kind, words in (("float", "a number"), ("integer", "a whole number"), ("duration", _DURATIONS)):
             text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
-        if (told := _NO_CHOICE.match(text)) and isinstance(kind := getattr(error.param, "type", None), click.Choice):
-            near = _find_near(told[1], list(map(str, kind.choices)))
+        if (told := _NO_CHOICE.match(text)) and isinstance(type_ := getattr(error.param, "type", None), click.Choice):
+            near = _find_near(told[1], list(map(str, type_.choices)))
             text += f" Did you mean {near}?" if near else ""
     elif isinstance(error, click.NoSuchOption) and error.option_name in ("--force", "--overwrite"):
         own = {name for param in error.ctx.command.params for name in param.opts} if error.ctx is not None else set()
         if hint := next((hint for name, hint in _INSTEAD.items() if name in own), ""):
-            text, error.possibilities = f"{text} {hint}", []
+            text = f"{text} {hint}"
+            object.__setattr__(error, "possibilities", [])
     elif text.startswith("Got unexpected extra argument") and _has_target(error):
         text += ". Pass the target with --target."
     object.__setattr__(error, "message", text)  # click declares it final

@@ -103,8 +103,8 @@ class Duration(Finite):
 
     name = "duration"
 
-    def __init__(self, *ends: float | None, unit: str = "s", **attributes: Any) -> None:
-        super().__init__(*ends, **attributes)
+    def __init__(self, least: float, most: float | None = None, *, min_open: bool = False, unit: str = "s") -> None:
+        super().__init__(least, most, min_open=min_open)
         self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

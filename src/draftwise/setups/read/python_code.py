@@ -80,7 +80,7 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
     parts = [part for node in code.nodes for part in _list_parts(node)]
-    held, grown = {id(part) for part in parts}, {part.id for part in parts if isinstance(part, ast.Name)}
+    held, grown = {id(part) for part in parts}, {*map(_name_of, parts), *_find_changed(code.nodes)}
     for node in code.nodes:
         if not isinstance(node, ast.List) or any(isinstance(each, ast.Starred) for each in node.elts):
             continue
@@ -101,6 +101,10 @@ def _list_parts(node: ast.AST) -> Iterator[ast.expr | None]:
     match node:
         case ast.BinOp(left=left, right=right):
             yield from (left, right)
+        case ast.Call(func=function, args=parts) if _name_of(function) in ("chain", "list"):
+            yield from parts
+        case ast.Dict(values=values):
+            yield from values
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr() | ast.Starred():
             yield node.value
         case ast.arguments(defaults=defaults, kw_defaults=others):
@@ -271,7 +275,12 @@ def _find_changed(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the names whose list or dictionary changes in place."""
     for node in nodes:
         match node:
-            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
-                yield name
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attribute)) if attribute in _CHANGES:
-                yield name
+            case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+                yield _name_of(value)
+            case ast.Call(func=ast.Attribute(value=value, attr=attribute)) if attribute in _CHANGES:
+                yield _name_of(value)
+
+
+def _name_of(node: ast.expr | None) -> str:
+    """Return the name of a variable or an attribute; empty for any other expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
