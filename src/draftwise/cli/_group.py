@@ -237,7 +237,7 @@ def _find_near(word: str, names: Iterable[str]) -> str:
     word = word.lower()
     short = re.sub(r"(?<=\w)\d{1,2}(?=\w)", lambda number: rf"\w{{{number[0]}}}", re.escape(word))  # k8s
     begun = [name for name in names if re.fullmatch(short, name) or name.startswith(word)]
-    return next(iter(begun or get_close_matches(word, names, n=1)), "")
+    return next(iter(begun if len(begun) == 1 else get_close_matches(word, names, n=1)), "")
 
 
 def _has_target(error: click.ClickException) -> bool:

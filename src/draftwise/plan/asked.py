@@ -56,7 +56,7 @@ def squeeze(name: str) -> str:
 
 
 def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
-    """Return the codes whose titles share most with a question, and all its names with `_`; at most three."""
+    """Return the codes of the titles nearest to a question, at most three; each has the question's names with `_`."""
     titles, weights = _titles()
     asked = _stems(text)
     names = {stem for stem in asked if "_" in stem}
