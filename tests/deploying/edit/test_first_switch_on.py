@@ -111,6 +111,7 @@ NAMED = {
     "positional.py": f'from vllm import LLM\n\nllm = LLM("{MODEL}")\n',
     "remark.py": f'from vllm import LLM\n\nllm = LLM(\n    model="{MODEL}",  # own, or yours\n)\n',
     "serve.py": f'import subprocess\n\nMODEL = "{MODEL}"\nsubprocess.Popen(["vllm", "serve", MODEL])\n',
+    "listed.py": f'import subprocess\n\nsubprocess.run([\n    "vllm", "serve",\n    "{MODEL}",  # own, or yours\n])\n',
     "rayservice.yaml": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: llm}\nspec:\n  serveConfigV2: |\n    applications:\n"
     f"    - args:\n        llm_configs:\n        - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n"
     "          engine_kwargs:\n            max_model_len: 8192\n",
@@ -142,6 +143,14 @@ def test_a_config_that_comes_first_in_python_is_removed(form: str, gap: str) -> 
     source = SourceText(text=f"from vllm import LLM\nllm = {text}\n", name="serve.py")
     (after,) = read_setups(replace(source, text=edit(source, None, engine_version="0.26.0").text))
     assert (after.setup.spec, after.setup.target) == (None, MODEL)
+
+
+def test_comments_between_the_words_of_a_list_stay() -> None:
+    words = f'"vllm", "serve",\n    "{MODEL}",  # own, or yours\n'
+    flags = '    "--speculative-config", \'{}\',\n    "--port", "80",  # ours\n'.format(NGRAM.to_json())
+    source = SourceText(text=f"import subprocess\n\nsubprocess.run([\n    {words}{flags}])\n", name="serve.py")
+    off = edit(source, None, engine_version="0.26.0").text
+    assert off == source.text.replace(flags, '    "--port", "80",  # ours\n')
 
 
 SPECULATES = "--speculative-config.method=ngram --speculative-config.num_speculative_tokens=3"
