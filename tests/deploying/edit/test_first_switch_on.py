@@ -147,7 +147,7 @@ def test_a_config_that_comes_first_in_python_is_removed(form: str, gap: str) -> 
 
 def test_comments_between_the_words_of_a_list_stay() -> None:
     words = f'"vllm", "serve",\n    "{MODEL}",  # own, or yours\n'
-    flags = '    "--speculative-config", \'{}\',\n    "--port", "80",  # ours\n'.format(NGRAM.to_json())
+    flags = f'    "--speculative-config", \'{NGRAM.to_json()}\',\n    "--port", "80",  # ours\n'
     source = SourceText(text=f"import subprocess\n\nsubprocess.run([\n    {words}{flags}])\n", name="serve.py")
     off = edit(source, None, engine_version="0.26.0").text
     assert off == source.text.replace(flags, '    "--port", "80",  # ours\n')
