@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 from draftwise.core.documents import DocumentError
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def blame(where: str) -> Iterator[None]:
     except DocumentError as error:
         raise damaged(where, f"is not a row of a run ({error}).") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(where, f"is not a row of a run ({type(error).__name__}: {error}).") from None
+        raise damaged(where, f"is not a row of a run ({type(error).__name__}: {cause_of(error)}).") from None
 
 
 def damaged(where: str, message: str) -> InvalidSetup:
