@@ -42,6 +42,7 @@ def test_a_cause_has_neither_number_nor_path(number):
         (OSError("Not a gzipped file"), "Not a gzipped file"),
         (TimeoutError(), "TimeoutError"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is not UTF-8 text"),
+        (KeyError("model_type"), "it lacks 'model_type'"),
         (ValueError("line 3 is no number"), "line 3 is no number"),
     ],
 )

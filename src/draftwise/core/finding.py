@@ -94,6 +94,8 @@ def cause_of(error: BaseException) -> str:
     """Return why a file, program or address cannot be used, without its name: the message has that already."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -142,8 +142,7 @@ class KernelCache:
                 ) from None
             return new
         except (OSError, ValueError, TypeError, KeyError) as error:
-            cause = f"{type(error).__name__}: {cause_of(error)}"
-            raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({cause}).") from None
+            raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({cause_of(error)}).") from None
         if differing := [name for name in sorted({*theirs, *platform}) if theirs.get(name) != platform.get(name)]:
             told = "; ".join(f"{name} {theirs.get(name)} there, {platform.get(name)} here" for name in differing)
             raise _refuse("kernels-of-another", path, f"was made for another machine: {told}.")

@@ -148,7 +148,7 @@ def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
 def _damaged(file: Path, error: Exception) -> InvalidSetup:
     return InvalidSetup.because(
         "facts-damaged",
-        f"The facts that were added in {file} cannot be read ({type(error).__name__}: {cause_of(error)}).",
+        f"The facts that were added in {file} cannot be read ({cause_of(error)}).",
         where=str(file),
         fix="Delete the file, and add the release again with `draftwise facts add`.",
     )

@@ -157,7 +157,7 @@ def read_anchors(folder: Path) -> tuple[Anchors, ...]:
     except Exception as error:  # zip files and arrays fail in a dozen ways
         raise InvalidSetup.because(
             "damaged-profile",
-            f"{path} is damaged ({type(error).__name__}: {cause_of(error)}).",
+            f"{path} is damaged ({cause_of(error)}).",
             where=str(path),
             fix="Restore the file, or replay the log again.",
         ) from None
