@@ -106,7 +106,9 @@ class ChatTemplate:
         connection, theirs = Pipe()
         with theirs:
             command = make_command("draftwise.engine.text.chat_template", theirs.fileno())
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(  # in a session that Ctrl-C does not reach
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
         self._end = weakref.finalize(self, _end, connection, self._process)
         with suppress(ConnectionError):  # it has ended already, which the next message meets
             connection.send((self._source, _CPU_S))
@@ -181,7 +183,6 @@ def limit_memory() -> None:
 
 def main(descriptor: int) -> None:
     """Render conversations until the other end is gone; `descriptor` is this end of a socket pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole process group
     with suppress(EOFError, ConnectionError), Connection(descriptor) as connection:
         source, cpu_s = connection.recv()
         template = ChatTemplate(source)
