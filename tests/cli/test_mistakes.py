@@ -335,7 +335,7 @@ def test_without_json_stdout_stays_empty() -> None:
 def test_an_end_from_outside_has_an_envelope(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: ExitCode, name: str
 ) -> None:
-    def fail(_name: str) -> None:
+    def fail(*_: object) -> None:
         raise raised
 
     monkeypatch.setattr("draftwise.verbs.explain.look_up", fail)
