@@ -62,11 +62,11 @@ _PANELS = {
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed for turn order and sampling.")
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
-              help="Stop what is settled early, and search for the load where speculation stops paying.")  # fmt: skip
+              help="Stop settled cells early, and search for the load where speculation stops paying.")  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
               help="Acceptance profile of this traffic; skips candidates that cannot win.")  # fmt: skip
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration file; skips candidates that cannot win, and with --profile loads too.")  # fmt: skip
+              help="Calibration file; skips candidates that cannot win, and with --profile also loads.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
 @access_options
 @context_option

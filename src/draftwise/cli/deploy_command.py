@@ -19,7 +19,7 @@ from draftwise.verbs.deploy import deploy as run_deploy
 @click.option("--to", type=click.Choice(list(TARGETS)), help="Platform.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="New folder for the files.")
 @click.option("--edit",  type=click.Path(path_type=Path), metavar="FILE",
-              help="File to edit, instead of --to and --out, until its server speculates like SOURCE.")  # fmt: skip
+              help="Give FILE's server the config of SOURCE, instead of writing new files (--to, --out).")  # fmt: skip
 @click.option("--select", default="", metavar="NAME",
               help="With --edit: the container, object or service to change, if FILE has several.")  # fmt: skip
 @click.option("--write", is_flag=True, help="With --edit: show the change and write it.")

@@ -55,11 +55,11 @@ _MOST_SHOWN = 8
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
 @json_option
 def forecast(as_json: bool, **given: Any) -> None:
-    """Predict what speculation will be worth, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
+    """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 
-    Shows speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. Where
-    an interval holds 1 it is too close to say, and the `decide` command that settles it is printed. The exit code is 1
-    where a finding is an error, e.g. a load far beyond what was calibrated.
+    Shows speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. If an
+    interval contains 1, it is too close to call, and you get the `decide` command that settles it. The exit code is 1
+    if a finding is an error, e.g. a load far beyond the calibrated ones.
 
     \b
     Examples:

@@ -99,9 +99,9 @@ _WIDTH = 110
 def size(as_json: bool, plot: Path | None, **given: Any) -> None:
     """Show the memory that TARGET takes on each GPU.
 
-    TARGET is a checkpoint directory, a well-known model id, or a config.json. Nothing is loaded: weights are counted
+    TARGET is a checkpoint directory, a well-known model id, or a config.json. size loads nothing: it counts weights
     from safetensors headers if the directory has them, otherwise from the model's shape. The rest becomes KV cache,
-    whose capacity is shown with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would
+    whose capacity you see with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would
     reject it.
 
     \b

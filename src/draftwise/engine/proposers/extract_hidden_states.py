@@ -71,7 +71,7 @@ class ExtractHiddenStatesProposer(Proposer):
                 "no-layers",
                 f"{AUX_KEY} names no hidden state to write.",
                 where=AUX_KEY,
-                fix="Give layer ids: i is what enters layer i, 0 the embedding.",
+                fix="Name layer ids. Id i stands for the input of layer i, and 0 for the embedding.",
             )
         self.aux_layers = tuple(sorted(set(aux_layers)))
         self._folder = _make_folder(folder)
