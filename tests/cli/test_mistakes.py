@@ -301,8 +301,8 @@ def test_one_look_tells_all_missing_options_and_how_files_are_named() -> None:
     (["deploy", "x", "--to", "Argo"], "Did you mean argo-rollouts?"),
     (["check", "x", "--format", "jsn"], "Did you mean json?"),
     (["roll", "x"], "Did you mean rollback?"),
-    (["deploy", "x", "--out", "o", "--force"], "name a new folder, or move the old one away."),
-    (["export", "x", "--overwrite"], "name a new folder, or move the old one away."),
+    (["deploy", "x", "--out", "o", "--force"], "Name another --out, or move the old one away."),
+    (["export", "x", "--overwrite"], "Name another --out, or move the old one away."),
     (["rollback", "x", "--force"], "pass --yes."),
     (["watch", "--interval", "1x"], "'1x' is not a time, such as 500ms, 30s or 5m."),
     (["guard", "--every", "nan"], "nan is not a finite number."),
@@ -319,7 +319,7 @@ def test_a_word_that_is_nearly_right_is_told_what_is(words: list[str], said: str
 def test_a_word_that_is_near_nothing_gets_no_advice_that_is_wrong(words: list[str]) -> None:
     said = CliRunner().invoke(main, words, env={"COLUMNS": "200"}).stderr
     assert "Did you mean" not in said or "'--format'" in said
-    assert "overwrites" not in said
+    assert "move the old one" not in said
 
 
 def test_a_folder_that_cannot_be_rolled_back_is_told_without_the_name_of_an_exception(places: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ _WORDS = "draftwise.words"
 _NO_CHOICE = re.compile(r"'([^']{1,80})' is not one of")
 _INSTEAD = {
     "--yes": "To go on without a question, pass --yes.",
-    "--out": "draftwise overwrites nothing: name a new folder, or move the old one away.",
+    "--out": "Name another --out, or move the old one away.",
 }
 """Options of a verb -> what to do where others have --force."""
 _DURATIONS = "a time, such as 500ms, 30s or 5m"
