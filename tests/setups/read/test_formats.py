@@ -225,6 +225,8 @@ class TestPython:
             "w = {0}\nrun([*w, '--seed', '1'])",
             "w = {0}\nv = w\nv.append('--seed=1')\nrun(v)",
             "run({0} + ['--seed', '1'])",
+            "def f(w):\n    w.append('--seed=1')\nv = {0}\nf(v)\nrun(v)",
+            "def f(w):\n    run([*w, '--seed=1'])\nf({0})",
             "run(list(chain(w, x)))\nw = {0}",
             "d = {{'a': {0}}}\nd['a'].append('--seed=1')\nrun(d['a'])",
             "class A:\n    w = {0}\n    def f(self):\n        self.w.append('--seed=1')\n        run(self.w)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,8 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers that lists of words start, as `subprocess.Popen` takes them; lists that grow are not read."""
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
-    parts = [part for node in code.nodes for part in _list_parts(node)]
+    own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    parts = [part for node in code.nodes for part in _list_parts(node, {"chain", "list", *own})]
     held, grown = {id(part) for part in parts}, {*map(_name_of, parts), *_find_changed(code.nodes)}
     for node in code.nodes:
         if not isinstance(node, ast.List) or any(isinstance(each, ast.Starred) for each in node.elts):
@@ -96,12 +97,12 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
             yield replace(launch, where=f"line {node.lineno}")
 
 
-def _list_parts(node: ast.AST) -> Iterator[ast.expr | None]:
-    """Yield what a node keeps, or joins to more: a list there may not be all."""
+def _list_parts(node: ast.AST, joining: Set[str]) -> Iterator[ast.expr | None]:
+    """Yield what a node keeps, joins to more, or gives to functions that may: a list there may not be all."""
     match node:
         case ast.BinOp(left=left, right=right):
             yield from (left, right)
-        case ast.Call(func=function, args=parts) if _name_of(function) in ("chain", "list"):
+        case ast.Call(func=function, args=parts) if _name_of(function) in joining:
             yield from parts
         case ast.Dict(values=values):
             yield from values
