@@ -279,6 +279,15 @@ def test_a_question_leads_to_a_finding_or_a_name(question: str, meant: str) -> N
     assert meant in {each.name for each in draftwise.explain(question).explanations}
 
 
+def test_a_finding_that_lacks_the_name_in_a_question_is_no_answer() -> None:
+    found = {each.name for each in draftwise.explain("min_p requests are refused").explanations}
+    assert "default-min-p-refused" in found
+    assert "rate-limited" not in found
+    assert "rate-limited" in {each.name for each in draftwise.explain("requests are refused").explanations}
+    with pytest.raises(InvalidSetup):
+        draftwise.explain("top_k requests are refused")
+
+
 def test_an_unknown_question_says_what_was_nearest() -> None:
     with pytest.raises(InvalidSetup, match=r"Nearest: .*acceptance"):
         draftwise.explain("accpetance of pizza")

@@ -5,8 +5,11 @@ import json
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwise.cli._loads import load_options
+from draftwise.cli._options import Duration
 from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
 from draftwise.core.documents import from_json, to_json
 from draftwise.verbs.decide import DecideRequest, read_conditions
@@ -74,3 +77,17 @@ def test_what_makes_no_load_is_said(args: list[str], words: str) -> None:
     result = CliRunner().invoke(show, args)
     assert result.exit_code == 2
     assert words in result.output
+
+
+@given(number=st.floats(0, 1000), unit=st.sampled_from(["ms", "s", "m", "h"]), asked=st.sampled_from(["ms", "s", "m"]))
+def test_a_time_may_have_a_unit_of_its_own(number: float, unit: str, asked: str) -> None:
+    seconds: dict[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+    read = Duration(0, unit=asked).convert(f"{number:.3f} {unit}", None, None)
+    assert read == pytest.approx(round(number, 3) * seconds[unit] / seconds[asked])
+    assert Duration(0, unit=asked).convert(f"{number:.3f}", None, None) == round(number, 3)
+
+
+@pytest.mark.parametrize("text", ["", "1x", "s", "1 2s", "-1s", "1.2.3s", "nans", "1e3s", "inf"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Duration(0).convert(text, None, None)

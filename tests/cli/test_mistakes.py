@@ -295,6 +295,41 @@ def test_one_look_tells_all_missing_options_and_how_files_are_named() -> None:
     assert "Put vLLM flags" not in say("check", "x.yaml", "--force")
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["deploy", "x", "--to", "k8s"], "Did you mean kubernetes?"),
+    (["deploy", "x", "--to", "docker-compose"], "Did you mean compose?"),
+    (["deploy", "x", "--to", "Argo"], "Did you mean argo-rollouts?"),
+    (["check", "x", "--format", "jsn"], "Did you mean json?"),
+    (["roll", "x"], "Did you mean rollback?"),
+    (["deploy", "x", "--out", "o", "--force"], "Name another --out, or move the old one away."),
+    (["export", "x", "--overwrite"], "Name another --out, or move the old one away."),
+    (["rollback", "x", "--force"], "pass --yes."),
+    (["watch", "--interval", "1x"], "'1x' is not a time, such as 500ms, 30s or 5m."),
+    (["guard", "--every", "nan"], "nan is not a finite number."),
+])  # fmt: skip
+def test_a_word_that_is_nearly_right_is_told_what_is(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, words, env={"COLUMNS": "200"})
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.rstrip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    "words", [["deploy", "x", "--to", "moon"], ["deploy", "x", "--to", "k9s"], ["check", "--force"]]
+)
+def test_a_word_that_is_near_nothing_gets_no_advice_that_is_wrong(words: list[str]) -> None:
+    said = CliRunner().invoke(main, words, env={"COLUMNS": "200"}).stderr
+    assert "Did you mean" not in said or "'--format'" in said
+    assert "move the old one" not in said
+
+
+def test_a_folder_that_cannot_be_rolled_back_is_told_without_the_name_of_an_exception(places: dict[str, str]) -> None:
+    for path in (places["text"], places["folder"], places["missing"]):
+        for verb in ("rollback", "verify"):
+            said = run(places, [verb, path]).stderr
+            assert said.startswith("error: ")
+            assert not re.search(r"\w(Error|Exception)\b", said), said
+
+
 def test_every_verb_has_json_and_a_command_line() -> None:
     assert set(GOOD) == set(VERBS)
     for verb in VERBS:
@@ -335,7 +370,7 @@ def test_without_json_stdout_stays_empty() -> None:
 def test_an_end_from_outside_has_an_envelope(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: ExitCode, name: str
 ) -> None:
-    def fail(*_args: object) -> None:
+    def fail(*_: object) -> None:
         raise raised
 
     monkeypatch.setattr("draftwise.verbs.explain.look_up", fail)

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from tests.support.guarding import EVERY_S, RULES, Proxy, window
@@ -70,9 +71,13 @@ class World:
             tick = asyncio.run(self.guard.tick(self.look()))
         return tick
 
+    def steps(self) -> list[dict[str, Any]]:
+        path = Store(self.folder / "guard.json").steps
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
     def recorded(self) -> list[tuple[str, str]]:
         """Return what became of the steps; that one begins is written before it is done."""
-        rows = Store(self.folder / "guard.json").read_steps()
+        rows = self.steps()
         return [(row["outcome"], row["step"]) for row in rows if row["outcome"] != "begun"]
 
 
@@ -89,7 +94,7 @@ def test_a_step_is_carried_out_recorded_with_its_evidence_and_kept(world):
     tick = world.run(60)
     assert world.proxy.out == {"a"}
     assert world.recorded() == [("done", "shift")]
-    begun, row = Store(world.folder / "guard.json").read_steps()
+    begun, row = world.steps()
     assert (begun["outcome"], begun["evidence"]) == ("begun", row["evidence"])
     assert row["by"] == "haproxy=fake"
     assert row["evidence"]["break_even"] == 1.35

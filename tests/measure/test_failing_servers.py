@@ -10,12 +10,12 @@ import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
+from tests.support.reports import write_report
 
 from draftwise.backends import LineUp, OneAtATime
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Omission, Run, RunPlan, Severity, Verdict
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.conditions import describe_unmeasured
-from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
 
 FOREVER = 1e6

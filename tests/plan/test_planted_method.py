@@ -119,10 +119,11 @@ def test_size_does_not_guess_without_a_layout(planted: Path, tmp_path: Path) -> 
     copy = shutil.copytree(planted, tmp_path / "unshaped")
     table = copy / "draftwise/knowledge/data/methods.json"
     table.write_text(json.dumps([{**row, "layout": ""} for row in json.loads(table.read_text())]))
-    for named, words in (("hydra", "The tensors of a hydra drafter are unknown"), ("warp", "'warp'")):
+    unshaped, unknown = "The tensors of a hydra drafter are unknown", '"warp" is not a method of vLLM'
+    for named, words, code in (("hydra", unshaped, 2), ("warp", unknown, 1)):
         asked = spec(model="heads", method=named)
         done = run(copy, "-m", "draftwise", "size", VICUNA, "--gpu", "H200", "--speculative-config", asked, "--json")
-        assert done.returncode == 2
+        assert done.returncode == code
         assert set(json.loads(done.stdout)) == {"error"}
         assert words in " ".join(done.stderr.split())
 

@@ -10,11 +10,12 @@ import yaml
 from tests.support import virtual_time
 from tests.support.made_runs import Truth, arm, closed, gains, make_run, workload
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
+from tests.support.reports import write_report
 
 from draftwise.core import Arm, Condition, Decision, OpenLoop, Phase
 from draftwise.core.documents import to_json
 from draftwise.deciding.conclusions import Conclusions, conclude_run
-from draftwise.reporting.page import render_page, write_report
+from draftwise.reporting.page import render_page
 from draftwise.reporting.sentences import describe_decision
 from draftwise.runs import RunDirectory
 

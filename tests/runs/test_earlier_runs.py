@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.support import virtual_time
 from tests.support.fake_server import FakeBackend, FakeScript
+from tests.support.reports import write_report
 
 from draftwise.core import InvalidSetup, LaunchOptions, Run, RunContext, Setup, Silent, SpecConfig
 from draftwise.core.documents import from_json, to_json
 from draftwise.measure.session import Session
-from draftwise.reporting.page import write_report
 from draftwise.runs import RunDirectory
 
 SCRIPTS = (FakeScript(seed=1), FakeScript(k=3, accepted=(3, 1, 0), step_s=0.0045, seed=2))

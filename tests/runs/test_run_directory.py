@@ -180,7 +180,7 @@ def test_a_line_that_is_no_json_is_named(measured: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(measured: Path) -> None:
     (measured / "turns.jsonl").unlink()
     (measured / "turns.jsonl").mkdir()
-    with pytest.raises(InvalidSetup, match=r"turns.jsonl is not a row of a run \(IsADirectoryError"):
+    with pytest.raises(InvalidSetup, match=r"turns.jsonl is not a row of a run \(Is a directory\)"):
         RunDirectory(measured).read()
 
 

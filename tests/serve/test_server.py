@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -213,14 +214,31 @@ def test_what_is_connected_when_the_port_closes_is_answered(monkeypatch):
                 clients.append(socket.create_connection(listener.getsockname(), timeout=60))
                 clients[-1].sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
 
-    in_flight = LastMoment()
+    end_server(listener, LastMoment())
+    for client in clients:
+        with client:
+            assert client.recv(100).startswith(b"HTTP/1.1 503")
+
+
+def end_server(listener, in_flight):
     config = connections.make_config(in_flight.wrap(Starlette()), log_level="critical")
     server = connections.HttpServer(config, SimpleNamespace(failure=None), in_flight, drain_s=0)
     server.should_exit = True
     server.run(sockets=[listener])
-    for client in clients:
-        with client:
-            assert client.recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_a_server_that_has_no_descriptor_left_ends_all_the_same(monkeypatch):
+    monkeypatch.setattr(connections, "_LAST_REQUESTS_S", 0)
+
+    class Full(socket.socket):
+        def accept(self):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Full() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        end_server(listener, InFlight())
+        assert listener.fileno() == -1
 
 
 @pytest.mark.parametrize(

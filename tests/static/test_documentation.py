@@ -177,6 +177,29 @@ def test_commands_that_are_not_run_can_be_parsed(command: str) -> None:
     found.make_context(verb, arguments, parent=context)
 
 
+def find_wrong_options(text: str) -> Iterator[str]:
+    """Yield the `draftwise VERB ...` in backticks that name a verb or an option that there is not."""
+    for verb, rest in re.findall(r"`draftwise ([a-z][\w-]*)([^`\n]*)`", text):
+        found = main.get_command(click.Context(main), verb)
+        if isinstance(found, click.Group):
+            found = found.get_command(click.Context(found), (rest.split() or [""])[0]) or found
+        known = {"--help", "-h"}.union(*(p.opts + p.secondary_opts for p in found.params)) if found else set()
+        own = re.sub(r"'[^']*'", "", rest.split(" -- ")[0])
+        if found is None or not known.issuperset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", own)):
+            yield f"draftwise {verb}{rest}"
+
+
+def test_commands_within_sentences_exist() -> None:
+    rows = (path for path in (ROOT / "src/draftwise/knowledge/data").rglob("*.json") if path.parent.name != "vllm")
+    for path in [*PAGES, *rows]:
+        assert list(find_wrong_options(path.read_text())) == [], path
+
+
+@pytest.mark.parametrize("shown", ["deploy --metric-prefix x", "watc URL", "bundle make --form x", "check x -z"])
+def test_a_command_that_does_not_exist_is_noticed(shown: str) -> None:
+    assert list(find_wrong_options(f"Use `draftwise {shown}`.")) == [f"draftwise {shown}"]
+
+
 class TestTheReadingItself:
     TEXT = "<!-- runs -->\n```\n$ echo '{\n}'\n{\n...\n```\n\n```python\nx\n```\n"
 

@@ -14,7 +14,7 @@ import httpx
 
 from draftwise.backends.backend import Exchange, Piece, ServerInfo
 from draftwise.backends.url import UrlBackend
-from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
+from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad, cause_of
 from draftwise.knowledge.server_metrics import counts_drafts
 
 _POLL_S = 1.0
@@ -246,7 +246,7 @@ class SwitchCommand:
                 stderr=subprocess.STDOUT,
             )
         except OSError as error:
-            raise BackendError(f"--switch: {words[0]!r} cannot be run ({error.strerror}). {state}") from None
+            raise BackendError(f"--switch: {words[0]!r} cannot be run ({cause_of(error)}). {state}") from None
         output, _ = await child.communicate()
         if child.returncode:
             tail = output.decode(errors="replace").strip()[-_TAIL:]

@@ -21,7 +21,7 @@ from typing import Any
 
 from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.text_files import POINTER_BYTES, quote, refuse_pointer
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 from draftwise.knowledge.stored import read_data
 
 _MAGIC = b"GGUF"
@@ -81,7 +81,7 @@ def read_gguf(file: str | Path) -> GgufHeader:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(file, data).read()
     except OSError as error:
-        raise _damaged(file, f"cannot be read ({error.strerror or error})") from None
+        raise _damaged(file, f"cannot be read ({cause_of(error)})") from None
 
 
 class _Reader:

@@ -25,7 +25,7 @@ from draftwise.checkpoints.text_files import (
     read_json,
     refuse_pointer,
 )
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, cause_of
 
 MTP = "mtp"
 """Role of the tensors of modules for multi-token prediction."""
@@ -327,7 +327,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
             stream.seek(8)
             header = _parse(file, stream.read(length))
     except OSError as error:
-        raise _damaged(file, f"cannot be read ({error.strerror or error})") from None
+        raise _damaged(file, f"cannot be read ({cause_of(error)})") from None
     return _check_tensors(file, header, data_start=8 + length, size=size)
 
 

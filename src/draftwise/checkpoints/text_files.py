@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 4
@@ -103,7 +103,7 @@ def read_bytes(file: Path) -> bytes:
     except FileNotFoundError:
         raise _bad(file, "file-missing", "The file is not there.") from None
     except OSError as error:
-        raise _bad(file, "unreadable-file", f"The file cannot be read ({error.strerror or error}).") from None
+        raise _bad(file, "unreadable-file", f"The file cannot be read ({cause_of(error)}).") from None
     refuse_pointer(file, data[:POINTER_BYTES])
     return data
 

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -29,6 +29,13 @@ AS_JSON = "draftwise.as_json"
 """Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
 
 _WORDS = "draftwise.words"
+_NO_CHOICE = re.compile(r"'([^']{1,80})' is not one of")
+_INSTEAD = {
+    "--yes": "To go on without a question, pass --yes.",
+    "--out": "Name another --out, or move the old one away.",
+}
+"""Options of a verb -> what to do where others have --force."""
+_DURATIONS = "a time, such as 500ms, 30s or 5m"
 _URL = re.compile(r"https?://", re.I)
 
 BEGAN = "draftwise.began_s"
@@ -108,12 +115,10 @@ class VerbGroup(click.Group):
         try:
             name, command, words = super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches  # read only when something is misspelled
-
-            near = get_close_matches(args[0][:80], VERBS, n=1)
+            near = _find_near(args[0][:80], VERBS)
             if not near:
                 raise
-            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
+            raise click.UsageError(f"{error.message} Did you mean {near}?", ctx) from None
         if command is not None:
             _refuse_urls(click.Context(command, parent=ctx, info_name=name), words)
         return name, command, words
@@ -210,11 +215,29 @@ def _explain(error: click.ClickException) -> None:
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option) and error.param.help:
         text = text or f"{error.param.help.partition('  [')[0].rstrip('.')}.{_list_missing(error, error.param)}"
     elif isinstance(error, click.BadParameter):
-        for kind, words in (("float", "a number"), ("integer", "a whole number")):
+        for kind, words in (("float", "a number"), ("integer", "a whole number"), ("duration", _DURATIONS)):
             text = re.sub(rf"a valid {kind}( range)?\.", f"{words}.", text)
+        if (told := _NO_CHOICE.match(text)) and isinstance(type_ := getattr(error.param, "type", None), click.Choice):
+            near = _find_near(told[1], list(map(str, type_.choices)))
+            text += f" Did you mean {near}?" if near else ""
+    elif isinstance(error, click.NoSuchOption) and error.option_name in ("--force", "--overwrite"):
+        own = {name for param in error.ctx.command.params for name in param.opts} if error.ctx is not None else set()
+        if hint := next((hint for name, hint in _INSTEAD.items() if name in own), ""):
+            text = f"{text} {hint}"
+            object.__setattr__(error, "possibilities", [])
     elif text.startswith("Got unexpected extra argument") and _has_target(error):
         text += ". Pass the target with --target."
     object.__setattr__(error, "message", text)  # click declares it final
+
+
+def _find_near(word: str, names: Iterable[str]) -> str:
+    """Return the name that a word is an abbreviation or a misspelling of; empty for no such name."""
+    from difflib import get_close_matches  # read only when something is misspelled
+
+    word = word.lower()
+    short = re.sub(r"(?<=\w)\d{1,2}(?=\w)", lambda number: rf"\w{{{number[0]}}}", re.escape(word))  # k8s
+    begun = [name for name in names if re.fullmatch(short, name) or name.startswith(word)]
+    return next(iter(begun if len(begun) == 1 else get_close_matches(word, names, n=1)), "")
 
 
 def _has_target(error: click.ClickException) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import Any
 
 import click
 
-from draftwise.cli._options import ParsedOption, add_options
+from draftwise.cli._options import Duration, Finite, ParsedOption, add_options
 from draftwise.core import Arrivals
 from draftwise.verbs.loads import read_numbers, read_phases
 
@@ -16,17 +14,6 @@ WHOLE_NUMBERS = ParsedOption(partial(read_numbers, least=1, whole=True), "number
 _RATES = ParsedOption(partial(read_numbers, least=0, open_end=True), "numbers")
 _TEMPERATURES = ParsedOption(partial(read_numbers, least=0), "numbers")
 _PHASES = ParsedOption(read_phases, "phases")
-
-
-class Finite(click.FloatRange):
-    """A number of a range that has ends even where it says none: not nan, not inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 load_options = add_options(
@@ -39,7 +26,7 @@ load_options = add_options(
     click.option("--phases", type=_PHASES, metavar="PHASES", help="Ramps and bursts, e.g. '60s:1-8/s,30s:20/s'."),
     click.option("--replay", type=Finite(0, min_open=True), is_flag=False, flag_value=1.0, metavar="SPEED",
                  help="Replay recorded arrival times; 2 means twice as fast  [1 if given alone]"),
-    click.option("--turn-seconds", type=Finite(0, min_open=True), default=20, show_default=True,
+    click.option("--turn-seconds", type=Duration(0, min_open=True), default=20, show_default=True,
                  help="Duration of a turn at a steady rate."),
     click.option("--temperature", "temperatures", type=_TEMPERATURES, default="0", show_default=True,
                  metavar="T[,T...]", help="Sampling temperatures."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +11,8 @@ import click
 
 from draftwise.core import InvalidRequest
 
+_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h)\s*")
+_SECONDS: Mapping[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -83,6 +87,34 @@ class ParsedOption(click.ParamType):  # type: ignore[type-arg]  # generic from c
             self.fail(" ".join(each.message for each in error.findings), param, ctx)
 
 
+class Finite(click.FloatRange):
+    """A number of a range that has ends even where it says none: not nan, not inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Duration(Finite):
+    """A time in the option's unit, or with a unit of its own: 500ms, 30s, 5m, 1h."""
+
+    name = "duration"
+
+    def __init__(self, least: float, most: float | None = None, *, min_open: bool = False, unit: str = "s") -> None:
+        super().__init__(least, most, min_open=min_open)
+        self._unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the time in the option's unit."""
+        found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        number = value if found is None else float(found[1]) * _SECONDS[found[2]] / _SECONDS[self._unit]
+        return super().convert(number, param, ctx)
+
+
+MINUTES, MILLISECONDS = (Duration(0, min_open=True, unit=unit) for unit in ("m", "ms"))
 context_option = click.option(
     "--context",
     "notes",

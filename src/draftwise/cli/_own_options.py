@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -12,11 +13,17 @@ from draftwise.verbs.explain import Explanation
 
 
 def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
-    """Return what an option does, once for each help text; methods of `train` are asked where no verb has it."""
+    """Return what an option does, once for each help text; methods of `train` are asked where no verb has it.
+
+    Only verbs are imported whose file names the option, or a file that does.
+    """
     root = click.Context(group)
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    homes = ["_engine", *(stem for stem, text in texts.items() if name in text)]  # _engine makes some of fields
     helps: dict[str, list[str]] = {}
     for verb in sorted(group.list_commands(root), key="train".__eq__):
-        if verb != "train" or not helps:
+        own = f"{verb.replace('-', '_')}_command"
+        if not helps if verb == "train" else any(home in f"{own} {texts[own]}" for home in homes):
             for words, each in _list_commands(verb, group.get_command(root, verb)):
                 _collect(name, words, each, helps)
     return tuple(

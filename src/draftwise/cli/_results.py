@@ -21,12 +21,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def show(
-    result: R,
-    render: Callable[[Console, R], None],
-    *,
-    as_json: bool,
-    indent: int | None = 1,
-    width: int = UNBROKEN,
+    result: R, render: Callable[[Console, R], None], *, as_json: bool, indent: int | None = 1, width: int = UNBROKEN
 ) -> None:
     """Print a result and end the command with its exit code, unless that is 0.
 

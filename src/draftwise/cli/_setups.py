@@ -14,7 +14,6 @@ from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
-
 _NAMES_OF_FILES = ("-f", "--file", "--filename", "--manifest")
 
 
@@ -31,10 +30,13 @@ class _SetupCommand(PanelCommand):
         try:
             rest = super().parse_args(ctx, self._join(ctx, args[:cut]))
         except click.NoSuchOption as error:
-            hint = _ABOUT_FLAGS if error.option_name in flags_of_vllm() else ""
             if error.option_name in _NAMES_OF_FILES:
                 hint = f"Name a file without an option: {ctx.command_path} FILE."
-            raise click.UsageError(f"{error.format_message()} {hint}".strip(), ctx) from None
+            elif error.option_name in flags_of_vllm():
+                hint = _ABOUT_FLAGS
+            else:
+                raise
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
         ranks = ctx.params.pop("tensor_parallel_size", None)
         ctx.params["engine_flags"] = (*args[cut + 1 :], *(("--tensor-parallel-size", str(ranks)) if ranks else ()))
         return rest

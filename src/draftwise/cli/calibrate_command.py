@@ -14,8 +14,8 @@ from rich.table import Table
 
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
-from draftwise.cli._loads import WHOLE_NUMBERS, Finite
-from draftwise.cli._options import PanelCommand, context_option
+from draftwise.cli._loads import WHOLE_NUMBERS
+from draftwise.cli._options import MINUTES, PanelCommand, context_option
 from draftwise.cli._session import (
     RENAMED,
     access_options,
@@ -44,7 +44,7 @@ _LARGE_ERROR = 0.10
 )
 @click.option("--concurrency", type=WHOLE_NUMBERS, metavar="N,...",
               help="Requests in flight  [default: 1,8,64; 1,4 for the embedded engine]")  # fmt: skip
-@click.option("--minutes", type=Finite(0, min_open=True), default=5.0, show_default=True,
+@click.option("--minutes", type=MINUTES, default=5.0, show_default=True,
               help="Time budget, server starts included.")  # fmt: skip
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
               help="Prompts, as for `decide`  [default: code and rewrite]")  # fmt: skip

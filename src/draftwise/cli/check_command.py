@@ -27,16 +27,15 @@ __all__ = ["check", "render"]
               help="Optional packages that the server has, e.g. arctic-inference  [default: unknown]")  # fmt: skip
 @fail_option
 def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str | None, **given: Any) -> None:
-    """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
+    """Predict whether vLLM accepts, rejects or silently changes a setup, or fails later, with a fix for each problem.
 
     SOURCE is a model (a directory with config.json, or a well-known id), a compose file, Kubernetes or KServe YAML, a
-    JSON or JSONL file of configs, a folder or pattern of such files, `-` for standard input, or a whole command line in
-    quotes or, as the last thing, word by word. Nothing is loaded, and nothing is downloaded
-    but what --hub asks for.
+    JSON or JSONL file of configs, a folder or pattern of such files, `-` for standard input, or a whole command line,
+    in quotes or word by word at the end. check loads nothing, and downloads only what --hub or --config-from asks for.
 
-    The exit code is 0 if nothing of what --fail-on names was found, 1 if something was, and 2 if a source is not
-    there or cannot be opened. A setup whose target, drafter or GPU is not known here is not judged in full, never
-    accepted: --fail-on unknown makes that 1.
+    The exit code is 0 if no finding reaches --fail-on, 1 if one does, and 2 if a source does not exist or cannot be
+    opened. A setup with an unknown target, drafter or GPU is not judged in full, never accepted. That is exit code 0,
+    or 1 with --fail-on unknown.
 
     \b
     Examples:

@@ -12,8 +12,8 @@ from rich.console import Console
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_outcome
 from draftwise.cli._group import BEGAN
-from draftwise.cli._loads import Finite, load_options
-from draftwise.cli._options import PanelCommand, context_option
+from draftwise.cli._loads import load_options
+from draftwise.cli._options import MILLISECONDS, MINUTES, Finite, PanelCommand, context_option
 from draftwise.cli._session import (
     RENAMED,
     access_options,
@@ -53,7 +53,7 @@ _PANELS = {
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Prompts per workload.")
-@click.option("--minutes", type=Finite(0, min_open=True),
+@click.option("--minutes", type=MINUTES,
               help="Time budget, server starts included; the most promising candidates come first  [default: 10]",
               )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
@@ -62,11 +62,11 @@ _PANELS = {
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed for turn order and sampling.")
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
-              help="Stop what is settled early, and search for the load where speculation stops paying.")  # fmt: skip
+              help="Stop settled cells early, and search for the load where speculation stops paying.")  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
               help="Acceptance profile of this traffic; skips candidates that cannot win.")  # fmt: skip
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration file; skips candidates that cannot win, and with --profile loads too.")  # fmt: skip
+              help="Calibration file; skips candidates that cannot win, and with --profile also loads.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
 @access_options
 @context_option
@@ -74,9 +74,9 @@ _PANELS = {
 @click.option("--processes", type=click.IntRange(1), metavar="N",
               help="Processes of the load generator  [default: as many as the load needs]")  # fmt: skip
 @click.option("--margin", type=Finite(0, 1, max_open=True), help="Smallest change worth making  [default: 0.03]")
-@click.option("--slo-ttft-ms", type=Finite(0, min_open=True), help="SLO: time to first token, for goodput.")
-@click.option("--slo-tpot-ms", type=Finite(0, min_open=True), help="SLO: time per output token, for goodput.")
-@click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="SLO: time to the last token, for goodput.")
+@click.option("--slo-ttft-ms", type=MILLISECONDS, help="SLO: time to first token, for goodput.")
+@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token, for goodput.")
+@click.option("--slo-e2e-ms", type=MILLISECONDS, help="SLO: time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
 def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:

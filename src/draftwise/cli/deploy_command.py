@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 from rich.console import Console
 
+from draftwise.cli._options import Duration
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import config_options, nearest_option, setup_command
 from draftwise.verbs.deploy import TARGETS, DeployRequest, DeployResult, EditedFile, Mode, ProxyKind
@@ -18,7 +19,7 @@ from draftwise.verbs.deploy import deploy as run_deploy
 @click.option("--to", type=click.Choice(list(TARGETS)), help="Platform.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="New folder for the files.")
 @click.option("--edit",  type=click.Path(path_type=Path), metavar="FILE",
-              help="File to edit, instead of --to and --out, until its server speculates like SOURCE.")  # fmt: skip
+              help="Give FILE's server the config of SOURCE, instead of writing new files (--to, --out).")  # fmt: skip
 @click.option("--select", default="", metavar="NAME",
               help="With --edit: the container, object or service to change, if FILE has several.")  # fmt: skip
 @click.option("--write", is_flag=True, help="With --edit: show the change and write it.")
@@ -31,7 +32,7 @@ from draftwise.verbs.deploy import deploy as run_deploy
 @click.option(
     "--image", default="", metavar="IMAGE", help="Container image  [default: vllm/vllm-openai of the release]"
 )
-@click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@click.option("--cold-start-s", type=Duration(0, min_open=True), metavar="SECONDS",
               help="Seconds of a measured cold start; the files allow 1.5 times that.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
               help="vLLM log of a cold start, instead of --cold-start-s.")  # fmt: skip

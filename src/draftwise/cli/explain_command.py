@@ -44,7 +44,8 @@ def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     text = sys.stdin.read() if name == ("-",) else " ".join(name)
     group = click.get_current_context().find_root().command
-    own = find_options(text, group) if text.startswith("-") and isinstance(group, click.Group) else ()
+    is_option = text.startswith("-") and len(text.split()) == 1
+    own = find_options(text, group) if is_option and isinstance(group, click.Group) else ()
     try:
         result = run_explain.run(ExplainRequest(text, **given))
     except InvalidSetup:

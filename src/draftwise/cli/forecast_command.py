@@ -18,7 +18,7 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import ParsedOption
+from draftwise.cli._options import MILLISECONDS, ParsedOption
 from draftwise.cli._results import json_option, show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
 from draftwise.verbs.forecast import ForecastRequest, ForecastResult
@@ -48,18 +48,18 @@ _MOST_SHOWN = 8
 @click.option("--simulate", is_flag=True,
               help="Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.")  # fmt: skip
 @click.option("--group", metavar="NAME", help="Group of the replayed log to show, instead of all requests.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="SLO: time per output token.")
+@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token.")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
               help="Run of `decide`: compare it with the forecast, and keep the error for the next "
               "interval.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
 @json_option
 def forecast(as_json: bool, **given: Any) -> None:
-    """Predict what speculation will be worth, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
+    """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 
-    Shows speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. Where
-    an interval holds 1 it is too close to say, and the `decide` command that settles it is printed. The exit code is 1
-    where a finding is an error, e.g. a load far beyond what was calibrated.
+    Shows speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. If an
+    interval contains 1, it is too close to call, and you get the `decide` command that settles it. The exit code is 1
+    if a finding is an error, e.g. a load far beyond the calibrated ones.
 
     \b
     Examples:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
+from draftwise.cli._options import Duration
 from draftwise.core.progress import Silent
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
@@ -27,7 +28,7 @@ from draftwise.verbs.guard import guard as run_guard
               help="baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.")  # fmt: skip
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
               help="File for what guard learns and does, e.g. guard.json. It survives restarts.")  # fmt: skip
-@click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=30.0, show_default=True,
+@click.option("--every", "every_s", type=Duration(0.5), default=30.0, show_default=True,
               metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option("--act", multiple=True, metavar="EXECUTOR",
               help="Executor of steps: haproxy=SOCKET, command='WORDS {step} {replica}', or patch=DIR of "

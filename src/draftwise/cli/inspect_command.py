@@ -31,8 +31,8 @@ def inspect(as_json: bool, **given: Any) -> None:
     """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
 
     With --target, also check whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, missing and
-    unexpected tensors, and the model that the drafter was trained for. Only config.json, tokenizer files
-    and the headers of safetensors files are read; nothing is loaded, and no GPU or PyTorch is needed.
+    unexpected tensors, and the model that the drafter was trained for. inspect reads only config.json, tokenizer
+    files and the headers of safetensors files. It loads nothing, and needs neither a GPU nor PyTorch.
 
     \b
     Examples:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
+from draftwise.cli._options import MILLISECONDS
 from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
@@ -77,12 +78,12 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
               help="Tokens of a prompt.")  # fmt: skip
 @click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
               help="Tokens of an answer.")  # fmt: skip
-@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="SLO: time to first token.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="SLO: time per output token.")
+@click.option("--slo-ttft-ms", type=MILLISECONDS, help="SLO: time to first token.")
+@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token.")
 @click.option("--uses", multiple=True, metavar="PARAMETER",
               help=f"Parameter in requests: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
 @click.option("--text-in-pictures", is_flag=True,
-              help="Answers repeat text from pictures, where lookups find nothing.")  # fmt: skip
+              help="Answers repeat text from images, where lookups find nothing.")  # fmt: skip
 @click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="Drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="You can train a drafter.")
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
@@ -98,8 +99,8 @@ def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 
     TARGET is a directory with config.json, a well-known model id, or the JSON itself. Put the deployment's engine flags
-    after `--`. Nothing is loaded or downloaded. The answer is where to start measuring, and ends with the command for
-    that. The exit code is 1 if nothing can be recommended.
+    after `--`. pick loads nothing, and downloads only what --hub or --config-from asks for. The answer is where to
+    start measuring, and ends with the command for that. The exit code is 1 if nothing can be recommended.
 
     \b
     Examples:

@@ -75,7 +75,7 @@ _SHOWN_KS = (1, 3, 5, 7)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(as_json: bool, **given: Any) -> None:
-    """Replay LOG, prompts with their answers, and compute what every candidate's drafts would have gained.
+    """Replay LOG, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 
     LOG is the same as for `decide --workload`: a log of a gateway or observer, with the same options after a #. Replay
     uses the logged answers, so acceptance at their temperature is exact, for every k at once. ngram and suffix need

@@ -21,14 +21,14 @@ from draftwise.verbs.schedule import schedule as run_schedule
 @click.option("--max-num-seqs", type=click.IntRange(1), metavar="N",
               help="Largest batch  [default: as calibrated]")  # fmt: skip
 @click.option("--format", type=click.Choice(tuple(FORMATS)), default="vllm", show_default=True,
-              help="Whose form a schedule is written in; TensorRT-LLM's key has had two meanings.")  # fmt: skip
+              help="Engine to write the schedule for; TensorRT-LLM's key has had two meanings.")  # fmt: skip
 @json_option
 def schedule(as_json: bool, **given: Any) -> None:
     """Choose how many tokens to draft, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 
-    One k for every load comes first. A schedule by batch size is written only where it gains 2 % over that on the
-    release that is to follow it: some releases draft the largest k whatever the schedule says. What `check` says of
-    it is shown. Neither is measured: make it a candidate of `decide`.
+    One k for every load comes first. You get a schedule by batch size only if it gains 2 % over that k on the release
+    that will run it: some releases ignore a schedule and always draft its largest k. You also see what `check` says of
+    it. Neither is a measurement: make it a candidate of `decide`.
 
     \b
     Examples:

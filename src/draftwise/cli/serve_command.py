@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
+from draftwise.cli._options import Duration
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
 from draftwise.verbs.serve import serve as run_serve
-
-
-def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> list[str]:
-    """Return the values of an option that may be given several times, or once as vLLM's JSON list."""
-    values: list[str] = []
-    for text in given:
-        try:
-            values += json.loads(text) if text.startswith("[") else [text]
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a JSON list.") from None
-    return values
 
 
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
@@ -61,7 +49,7 @@ def _read_list(_ctx: click.Context, _param: click.Parameter, given: Sequence[str
     "--drain-seconds",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0, 86400),
+    type=Duration(0, 86400),
     help="Time for running requests after SIGTERM.",
 )
 @click.option(

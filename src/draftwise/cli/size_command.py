@@ -13,7 +13,7 @@ from rich.text import Text
 from draftwise.cli._console import narrow, show_prose, show_table
 from draftwise.cli._results import show
 from draftwise.cli._setups import config_options, nearest_option
-from draftwise.core import Finding, Severity, StorageError
+from draftwise.core import Finding, Severity, StorageError, cause_of
 from draftwise.verbs.size import Item, SizeRequest, SizeResult, items
 from draftwise.verbs.size import size as run_size
 
@@ -99,9 +99,9 @@ _WIDTH = 110
 def size(as_json: bool, plot: Path | None, **given: Any) -> None:
     """Show the memory that TARGET takes on each GPU.
 
-    TARGET is a checkpoint directory, a well-known model id, or a config.json. Nothing is loaded: weights are counted
+    TARGET is a checkpoint directory, a well-known model id, or a config.json. size loads nothing: it counts weights
     from safetensors headers if the directory has them, otherwise from the model's shape. The rest becomes KV cache,
-    whose capacity is shown with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would
+    whose capacity you see with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would
     reject it.
 
     \b
@@ -116,7 +116,7 @@ def size(as_json: bool, plot: Path | None, **given: Any) -> None:
         try:
             plot.write_text(drawn, encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"{plot} cannot be written ({error.strerror}). Choose another path.") from None
+            raise StorageError(f"{plot} cannot be written ({cause_of(error)}). Choose another path.") from None
         click.echo(f"wrote {plot}", err=True)
     show(result, render, as_json=as_json, indent=2, width=_WIDTH)
 

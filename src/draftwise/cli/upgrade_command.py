@@ -38,8 +38,8 @@ from draftwise.verbs.upgrade import upgrade as run_upgrade
 def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 
-    SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks, if the setup
-    starts on neither release, or if something is as --fail-on names it.
+    SOURCE and its options are those of `draftwise check`. The exit code is 1 if something breaks, if the setup starts
+    on neither release, or if a finding reaches --fail-on.
     """
     result = run_upgrade.run(UpgradeRequest(**given))
     report_skipped(result.skipped, verbose=verbose)

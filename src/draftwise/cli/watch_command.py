@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from draftwise.cli._options import Duration
 from draftwise.core.progress import Silent
 from draftwise.verbs.watch import WatchRequest
 from draftwise.verbs.watch import watch as run_watch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
               help="baseline.json of `draftwise deploy`: the measured values and the break-even.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Read one window, then exit.")
-@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=10.0, show_default=True,
+@click.option("--interval", "interval_s", type=Duration(0.2, 3600), default=10.0, show_default=True,
               metavar="SECONDS", help="Time between two readings.")  # fmt: skip
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one object per reading, one per line without --once."
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
 @click.option("--log", metavar="FILE|-", help="Read the statistics in a vLLM log, to its end.")
 @click.option("--setup", type=click.Path(path_type=Path), metavar="FILE",
-              help="The service's manifest or setup.json: narrows down causes, as `check` does.")  # fmt: skip
+              help="The service's manifest, as for `check`, or setup.json: narrows down causes.")  # fmt: skip
 @click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
               help="A server's start-up log: narrows down causes.")  # fmt: skip
 @click.option("--probe", is_flag=True,
@@ -58,12 +59,12 @@ if TYPE_CHECKING:
 def watch(*, as_json: bool, live: bool, **given: Any) -> None:
     """Show what speculation does for a running service: over one interval, then over the last five minutes.
 
-    URL is a server or its metrics page; several URLs are replicas of one service. draftwise reads only that page. The
-    readings are ratios of the growth of its counters.
+    URL is a server or its metrics page; several URLs are replicas of one service. draftwise reads only that page, and
+    computes its readings from how much the counters grow.
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read.
 
-    With --prometheus and several services, it shows a table of them, what costs most first.
+    With --prometheus and several services, it shows a table of them, the costliest first.
 
     \b
     Examples:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Severity,
         StorageError,
         UnreadableSource,
+        cause_of,
     )
     from draftwise.core.forecast import (
         Forecast,
@@ -171,6 +172,7 @@ __all__ = [
     "Verdict",
     "Window",
     "Workload",
+    "cause_of",
 ]
 
 _MODULES = {
@@ -183,7 +185,8 @@ _MODULES = {
     "counters": "Counters ServerLoad",
     "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",
     "diagnosis": "Diagnosis",
-    "finding": "BackendError DraftwiseError Finding InvalidRequest InvalidSetup Severity StorageError UnreadableSource",
+    "finding": "BackendError DraftwiseError Finding InvalidRequest InvalidSetup Severity StorageError UnreadableSource "
+    "cause_of",
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",

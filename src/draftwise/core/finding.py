@@ -90,6 +90,15 @@ def join_names(names: Iterable[str], *, most: int | None = None) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def cause_of(error: BaseException) -> str:
+    """Return why a file, program or address cannot be used, without its name: the message has that already."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 class DraftwiseError(Exception):
     """Base of every error that draftwise raises on purpose."""
 

@@ -85,7 +85,7 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
     whole = [each for each in run.answers if each.measured and each.error is None]
     if sum(not each.text for each in whole) > _WITHOUT_TEXT * len(whole):
         text = f"{why}, and answers have no text to count instead. A ratio would compare two different things."
-        fix = "Serve usage in the stream (stream_options.include_usage), or pass the metrics pages with --metrics-url."
+        fix = "Let the stream carry usage (stream_options.include_usage), or pass the metrics pages with --metrics-url."
         return CountedRun(run=run, findings=(Finding.error("unit-unsound", text, fix=fix),))
     density = _find_density(run)
     answers = (

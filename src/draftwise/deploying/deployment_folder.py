@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import Finding, StorageError
+from draftwise.core import Finding, StorageError, cause_of
 from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
 from draftwise.machine.whole_files import replacing
@@ -59,7 +59,7 @@ class Folder:
             out.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         except OSError as error:
-            raise StorageError(f"{out} cannot be written ({error.strerror}). Choose another --out.") from None
+            raise StorageError(f"{out} cannot be written ({cause_of(error)}). Choose another --out.") from None
         try:
             for name, text in (*self.files.items(), *write_proof(self._sum_up()).items()):
                 path = scratch / name
@@ -70,7 +70,7 @@ class Folder:
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
             raise StorageError(
-                f"{out} cannot be written ({error.strerror}). Make room or choose another --out."
+                f"{out} cannot be written ({cause_of(error)}). Make room or choose another --out."
             ) from None
 
     def _sum_up(self) -> Mapping[str, str]:
@@ -89,7 +89,7 @@ def replace_text(path: Path, text: str) -> None:
             part.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be written ({error.strerror}). It is unchanged. Make room and try again."
+            f"{path} cannot be written ({cause_of(error)}). It is unchanged. Make room and try again."
         ) from None
 
 
@@ -144,7 +144,7 @@ def _prove_file(path: Path, value: str) -> Iterator[Finding]:
     try:
         is_same = digest(path) == value
     except OSError as error:
-        yield _finding("file-changed", f"{path} cannot be read ({error.strerror}).", path)
+        yield _finding("file-changed", f"{path} cannot be read ({cause_of(error)}).", path)
     else:
         if not is_same:
             yield _finding("file-changed", f"{path} has changed since the folder was written.", path)
@@ -191,7 +191,7 @@ def _read_lines(folder: Path) -> list[str]:
             raise ValueError("a link")
         text = path.read_bytes().decode()
     except (OSError, ValueError) as error:
-        raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=type(error).__name__) from None
+        raise unreadable("not-a-deployment", folder=folder, checksums=CHECKSUMS, error=cause_of(error)) from None
     return text.removesuffix("\n").split("\n")
 
 
@@ -266,10 +266,6 @@ def read_record(folder: Path) -> Record:
             back=back,
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise unreadable(
-            "not-a-deployment",
-            case="record",
-            folder=folder,
-            deployment=DEPLOYMENT,
-            error=type(error).__name__,
-        ) from None
+        cause = cause_of(error) if isinstance(error, OSError) else "it is damaged"
+        told = {"folder": folder, "deployment": DEPLOYMENT, "error": cause}
+        raise unreadable("not-a-deployment", case="record", **told) from None

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from itertools import groupby, islice, product
+from itertools import accumulate, groupby, islice, product
 from typing import Any
 
 import yaml
@@ -502,39 +502,50 @@ def _find_array_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
 
 def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
     """Yield changes of the config among a call's keywords, a dictionary's keys, or the words of a list in Python."""
-    words = [json.dumps(each) for each in next(_list_spellings(spec))]
+    words = ", ".join(map(json.dumps, next(_list_spellings(spec))))
     lines = text.encode().splitlines(keepends=True)
+    starts = [0, *accumulate(len(line.decode()) for line in lines)]
 
     def at(line: int, column: int) -> int:
-        return len((b"".join(lines[: line - 1]) + lines[line - 1][:column]).decode())
+        return starts[line - 1] + len(lines[line - 1][:column].decode())
+
+    def begin(node: ast.expr) -> int:
+        return at(node.lineno, node.col_offset)
 
     def end(node: ast.expr) -> int:
         return at(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
+    def cut(first: int, last: int, shown: str = "") -> _Splice:
+        """Return what takes entries away with their comma, or puts others in their place."""
+        start = len(text[:first].rstrip())
+        comma = re.compile(r"\s*,[ \t]*" if start == first else r"\s*,").match(text, last)
+        start -= comma is None and text[start - 1] == ","
+        stop = comma.end() if comma else last
+        return _Splice(start, stop, shown and text[start:first] + shown + text[last:stop])
+
     for node in ast.walk(ast.parse(text)):
         named: list[tuple[str, int, ast.expr]] = []
         if isinstance(node, ast.List) and node.elts:
-            gone = [*_find_flags([str(getattr(each, "value", "")) for each in node.elts])]
-            cuts = [_Splice(end(node.elts[index - 1]), end(node.elts[index])) for index in gone if index]
-            place = cuts[0].start if cuts else end(node.elts[-1])
-            shown = "".join(f", {word}" for word in words)
-            yield (_Splice(place, cuts[0].end if cuts else place, shown), *cuts[1:])
+            gone = enumerate(_find_flags([str(getattr(each, "value", "")) for each in node.elts]))
+            runs = [[node.elts[index] for _, index in run] for _, run in groupby(gone, lambda row: row[1] - row[0])]
+            cuts = [cut(begin(run[0]), end(run[-1]), "" if number else words) for number, run in enumerate(runs)]
+            last = end(node.elts[-1])
+            yield tuple(cuts) or (_Splice(last, last, f", {words}"),)
         if isinstance(node, ast.Call):
-            named = [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
+            is_engine = ast.unparse(node.func).endswith(("LLM", "EngineArgs"))
+            named = [("", begin(each), each) for each in node.args if is_engine]
+            named += [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
         elif isinstance(node, ast.Dict):
             keys = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
-            named = [(str(getattr(key, "value", "")), at(key.lineno, key.col_offset), each) for key, each in keys]
+            named = [(str(getattr(key, "value", "")), begin(key), each) for key, each in keys]
         known = [each for each in named if each[0] == "speculative_config"]
-        for _, begin, value in known:
-            if spec is not None:
-                yield (_Splice(at(value.lineno, value.col_offset), end(value), repr(spec.to_dict())),)
-            else:
-                comma = max(text.rfind(",", 0, begin), text.rfind("(", 0, begin) + 1, text.rfind("{", 0, begin) + 1)
-                yield (_Splice(comma, end(value)),)
+        for _, start, value in known:
+            own = None if spec is None else _Splice(begin(value), end(value), repr(spec.to_dict()))
+            yield (own or cut(start, end(value)),)
         if named and not known and spec is not None:
-            begin, value = named[-1][1:]
+            start, value = named[-1][1:]
             key = "speculative_config=" if isinstance(node, ast.Call) else '"speculative_config": '
-            gap = text[text.rfind("\n", 0, begin) : begin]
+            gap = text[text.rfind("\n", 0, start) : start]
             yield (_Splice(end(value), end(value), f",{gap if gap.isspace() else ' '}{key}{spec.to_dict()!r}"),)
 
 

@@ -349,9 +349,6 @@ def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
     # Weights pass through the page cache on their way to the GPUs; a limit below them makes every start slow.
     memory = weights + _PROCESS_BYTES + gpus * _WORKER_BYTES
     host = Host(
-        cpus=2 + 2 * gpus,
-        memory_bytes=_GIB * ceil(memory / _GIB),
-        shm_bytes=gpus * _SHM_BYTES,
-        weights_bytes=weights,
+        cpus=2 + 2 * gpus, memory_bytes=_GIB * ceil(memory / _GIB), shm_bytes=gpus * _SHM_BYTES, weights_bytes=weights
     )
     return host, tuple(remarks)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
-from draftwise.core import BackendError, UnreadableSource
+from draftwise.core import BackendError, UnreadableSource, cause_of
 from draftwise.deploying.deployment import THEN, fill_in
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.deploying.messages import unreadable
@@ -67,9 +67,8 @@ def _compare(folder: Path, record: Record) -> Iterator[str]:
     try:
         before, after = ((folder / name).read_text(encoding="utf-8").splitlines(keepends=True) for name in names)
     except (OSError, ValueError) as error:
-        raise UnreadableSource.because(
-            "unreadable-file", f"A file of {folder} cannot be read ({error}).", where=str(folder)
-        ) from None
+        message = f"A file of {folder} cannot be read ({cause_of(error)})."
+        raise UnreadableSource.because("unreadable-file", message, where=str(folder)) from None
     return unified_diff(before, after, names[0], names[1], n=1)
 
 
@@ -89,7 +88,7 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
             code = subprocess.run(words, check=False).returncode
         except OSError as error:
             raise BackendError(
-                f"{words[0]} cannot be run ({error.strerror}). Install it, or run the printed commands where it exists."
+                f"{words[0]} cannot be run ({cause_of(error)}). Install it, or run the printed commands where it is."
             ) from None
         if code not in may_be:
             raise BackendError(

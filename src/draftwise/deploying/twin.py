@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from draftwise.core import Device, Setup
-from draftwise.plan.check.stages import SPEC_FLAGS
+from draftwise.knowledge.flag_types import SPEC_FLAGS
 
 Pool = Literal["spec", "plain"]
 """Which of the twins."""

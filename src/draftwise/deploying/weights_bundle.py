@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, StorageError
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, StorageError, cause_of
 from draftwise.deploying.deployment_folder import (
     CHECKSUMS,
     MODELCAR,
@@ -194,7 +194,7 @@ def _copy_all(
         part.rename(out)
     except OSError as error:
         raise StorageError(
-            f"{out} cannot be written ({error.strerror or error}). Copied files are kept in {part}. Make room, "
+            f"{out} cannot be written ({cause_of(error)}). Copied files are kept in {part}. Make room, "
             "and repeat the command."
         ) from None
 

@@ -9,19 +9,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
 from typing import NamedTuple
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.engine.kernels.cuda.compile_ahead import main; main(int(sys.argv[1]))"
-)
-"""Code for the new interpreter: it has the same module search path as this one."""
-
+from draftwise.machine.new_process import make_command
 
 _LONGEST_S = 120
 """Seconds after which a server does without its compilers."""
@@ -50,7 +44,7 @@ class Compilers:
     """
 
     def __init__(self, count: int) -> None:
-        command = [sys.executable, "-P", "-c", _BOOT, str(count), json.dumps(sys.path)]
+        command = make_command("draftwise.engine.kernels.cuda.compile_ahead", count)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.machine.whole_files import write_whole
 from draftwise.version import __version__
@@ -47,7 +47,7 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
     except OSError as error:
         raise InvalidSetup.because(
             "kernels-not-writable",
-            f"{path} cannot be made: {error.strerror}.",
+            f"{path} cannot be made: {cause_of(error)}.",
             fix="Give a folder that this user may write to.",
         ) from None
     manager = "draftwise.engine.kernels.cuda.kernel_store:KernelStore"
@@ -137,12 +137,12 @@ class KernelCache:
             except OSError as error:
                 raise InvalidSetup.because(
                     "kernels-not-writable",
-                    f"{path} is empty and cannot be written to: {error.strerror}.",
+                    f"{path} is empty and cannot be written to: {cause_of(error)}.",
                     fix="Fill it with `draftwise warm-up` first, or give a folder that you can write to.",
                 ) from None
             return new
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({error!r}).") from None
+            raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({cause_of(error)}).") from None
         if differing := [name for name in sorted({*theirs, *platform}) if theirs.get(name) != platform.get(name)]:
             told = "; ".join(f"{name} {theirs.get(name)} there, {platform.get(name)} here" for name in differing)
             raise _refuse("kernels-of-another", path, f"was made for another machine: {told}.")

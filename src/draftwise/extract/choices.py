@@ -155,10 +155,7 @@ def quantization_methods(tree: Tree) -> Facts:
     needy = {name for name, cls in classes.items() if _needs_checkpoint(*cls)} - _shorthands(tree)
     overriding = {name for name, cls in classes.items() if _overrides(*cls)}
     return {
-        name: (
-            {"deprecated": name in gone, "needs_checkpoint": name in needy, "overrides": name in overriding},
-            source,
-        )
+        name: ({"deprecated": name in gone, "needs_checkpoint": name in needy, "overrides": name in overriding}, source)
         for name, (_, source) in listed(tree, "QuantizationMethods", _METHODS).items()
     }
 

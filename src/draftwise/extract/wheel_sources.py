@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.machine.network import find_bundle, open_client
 
 _READ_AHEAD = 4 << 20
@@ -297,9 +297,8 @@ def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Ite
             with file.open("rb") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         except (OSError, zipfile.BadZipFile) as error:
-            raise InvalidSetup.because(
-                "facts-no-sources", f"{file} cannot be read as a wheel ({error}).", fix="Give a wheel of vLLM."
-            ) from None
+            message = f"{file} cannot be read as a wheel ({cause_of(error)})."
+            raise InvalidSetup.because("facts-no-sources", message, fix="Give a wheel of vLLM.") from None
         yield open_folder(Path(folder), read_from=file.name, built=built, sha256=sha256)
 
 
@@ -315,7 +314,7 @@ def open_installed(python: str) -> VllmSources:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise InvalidSetup.because(
             "facts-no-sources",
-            f"{python} cannot be asked for its vLLM ({error}).",
+            f"{python} cannot be asked for its vLLM ({cause_of(error)}).",
             where="--python",
             fix="Give the interpreter of an environment, such as /opt/venv/bin/python.",
         ) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.core.action import OUT, Action, Step
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.machine.whole_files import write_whole
@@ -105,7 +105,7 @@ def _run(words: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise BackendError(f"`{shown}` did not end within {_COMMAND_S:.0f} s. Check why it hangs.") from None
     except OSError as error:
-        raise BackendError(f"`{shown}` cannot be run ({error.strerror}). Name an existing program.") from None
+        raise BackendError(f"`{shown}` cannot be run ({cause_of(error)}). Name an existing program.") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-_LONGEST:]
         raise BackendError(f"`{shown}` failed with exit code {done.returncode}: {said or 'it said nothing'}.")
@@ -250,9 +250,8 @@ class HAProxy:
                 connection.sendall(f"{order}\n".encode())
                 return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
         except (OSError, ValueError) as error:
-            raise BackendError(
-                f"HAProxy's socket {self._address} does not answer ({error}). It needs `stats socket PATH level admin`."
-            ) from None
+            message = f"HAProxy's socket {self._address} does not answer ({cause_of(error)})."
+            raise BackendError(f"{message} It needs `stats socket PATH level admin`.") from None
 
 
 def _connect(address: str) -> socket.socket:
@@ -276,7 +275,7 @@ def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[Ha
     try:
         addresses = {each[4][0] for each in socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)}
     except OSError as error:
-        raise BackendError(f"{replica} has no address ({error}).") from None
+        raise BackendError(f"{replica} has no address ({cause_of(error)}).") from None
     found = [server for server in servers if server.port == port and server.address in addresses]
     if not found:
         raise BackendError(f"HAProxy has no server at {replica}. Use the same address for the replica in both.")
@@ -311,7 +310,7 @@ class Patch:
             text = make_patch(self._folder, self._record)
             write_whole(self._out, f"{action.reason}\n\n{text}")
         except (OSError, ValueError) as error:
-            raise BackendError(f"The patch {self._out} cannot be written ({error}).") from None
+            raise BackendError(f"The patch {self._out} cannot be written ({cause_of(error)}).") from None
 
     def is_out(self, replica: str) -> bool | None:  # noqa: ARG002
         """Return None: whether a patch is applied is not seen from here."""

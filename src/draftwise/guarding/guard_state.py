@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import StorageError, UnreadableSource
+from draftwise.core import StorageError, UnreadableSource, cause_of
 from draftwise.core.action import Action, Step
 from draftwise.guarding.lease import locked
 from draftwise.guarding.service_reading import ReplicaSample
 from draftwise.machine.whole_files import write_whole
-from draftwise.runs.row_files import RowFile, cut_unfinished
+from draftwise.runs.row_files import cut_unfinished
 from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
 
 
@@ -164,7 +164,7 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UnreadableSource.because(
                 "not-a-guard-state",
-                f"{self.path} is not a guard state that this version reads ({error}).",
+                f"{self.path} is not a guard state that this version reads ({cause_of(error)}).",
                 where="--state",
                 fix="Name the file of an earlier `draftwise guard`, or a new file.",
             ) from None
@@ -185,10 +185,6 @@ class Store:
         """
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
         _append(self.steps, json.dumps({"at": at, "outcome": outcome, "by": by, **asdict(action)}) + "\n")
-
-    def read_steps(self) -> Sequence[Mapping[str, Any]]:
-        """Return all steps that were recorded."""
-        return RowFile(self.steps, dict).read()
 
     def read_rows(self) -> Sequence[DriftRow]:
         """Return the rows of the last 60 days; damaged lines are passed over, as gaps are."""
@@ -244,6 +240,6 @@ def _tell_of_disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"The guard's state cannot be written next to {path} ({error.strerror}). Make room, or choose "
+            f"The guard's state cannot be written next to {path} ({cause_of(error)}). Make room, or choose "
             "another --state."
         ) from None

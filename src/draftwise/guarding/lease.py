@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draftwise.core import InvalidSetup, StorageError
+from draftwise.core import InvalidSetup, StorageError, cause_of
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 
@@ -34,9 +34,8 @@ def locked(path: Path) -> Iterator[None]:
     except ImportError:
         raise StorageError("`guard` runs on Linux and macOS only. On Windows, run it in WSL.") from None
     except OSError as error:
-        raise StorageError(
-            f"{path} cannot be locked ({error}). Choose a --state on a disk of a POSIX system."
-        ) from None
+        message = f"{path} cannot be locked ({cause_of(error)})."
+        raise StorageError(f"{message} Choose a --state on a disk of a POSIX system.") from None
     try:
         yield
     finally:
@@ -96,7 +95,7 @@ class Lease:
             try:
                 write_whole(self._path, json.dumps(asdict(mine)) + "\n")
             except OSError as error:
-                raise StorageError(f"{self._path} cannot be written ({error.strerror}). Make room.") from None
+                raise StorageError(f"{self._path} cannot be written ({cause_of(error)}). Make room.") from None
 
     def give_back(self) -> None:
         """End the lease, if it is still held."""

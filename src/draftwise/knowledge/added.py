@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, StorageError
+from draftwise.core import Finding, InvalidSetup, StorageError, cause_of
 from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
@@ -108,7 +108,7 @@ def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
         write_whole(release.file, "\n".join(lines) + "\n")
     except OSError as error:
         raise StorageError(
-            f"{release.file}: cannot be written ({error.strerror}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
+            f"{release.file}: cannot be written ({cause_of(error)}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
             "that can be written."
         ) from None
 
@@ -148,7 +148,7 @@ def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
 def _damaged(file: Path, error: Exception) -> InvalidSetup:
     return InvalidSetup.because(
         "facts-damaged",
-        f"The facts that were added in {file} cannot be read ({type(error).__name__}: {error}).",
+        f"The facts that were added in {file} cannot be read ({cause_of(error)}).",
         where=str(file),
         fix="Delete the file, and add the release again with `draftwise facts add`.",
     )

@@ -21,6 +21,8 @@ HUMAN_READABLE = frozenset(
     }
 )
 """Fields of EngineArgs whose flags take numbers with a unit, such as 8k or 16G (`human_readable_int`)."""
+SPEC_FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""Engine flags that stand for a key of the speculative JSON."""
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BRACKETS = re.compile(r"\[[^|]*?\](?=\s*(?:\||$))")

@@ -75,9 +75,7 @@ def get_embedded_overheads() -> EmbeddedOverheads:
     """Return the measured constants of the embedded engine."""
     row = _data()["embedded"]
     return EmbeddedOverheads(
-        graph_per_kernel=row["graph_kib_per_kernel"] * 1024,
-        libraries=row["libraries_mib"] * _MIB,
-        source=row["source"],
+        graph_per_kernel=row["graph_kib_per_kernel"] * 1024, libraries=row["libraries_mib"] * _MIB, source=row["source"]
     )
 
 

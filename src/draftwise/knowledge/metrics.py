@@ -105,9 +105,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("time_to_first_token_seconds", "Histogram of time to first token in seconds.", _FIRST_TOKEN_S),
     _histogram("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", _TOKEN_S),
     _histogram(
-        "request_time_per_output_token_seconds",
-        "Histogram of time_per_output_token_seconds per request.",
-        _TOKEN_S,
+        "request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", _TOKEN_S
     ),
     _histogram("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", _REQUEST_S),
     _histogram("request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", _REQUEST_S),

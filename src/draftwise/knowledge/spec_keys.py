@@ -31,7 +31,7 @@ class SpecKey:
     reason: str
     """Why it is idle; empty otherwise."""
     type: str
-    """ None`.|vLLM's annotation, such as `list[float] | None`.| None`."""
+    """vLLM's annotation, such as `list[float] | None`."""
     default: Any
     choices: tuple[str, ...]
     """Allowed values, if there are only a few; else empty."""

@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 
 if TYPE_CHECKING:
     import httpx
@@ -45,10 +45,9 @@ def _open_tls(bundle: tuple[str, str] | None) -> ssl.SSLContext:
             load = partial(ssl.create_default_context, ssl.Purpose.SERVER_AUTH)
             tls = load(capath=path) if os.path.isdir(path) else load(cafile=path)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
-            raise InvalidSetup.because(
-                "ca-bundle-unreadable", f"{name}={path} holds no certificates that can be read ({error}).", where=name,
-                fix=f"Give a file of certificates in PEM, or unset {name}.",
-            ) from None  # fmt: skip
+            message = f"{name}={path} holds no certificates that can be read ({cause_of(error)})."
+            fix = f"Give a file of certificates in PEM, or unset {name}."
+            raise InvalidSetup.because("ca-bundle-unreadable", message, where=name, fix=fix) from None
     tls.set_alpn_protocols(["http/1.1"])
     return tls
 

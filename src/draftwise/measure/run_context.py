@@ -30,6 +30,7 @@ from draftwise.core import (
     Setup,
     Software,
     TargetModel,
+    cause_of,
 )
 from draftwise.machine.cores import count_cores, cpu_name
 from draftwise.version import __version__
@@ -161,7 +162,8 @@ def _describe_target(setup: Setup) -> TargetModel:
     try:
         return _read_checkpoint(path)
     except (OSError, ValueError, KeyError) as error:
-        raise InvalidSetup.because("broken-checkpoint", f"{path} cannot be read ({error}).", where=str(path)) from None
+        message = f"{path} cannot be read ({cause_of(error)})."
+        raise InvalidSetup.because("broken-checkpoint", message, where=str(path)) from None
 
 
 def _read_gguf(file: Path) -> TargetModel:

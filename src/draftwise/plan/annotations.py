@@ -44,13 +44,7 @@ def to_sarif(reports: Sequence[Report], *, places: Sequence[str] = ()) -> dict[s
     codes = sorted({finding.code for _, _, finding in pairs})
     rules = [_rule(code, next(finding for _, _, finding in pairs if finding.code == code)) for code in codes]
     number = version("draftwise")
-    driver = {
-        "name": "draftwise",
-        "version": number,
-        "semanticVersion": number,
-        "informationUri": SITE,
-        "rules": rules,
-    }
+    driver = {"name": "draftwise", "version": number, "semanticVersion": number, "informationUri": SITE, "rules": rules}
     results = [_result(finding, report, place, codes.index(finding.code)) for report, place, finding in pairs]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -139,11 +133,7 @@ def _properties(finding: Finding, report: Report) -> Iterator[tuple[str, str]]:
 
 _COMMANDS: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 """GitHub shows ten annotations of a kind; what only informs would push the others out."""
-_GITLAB: Mapping[Severity, str] = {
-    Severity.ERROR: "critical",
-    Severity.WARNING: "minor",
-    Severity.INFO: "info",
-}
+_GITLAB: Mapping[Severity, str] = {Severity.ERROR: "critical", Severity.WARNING: "minor", Severity.INFO: "info"}
 _NO_FILE = "command line"
 
 

@@ -56,14 +56,15 @@ def squeeze(name: str) -> str:
 
 
 def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
-    """Return the codes whose titles share most with a question, the nearest first; at most three."""
+    """Return the codes of the titles nearest to a question, at most three; each has the question's names with `_`."""
     titles, weights = _titles()
     asked = _stems(text)
+    names = {stem for stem in asked if "_" in stem}
     whole = sum(weights.get(stem, max(weights.values())) for stem in asked)
     scores: dict[str, float] = {}
     for code, stems in titles.items():
         shared = asked & stems
-        if len(shared) >= 2 or (shared and len(asked) == 1):
+        if names <= stems and (len(shared) >= 2 or (shared and len(asked) == 1)):
             of_title = sum(weights[stem] for stem in shared) / sum(weights[stem] for stem in stems)
             scores[code] = sum(weights[stem] for stem in shared) / whole * 0.6 + of_title * 0.4
     best = sorted(scores, key=lambda code: (-scores[code], code))

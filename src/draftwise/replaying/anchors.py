@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.core import InvalidSetup, SpecConfig, cause_of
 from draftwise.machine.whole_files import write_whole
 
 UNLIMITED = 2**31 - 1
@@ -157,7 +157,7 @@ def read_anchors(folder: Path) -> tuple[Anchors, ...]:
     except Exception as error:  # zip files and arrays fail in a dozen ways
         raise InvalidSetup.because(
             "damaged-profile",
-            f"{path} is damaged ({type(error).__name__}: {error}).",
+            f"{path} is damaged ({cause_of(error)}).",
             where=str(path),
             fix="Restore the file, or replay the log again.",
         ) from None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError
+from draftwise.core import InvalidSetup, Profile, SpecConfig, StorageError, cause_of
 from draftwise.core.documents import to_json
 from draftwise.machine.whole_files import write_whole
 from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
@@ -54,7 +54,7 @@ class ReplayDirectory:
         except OSError as error:
             raise InvalidSetup.because(
                 "unwritable-replay",
-                f"{path} cannot be written ({error.strerror}).",
+                f"{path} cannot be written ({cause_of(error)}).",
                 where=str(path),
                 fix="Choose another --out.",
             ) from None
@@ -185,6 +185,6 @@ def _to_request(row: Mapping[str, Any]) -> tuple[str, Mapping[int, DraftRows]]:
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"{path} cannot be written ({error.strerror}). The requests replayed before are kept: make room, then give "
+        f"{path} cannot be written ({cause_of(error)}). The requests replayed before are kept: make room, then give "
         "the same command again."
     )

@@ -14,7 +14,7 @@ from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.latencies import QUANTILES, Latencies
 from draftwise.deciding.comparison.pooled_acceptance import ACCEPTANCE_QUANTILES, Conversion, PooledAcceptance
-from draftwise.deciding.conclusions import Conclusions, conclude_run
+from draftwise.deciding.conclusions import Conclusions
 from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.knowledge.signals import TOKENS_PER_STEP
 from draftwise.reporting.appearance import NO_PLOTS, VERDICT_COLOURS, Plot, can_draw
@@ -53,18 +53,12 @@ _LONGEST = 280
 """Characters of a sentence up to which it reads well as one."""
 
 
-def write_report(directory: RunDirectory) -> tuple[Decision, Summary]:
-    """Write page, summary and alerts, and return the decision and the summary.
+def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, Summary]:
+    """Write page, summary and alerts of a run; return its decision and the summary.
 
     Raises:
-        InvalidSetup: the directory is not a run.
         StorageError: the disk is full.
     """
-    return write_conclusions(directory, conclude_run(directory.read()))
-
-
-def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, Summary]:
-    """Write all files of a run whose conclusions are there already."""
     summary = summarise(found)
     directory.write("summary.json", json.dumps(to_json(summary), indent=2) + "\n")
     directory.write("report.html", render_page(found))

@@ -44,6 +44,7 @@ from draftwise.core import (
     StorageError,
     TurnRecord,
     Workload,
+    cause_of,
 )
 from draftwise.core.documents import from_json, to_json
 from draftwise.machine.whole_files import write_whole
@@ -108,7 +109,7 @@ class RunDirectory:
             # Said now, not after the servers have taken minutes to start.
             raise InvalidSetup.because(
                 "unwritable-run",
-                f"{path} cannot be written ({error.strerror}).",
+                f"{path} cannot be written ({cause_of(error)}).",
                 where=str(path),
                 fix="Choose another --out.",
             ) from None
@@ -348,6 +349,6 @@ class RunDirectory:
 
     def _cannot_write(self, error: OSError) -> StorageError:
         return StorageError(
-            f"{self.path} cannot be written ({error.strerror}). Everything measured before is kept: "
+            f"{self.path} cannot be written ({cause_of(error)}). Everything measured before is kept: "
             f"make room, then go on with: draftwise decide --resume {self.path}"
         )

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from draftwise.core import InvalidSetup
-from draftwise.core.documents import DocumentError
+from draftwise.core import InvalidSetup, cause_of
 
 T = TypeVar("T")
 
@@ -65,10 +64,8 @@ def blame(where: str) -> Iterator[None]:
         yield
     except InvalidSetup:
         raise
-    except DocumentError as error:
-        raise damaged(where, f"is not a row of a run ({error}).") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(where, f"is not a row of a run ({type(error).__name__}: {error}).") from None
+        raise damaged(where, f"is not a row of a run ({cause_of(error)}).") from None
 
 
 def damaged(where: str, message: str) -> InvalidSetup:

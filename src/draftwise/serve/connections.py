@@ -218,7 +218,7 @@ class HttpServer(uvicorn.Server):
         for _ in range(_ACCEPT_PASSES):  # asyncio drops what it has accepted and not set up when it closes
             await asyncio.sleep(0)
         for server, listener in zip(self.servers, listeners, strict=True):
-            with suppress(BlockingIOError):
+            with suppress(OSError):  # none is left, or no more can be taken
                 while True:
                     last.append(listener.accept()[0])
             server.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import logging
 import os
 import signal
@@ -31,6 +30,7 @@ from draftwise.engine.kernel_cache import (
 )
 from draftwise.engine.startup_phases import Startup
 from draftwise.machine.cores import count_cores
+from draftwise.machine.new_process import make_command
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 from draftwise.version import tell_install
@@ -46,11 +46,6 @@ _END_S = 10
 """Seconds in which an engine must end after its channel has closed; a step takes far less."""
 _SWITCH_S = 0.001
 """Seconds after which a thread that reads a grammar leaves the interpreter to the loop."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.serve.engine_process import main; main(int(sys.argv[1]))"
-)
-"""Code for the new interpreter: it has the same module search path as this one."""
 
 
 @dataclass(slots=True)
@@ -175,7 +170,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+        command = make_command("draftwise.serve.engine_process", theirs.fileno())
         variables = {**os.environ, **(environment or {})}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
     channel = Channel(ours)

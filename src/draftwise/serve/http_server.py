@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import BackendError, InvalidSetup, SpecConfig
+from draftwise.core import BackendError, InvalidSetup, SpecConfig, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
@@ -157,7 +157,7 @@ def bind(options: ServerOptions) -> socket.socket:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise InvalidSetup.because(
-            "unknown-host", f"{options.host} is not an address of this machine ({error.strerror}).", where="--host"
+            "unknown-host", f"{options.host} is not an address of this machine ({cause_of(error)}).", where="--host"
         ) from None
     for family, _, _, _, address in found:
         if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
@@ -204,7 +204,7 @@ def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
             fix="Stop the program that uses it, choose another port, or pass --port 0 to get a free one.",
         )
     return InvalidSetup.because(
-        "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({error.strerror}).", where="--host"
+        "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({cause_of(error)}).", where="--host"
     )
 
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.machine.new_process import make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body
@@ -40,10 +39,6 @@ _LOAD_S = 120
 """Processor time for the tokenizer and the chat template to load."""
 _FIRST = 255
 """Says that a reader is the first of its lane, in place of a signal's number."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.serve.reader_process import main; main(int(sys.argv[1]))"
-)
 
 
 class ReaderSetup(NamedTuple):
@@ -80,7 +75,7 @@ class ReadingProcess:
     def _start(self) -> None:
         self.control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
+            command = make_command("draftwise.serve.reader_process", theirs.fileno())
             variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables
@@ -201,7 +196,7 @@ class ReaderPool:
         try:
             status = await asyncio.to_thread(self._started.restart)
         except (InvalidSetup, BackendError, OSError) as error:
-            self.failure = f"the process that reads requests has ended, and another one does not start: {error}"
+            self.failure = f"the process that reads requests has ended, and no other starts: {cause_of(error)}"
             logger.error("The server fails (%s) and ends.", self.failure)
             self.on_failure()
             return

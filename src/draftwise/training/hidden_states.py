@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftwise.backends.asking import Asker
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
@@ -318,7 +318,7 @@ def _take(path: Path) -> Mapping[str, Tensor]:
         lock.unlink()
     except (OSError, SafetensorError) as error:
         raise BackendError(
-            f"draftwise cannot read {path}, the file of hidden states that the server reported: {error}. Its "
+            f"draftwise cannot read {path}, the file of hidden states that the server reported: {cause_of(error)}. Its "
             "shared_storage_path must be a folder that this machine sees under the same name."
         ) from None
     return tensors

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from draftwise.core import InvalidSetup, StorageError
+from draftwise.core import InvalidSetup, StorageError, cause_of
 from draftwise.machine.whole_files import replacing, write_whole
 from draftwise.reporting.appearance import PALETTE
 from draftwise.reporting.svg import to_svg
@@ -117,7 +117,7 @@ class RunFolder:
 
     def refuse(self, error: Exception, file: Path | None = None) -> InvalidSetup:
         """Return the refusal of a file of the run, of its checkpoint by default."""
-        told, file = " ".join(str(error).split()) or type(error).__name__, file or self._checkpoint
+        told, file = " ".join(cause_of(error).split()), file or self._checkpoint
         return InvalidSetup.because(
             "damaged-training-state",
             f"{file} of the unfinished run cannot be read: {told[:200]}.",

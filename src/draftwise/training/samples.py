@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
@@ -69,7 +69,8 @@ def read_samples(
                 else:
                     yield from _read_lines(file, path, tokenizer, max_length, window)
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise InvalidSetup.because("unreadable-data", f"{path} cannot be read: {error}.", where=str(path)) from None
+            message = f"{path} cannot be read ({cause_of(error)})."
+            raise InvalidSetup.because("unreadable-data", message, where=str(path)) from None
 
 
 def _encode_pieces(lines: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:

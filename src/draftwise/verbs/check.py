@@ -50,7 +50,7 @@ class CheckResult(Judgements):
 
 @verb(CheckRequest)
 def check(request: CheckRequest, _progress: Progress) -> CheckResult:
-    """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
+    """Predict whether vLLM accepts, rejects or silently changes a setup, or fails later, with a fix for each problem.
 
     Nothing is loaded; nothing is downloaded but a config.json and an index that `hub` or `config_from` ask for.
     """

@@ -66,7 +66,7 @@ def _look_up(name: str) -> tuple[Explanation, ...]:
     try:
         return look_up(name, list_own())
     except InvalidSetup:
-        found = () if any(map(str.isspace, name)) else (*find_alert(name), *find_key(name))
+        found = () if name.startswith("-") or any(map(str.isspace, name)) else (*find_alert(name), *find_key(name))
         if not found:
             raise
         return found

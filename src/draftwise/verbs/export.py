@@ -56,9 +56,7 @@ def export(request: ExportRequest, _progress: Progress) -> ExportResult:
         from draftwise.training.drafter_export import export_drafter
     except ImportError as error:
         raise InvalidSetup.because(
-            "engine-not-installed",
-            f"Exporting needs {error.name}, which is not installed.",
-            fix=tell_install("engine"),
+            "engine-not-installed", f"Exporting needs {error.name}, which is not installed.", fix=tell_install("engine")
         ) from None
     made = export_drafter(
         Path(request.drafter),

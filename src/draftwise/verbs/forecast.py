@@ -109,10 +109,10 @@ class ForecastResult(Result):
 
 @verb(ForecastRequest)
 def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
-    """Predict what speculation will be worth, from a replayed log and calibrated servers.
+    """Predict the speed-up of speculation from a replayed log and calibrated servers.
 
-    Speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. Where an
-    interval holds 1 it is too close to say, and the `decide` command that settles it is shown.
+    Speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. If an
+    interval contains 1, it is too close to call, and you get the `decide` command that settles it.
     """
     profile = request.profile if isinstance(request.profile, Profile) else read_profile(Path(request.profile))
     given = request.calibration

@@ -21,7 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from draftwise.core import InvalidRequest, InvalidSetup
+from draftwise.core import InvalidRequest, InvalidSetup, cause_of
 from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
@@ -370,7 +370,7 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         raise InvalidRequest.because(
-            "cannot-bind", f"Port {port} of 127.0.0.1 cannot be used ({error.strerror}).", where="--http",
+            "cannot-bind", f"Port {port} of 127.0.0.1 cannot be used ({cause_of(error)}).", where="--http",
             fix="Give another port, or 0 for a free one.",
         ) from None  # fmt: skip
     config = uvicorn.Config(Entrance(app, AccessRules(api_key=token)), log_level="warning", lifespan="on")

@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 _GIB = 2**30
-_FINDING_KEYS = ("code", "severity", "message", "where", "fix", "source")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftwise.backends.backend import ServerProbe
 from draftwise.backends.url import UrlBackend
-from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload
+from draftwise.core import BackendError, Baseline, Finding, StorageError, Window, Workload, cause_of
 from draftwise.machine.network import find_proxy
 from draftwise.machine.whole_files import write_whole
 from draftwise.measure.probe import load_probe, probe
@@ -70,7 +70,7 @@ async def record(
     try:
         write_whole(path, baseline.to_json())
     except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror}). Choose another --record-baseline.") from None
+        raise StorageError(f"{path} cannot be written ({cause_of(error)}). Choose another --record-baseline.") from None
     is_new = baseline.seen is not None and baseline.seen != (known and known.seen)
     kept = f"the last {baseline.seen.duration_s:.0f} s and " if baseline.seen is not None and is_new else ""
     told = f"{path} has {kept}{len(repeats[0])} prompts of the probe, {_REPEATS} times"

@@ -108,7 +108,7 @@ class ReplayResult(Result):
 
 @verb(ReplayRequest)
 def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
-    """Replay a log, prompts with their answers, and say what every candidate's drafts would have been worth.
+    """Replay a log, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 
     Answers are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram
     and suffix are replayed from the text alone; other methods load the target and their drafter. Steps are requests of

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import InvalidSetup, StorageError
+from draftwise.core import InvalidSetup, StorageError, cause_of
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deciding.interchange import FORMATS, export_run
@@ -85,7 +85,7 @@ def _read_exports(given: Mapping[str, str | PathLike[str]] | Iterable[str]) -> I
             try:
                 Path(path).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StorageError(f"{path}: cannot be created ({error.strerror}). Give another folder.") from None
+                raise StorageError(f"{path}: cannot be created ({cause_of(error)}). Give another folder.") from None
         yield name, Path(path)
 
 
@@ -93,4 +93,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}). Give another path or make room.") from None
+        raise StorageError(f"{path}: cannot be written ({cause_of(error)}). Give another path or make room.") from None

@@ -285,9 +285,7 @@ def require_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str], wh
         raise type(error)(found) from None
 
 
-def read_spec(
-    given: SpecConfig | Mapping[str, Any] | str | PathLike[str],
-) -> tuple[SpecConfig, tuple[Finding, ...]]:
+def read_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str]) -> tuple[SpecConfig, tuple[Finding, ...]]:
     """Return a speculative config given as a value, as JSON or as a file, and findings of its JSON.
 
     Raises:

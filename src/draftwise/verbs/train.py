@@ -113,9 +113,7 @@ def _explain_missing() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
-            "train-not-installed",
-            f"Training needs {error.name}, which is not installed.",
-            fix=tell_install("train"),
+            "train-not-installed", f"Training needs {error.name}, which is not installed.", fix=tell_install("train")
         ) from None
 
 

@@ -53,9 +53,7 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
         from draftwise.verbs.pages.pages_app import serve
     except ImportError as error:
         raise InvalidSetup.because(
-            "ui-not-installed",
-            f"The pages need {error.name}, which is not installed.",
-            fix=tell_install("ui"),
+            "ui-not-installed", f"The pages need {error.name}, which is not installed.", fix=tell_install("ui")
         ) from None
     token = secrets.token_urlsafe(24)
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
+from draftwise.core import cause_of
 from draftwise.core.documents import to_json
 from draftwise.core.finding import DraftwiseError, Finding, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
 from draftwise.core.progress import Progress, Silent
@@ -167,7 +168,7 @@ def load_verb(name: str) -> Verb[Any, Any, Any]:
 
 def _describe_failure(error: OSError) -> DraftwiseError:
     """Return the error of a file that cannot be read or written."""
-    name, why = str(error.filename), error.strerror or type(error).__name__
+    name, why = str(error.filename), cause_of(error)
     if error.errno == ENAMETOOLONG:
         text = f"{name[:60]}... is too long for a file name."
         return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")

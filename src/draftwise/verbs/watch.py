@@ -24,6 +24,7 @@ from draftwise.core import (
     Severity,
     UnreadableSource,
     Window,
+    cause_of,
 )
 from draftwise.core.documents import HIDDEN
 from draftwise.core.exit_codes import ExitCode
@@ -301,7 +302,7 @@ def _see_log(of: _Service, name: str) -> Snapshot:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
             snapshot = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
-        text = f"{name} cannot be read ({error.strerror})."
+        text = f"{name} cannot be read ({cause_of(error)})."
         raise UnreadableSource.because("unreadable-file", text, where=name) from None
     return add_diagnoses(snapshot, of.baseline, of.asked)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftwise.backends.vllm_log import StartupLog
-from draftwise.core import UnreadableSource
+from draftwise.core import UnreadableSource, cause_of
 from draftwise.plan.check import judge
 from draftwise.setups.read import SetupReading, read_setups
 from draftwise.watching.diagnose import SideInfo
@@ -52,6 +52,5 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UnreadableSource.because(
-            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
-        ) from None
+        message = f"{path} cannot be read ({cause_of(error)})."
+        raise UnreadableSource.because("unreadable-file", message, where=str(path)) from None

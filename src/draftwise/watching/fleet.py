@@ -178,10 +178,7 @@ def _make_baseline(known: Mapping[str, float]) -> Baseline:
     if tokens is not None and coverage is not None and k is not None:
         drafts, accepted = round(coverage * _MANY), round((tokens - 1) * _MANY)
         stats = SpecStats(
-            num_drafts=drafts,
-            num_draft_tokens=round(k * drafts),
-            num_accepted_tokens=accepted,
-            accepted_per_pos=(),
+            num_drafts=drafts, num_draft_tokens=round(k * drafts), num_accepted_tokens=accepted, accepted_per_pos=()
         )
         counters = Counters(spec=stats, generation_tokens=_MANY + accepted)
         expected = Expected(workload="", condition=condition, counters=counters)

@@ -280,12 +280,7 @@ class HttpPage:
     """
 
     def __init__(
-        self,
-        pool: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = _TIMEOUT_S,
+        self, pool: str, url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S
     ) -> None:
         check_url(url, where="URL")
         self.pool = pool

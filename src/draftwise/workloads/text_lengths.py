@@ -12,7 +12,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, Protocol
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 
 CHARS_PER_TOKEN = 4.0
 """OpenAI's rule of thumb for English text (help.openai.com, "What are tokens and how to count them?")."""
@@ -258,7 +258,7 @@ def _paragraphs(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSetup.because(
             "unknown-source",
-            f"source={path} is neither {', '.join(SOURCES)} nor a readable text file ({error}).",
+            f"source={path} is neither {', '.join(SOURCES)} nor a readable text file ({cause_of(error)}).",
             where=f"source={path}",
         ) from None
     units = sorted({part.strip("\n") for part in re.split(r"\n\s*\n", text) if part.strip()})

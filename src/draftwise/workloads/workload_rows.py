@@ -18,7 +18,7 @@ from io import BufferedReader, TextIOWrapper
 from itertools import chain, islice
 from typing import IO, Any, cast
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, cause_of
 from draftwise.workloads.engine_log import EngineLog, is_engine_log
 from draftwise.workloads.log_formats import find_logged, has_request, open_page
 from draftwise.workloads.wrapped_lines import LOOKED_AT, LogLine, find_wrapper, parse_line, unwrap
@@ -88,7 +88,8 @@ def read_rows(
         with open_plain(file) as stream:
             return _keep_stretches(_rows_of(stream, file.name, faults), kept, most, seed)
     except (OSError, EOFError, csv.Error) as error:
-        raise InvalidSetup.because("unreadable", f"{file} cannot be read ({error}).", where=str(file)) from None
+        message = f"{file} cannot be read ({cause_of(error)})."
+        raise InvalidSetup.because("unreadable", message, where=str(file)) from None
 
 
 @contextmanager

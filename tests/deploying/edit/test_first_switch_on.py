@@ -105,9 +105,13 @@ NAMED = {
     '      "--port", "${NOMAD_PORT_http}",\n    ]\n  }\n}\n',
     "Procfile": f"web: vllm serve {MODEL} --port 8000\n",
     "supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL} --port 8000\nautostart=true\n",
+    "folded-supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL}\n  --port 8000\nautostart=true\n",
     "tmux.sh": f'tmux new-session -d -s llm "vllm serve {MODEL} --port 8000"\n',
     "engine.py": f'from vllm import LLM\n\nllm = LLM(\n    model="{MODEL}",\n    seed=1,\n)\n',
+    "positional.py": f'from vllm import LLM\n\nllm = LLM("{MODEL}")\n',
+    "remark.py": f'from vllm import LLM\n\nllm = LLM(\n    model="{MODEL}",  # own, or yours\n)\n',
     "serve.py": f'import subprocess\n\nMODEL = "{MODEL}"\nsubprocess.Popen(["vllm", "serve", MODEL])\n',
+    "listed.py": f'import subprocess\n\nsubprocess.run([\n    "vllm", "serve",\n    "{MODEL}",  # own, or yours\n])\n',
     "rayservice.yaml": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: llm}\nspec:\n  serveConfigV2: |\n    applications:\n"
     f"    - args:\n        llm_configs:\n        - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n"
     "          engine_kwargs:\n            max_model_len: 8192\n",
@@ -129,6 +133,24 @@ def test_a_file_of_another_form_is_switched_on_and_off_again(name: str) -> None:
     off = edit(SourceText(text=again, name=name), None, engine_version="0.26.0").text
     assert off == NAMED[name] or name == "flux.yaml"
     assert read_setups(SourceText(text=off, name=name))[0].setup.spec is None
+
+
+@pytest.mark.parametrize("gap", [" ", "\n    "])
+@pytest.mark.parametrize("form", ["LLM({0},{1}{2})", "LLM(**{{'speculative_config': {3},{1}'model': '{4}'}})"])
+def test_a_config_that_comes_first_in_python_is_removed(form: str, gap: str) -> None:
+    spec = NGRAM.to_dict()
+    text = form.format(f"speculative_config={spec}", gap, f"model='{MODEL}'", spec, MODEL)
+    source = SourceText(text=f"from vllm import LLM\nllm = {text}\n", name="serve.py")
+    (after,) = read_setups(replace(source, text=edit(source, None, engine_version="0.26.0").text))
+    assert (after.setup.spec, after.setup.target) == (None, MODEL)
+
+
+def test_comments_between_the_words_of_a_list_stay() -> None:
+    words = f'"vllm", "serve",\n    "{MODEL}",  # own, or yours\n'
+    flags = f'    "--speculative-config", \'{NGRAM.to_json()}\',\n    "--port", "80",  # ours\n'
+    source = SourceText(text=f"import subprocess\n\nsubprocess.run([\n    {words}{flags}])\n", name="serve.py")
+    off = edit(source, None, engine_version="0.26.0").text
+    assert off == source.text.replace(flags, '    "--port", "80",  # ours\n')
 
 
 SPECULATES = "--speculative-config.method=ngram --speculative-config.num_speculative_tokens=3"

@@ -230,6 +230,32 @@ def test_a_template_is_bounded_wherever_it_is_rendered(tmp_path, monkeypatch, te
     assert tokenizer.apply_chat_template([], tools=1) == "1"  # a new process
 
 
+def test_what_was_interrupted_is_not_the_next_answer(tmp_path, monkeypatch):
+    directory = save(byte_level(), tmp_path / "m", tokenizer_config={"chat_template": "{{ messages[0].content }}"})
+    tokenizer = Tokenizer.from_pretrained(directory)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template.Connection, "recv", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tokenizer.apply_chat_template([{"role": "user", "content": "one"}])
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "two"}]) == "two"
+
+
+def test_messages_that_cannot_be_handed_over_are_refused(tmp_path):
+    directory = save(byte_level(), tmp_path / "m", tokenizer_config={"chat_template": "{{ messages | length }}"})
+    tokenizer, deep = Tokenizer.from_pretrained(directory), []
+    for _ in range(100_000):
+        deep = [deep]
+    for content in (deep, (each for each in "ab")):
+        with pytest.raises(InvalidSetup, match="not plain values") as error:
+            tokenizer.apply_chat_template([{"role": "user", "content": content}])
+        assert error.value.findings[0].code == "chat-template-refused"
+    assert tokenizer.apply_chat_template(MESSAGES) == str(len(MESSAGES))
+
+
 def test_a_negative_end_token_is_none(tmp_path):
     """vLLM and transformers compare it with the tokens, of which it is none."""
     files = {"generation_config": {"eos_token_id": [-1, 3]}, "config": {"eos_token_id": 9}}

@@ -112,4 +112,18 @@ def test_a_faulty_value_leads_to_no_further_findings(llama: str) -> None:
     """What depends on the value is not judged: neither as given nor as if it were missing."""
     assert rejections(judge(llama, {"method": "ngram", "num_speculative_tokens": "x"})) == ["wrong-type"]
     assert rejections(judge(llama, {"method": "nope", "num_speculative_tokens": 3})) == ["unknown-method"]
+
+
+@pytest.mark.parametrize(
+    ("method", "fix"),
+    [
+        ("eagel3", 'Did you mean "eagle3"?'),
+        ("NEXTN", 'In vLLM write "method": "mtp"'),
+        ("medussa", 'Did you mean "medusa"? It exists from 0.9.2 to 0.32.0. Use one of ngram, '),
+        (5, "Use one of ngram, "),
+    ],
+)
+def test_a_wrong_method_is_told_what_to_write(llama: str, method: object, fix: str) -> None:
+    (ruling,) = [each for each in judge(llama, {"method": method}, "0.33.0").findings if each.code == "unknown-method"]
+    assert fix in ruling.fix
     assert rejections(judge(llama, {"method": "eagle3", "model": 7, "num_speculative_tokens": 3})) == ["wrong-type"]

@@ -10,19 +10,29 @@ from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge import methods
 from draftwise.knowledge.methods import methods_where
 from draftwise.plan.size import Sizing, size
+from draftwise.plan.size.drafter_parts import describe_drafter
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
+SETUP = Setup(target=LLAMA, engine="vllm", engine_version="0.32.0")
+
+
 def size_with(**spec: object) -> Sizing:
-    config = SpecConfig.keep({"num_speculative_tokens": 3, **spec})
-    return size(Setup(target=LLAMA, engine="vllm", engine_version="0.32.0", spec=config), gpu="H200")
+    return size(replace(SETUP, spec=SpecConfig.keep({"num_speculative_tokens": 3, **spec})), gpu="H200")
 
 
 def test_an_unlisted_method_is_not_taken_for_a_draft_model() -> None:
     with pytest.raises(InvalidSetup, match="does not know the method 'warp'") as refused:
-        size_with(method="warp", model="some/drafter")
+        describe_drafter("warp", 3, {}, None)
     assert [each.code for each in refused.value.findings] == ["method-memory-unknown"]
+
+
+@pytest.mark.parametrize("method", ["warp", "dflash", "eagel3", 5])
+def test_a_method_that_the_release_does_not_have_has_no_number(method: object) -> None:
+    with pytest.raises(InvalidSetup, match=r"is not a method of vLLM 0\.19\.1") as refused:
+        size(replace(SETUP, engine_version="0.19.1", spec=SpecConfig.keep({"method": method})), gpu="H200")
+    assert [each.code for each in refused.value.findings] == ["unknown-method"]
 
 
 def test_a_method_without_a_layout_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_old_keys_stay_where_a_release_has_them():
         (["-sc", '{"method": 1, "method": 2}'], "newest", "flag-json-duplicate", ""),
         (["-sc", "[1]"], "newest", "spec-not-an-object", ""),
         (["-sc", "{'method': 'ngram'}"], "newest", "flag-json-invalid", "double quotes"),
-        (["--spec-method", "ngram", "-sc", '{"method": "x"}'], "0.22.0", "spec-flag-and-json-key", ""),
+        (["--spec-method", "ngram", "-sc", '{"method": "x"}'], "0.22.0", "spec-flag-repeats-key", ""),
         (["--config=a.yaml"], "newest", "config-file-with-equals", "two words"),
         (["stray"], "newest", "stray-argument", ""),
         (["--disable-lora"], "0.32.0", "flag-of-other-release", ""),

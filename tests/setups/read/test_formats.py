@@ -215,6 +215,43 @@ class TestPython:
             read_setups(tmp_path / "a.py")
         assert (error.value.findings[0].code, error.value.findings[0].where) == ("not-python", f"{tmp_path}/a.py:2")
 
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "w: list[str] = {0}\nw += ['--seed', '1']\nrun(w)",
+            "w = {0}\nw.extend(['--seed', '1'])\nrun(w)",
+            "w = {0}\nw[3:] = ['--seed', '1']\nrun(w)",
+            "w = {0}\nrun(w + ['--seed', '1'])",
+            "w = {0}\nrun([*w, '--seed', '1'])",
+            "w = {0}\nv = w\nv.append('--seed=1')\nrun(v)",
+            "run({0} + ['--seed', '1'])",
+            "def f(w):\n    w.append('--seed=1')\nv = {0}\nf(v)\nrun(v)",
+            "def f(w):\n    run([*w, '--seed=1'])\nf({0})",
+            "run(list(chain(w, x)))\nw = {0}",
+            "d = {{'a': {0}}}\nd['a'].append('--seed=1')\nrun(d['a'])",
+            "class A:\n    w = {0}\n    def f(self):\n        self.w.append('--seed=1')\n        run(self.w)",
+            "def f(w={0}):\n    run([*w, '--seed', '1'])",
+        ],
+    )
+    def test_a_list_that_may_grow_is_no_whole_command(self, code, tmp_path):
+        (tmp_path / "a.py").write_text(code.format(["vllm", "serve", "m"]))
+        with pytest.raises(InvalidSetup):
+            read_setups(tmp_path / "a.py")
+        (tmp_path / "b.py").write_text(f"w = {['vllm', 'serve', 'm']}\nrun(w)")
+        assert read_setups(tmp_path / "b.py")[0].setup.target == "m"
+
+    @pytest.mark.parametrize("change", ["k['seed'] = 1", "k.update(seed=1)", "del k['seed']", "k.pop('seed')"])
+    def test_a_dictionary_that_changes_is_not_known(self, change):
+        assert [*self.one(f"from vllm import LLM\nk = dict(seed=2)\n{change}\nLLM('m', **k)").unknown] == [""]
+
+
+def test_commands_of_supervisord_span_lines_and_take_variables():
+    text = "[program:llm]\ncommand = vllm serve m\n  --seed 1 --max-model-len %(ENV_LENGTH)s\nautostart=true\n"
+    (reading,) = read_setups(text)
+    assert (dict(reading.setup.args), [*reading.unknown]) == ({"seed": 1}, ["max_model_len"])
+    (reading,) = read_setups(text, given={"LENGTH": "9"})
+    assert dict(reading.setup.args) == {"seed": 1, "max_model_len": 9}
+
 
 class TestDockerfile:
     def one(self, text: str, **given: str) -> SetupReading:

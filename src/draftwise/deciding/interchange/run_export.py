@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing
+from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing, cause_of
 from draftwise.core.grouping import group_by
 from draftwise.machine.whole_files import write_whole
 
@@ -67,7 +67,7 @@ def export_run(run: Run, name: str, path: Path) -> list[Path]:
         for file, text in files.items():
             write_whole(file, text)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}). Give another path or make room.") from None
+        raise StorageError(f"{path}: cannot be written ({cause_of(error)}). Give another path or make room.") from None
     return list(files)
 
 

@@ -72,10 +72,7 @@ def _make_clusters(pools: Pools) -> Iterator[dict[str, Any]]:
 
 
 def _filter(name: str, kind: str, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": f"envoy.filters.http.{name}",
-        "typed_config": {"@type": f"{_TYPES}.filters.http.{kind}", **config},
-    }
+    return {"name": f"envoy.filters.http.{name}", "typed_config": {"@type": f"{_TYPES}.filters.http.{kind}", **config}}
 
 
 def _list_paths(policy: Policy) -> Iterator[tuple[str, ...]]:
@@ -90,10 +87,7 @@ def _list_paths(policy: Policy) -> Iterator[tuple[str, ...]]:
 
 def _read_bodies(policy: Policy) -> Iterator[dict[str, Any]]:
     rules = [
-        {
-            "selectors": [{"key": key} for key in path],
-            "on_present": {"metadata_namespace": _SPACE, "key": path[0]},
-        }
+        {"selectors": [{"key": key} for key in path], "on_present": {"metadata_namespace": _SPACE, "key": path[0]}}
         for path in _list_paths(policy)
     ]
     if rules:

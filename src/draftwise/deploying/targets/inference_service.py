@@ -266,10 +266,7 @@ def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
         yield note("knative-features", features=", ".join(features))
     own = [each for each in order.placement.staged if names_directory(each.name)]
     if own:
-        yield note(
-            "stage-by-hand",
-            copies=", ".join(f"{each.name} to {each.directory}" for each in own),
-        )
+        yield note("stage-by-hand", copies=", ".join(f"{each.name} to {each.directory}" for each in own))
 
 
 def _list_features(order: ServiceOrder) -> Iterator[str]:

@@ -70,11 +70,7 @@ def _make_template(order: ServiceOrder, container: Mapping[str, Any]) -> dict[st
 def _make_leader(order: ServiceOrder, container: Mapping[str, Any]) -> dict[str, Any]:
     # Its name resolves for others; what listens takes an address.
     own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    return {
-        **container,
-        "args": [*container["args"], *_meet_at(order, _OWN)],
-        "env": [own, *container.get("env", ())],
-    }
+    return {**container, "args": [*container["args"], *_meet_at(order, _OWN)], "env": [own, *container.get("env", ())]}
 
 
 def _make_worker(order: ServiceOrder) -> dict[str, Any]:

@@ -43,10 +43,7 @@ def _list_values(order: ServiceOrder) -> Mapping[str, object]:
         "args": {"llm_configs": [_make_config(order)]},
     }
     version = _RAY.match(order.image)
-    return {
-        "application": dump_yaml({"applications": [application]}),
-        "ray_version": version[1] if version else None,
-    }
+    return {"application": dump_yaml({"applications": [application]}), "ray_version": version[1] if version else None}
 
 
 def _make_config(order: ServiceOrder) -> dict[str, Any]:

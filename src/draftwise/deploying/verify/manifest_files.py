@@ -84,12 +84,7 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
 
 
 def verify_text(
-    source: SourceText,
-    ordered: Setup,
-    *,
-    gpu: str | None = None,
-    platform_release: str = "",
-    index: int | None = None,
+    source: SourceText, ordered: Setup, *, gpu: str | None = None, platform_release: str = "", index: int | None = None
 ) -> Report:
     """Return what a text starts, judged, with each difference from what was ordered.
 
@@ -130,11 +125,7 @@ def _read_one(source: SourceText, ordered: Setup, index: int | None) -> SetupRea
         return readings[index]
     if len(readings) != 1:
         raise refusal(
-            "several-servers",
-            case="verify",
-            text=source.name or "The text",
-            readings=len(readings),
-            name=source.name,
+            "several-servers", case="verify", text=source.name or "The text", readings=len(readings), name=source.name
         )
     return readings[0]
 

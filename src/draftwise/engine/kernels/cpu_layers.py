@@ -522,7 +522,7 @@ class QuantizedStages:
         self._is_joined = stages[0].embedding_VI is None and len({id(stage.head) for stage in stages}) == 1
         """Whether one product with a head serves all draft tokens."""
         self._programs: dict[int, _Program] = {}
-        _compile()  # as above
+        _compile()  # see `QuantizedChain`
 
     def __call__(self, state_BH: Tensor, tokens_B: Tensor, num_steps: int) -> Tensor:
         """Return int64 draft tokens [B, M] that follow `tokens_B`."""

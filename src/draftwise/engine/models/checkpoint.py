@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, cause_of
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
@@ -79,7 +79,7 @@ class CheckpointReader:
         except (SafetensorError, OSError) as error:
             raise InvalidSetup.because(
                 "damaged-weights",
-                f"The file cannot be read ({error}).",
+                f"The file cannot be read ({cause_of(error)}).",
                 where=str(file),
                 fix="Download the file again.",
             ) from None

@@ -30,7 +30,7 @@ from draftwise.checkpoints.gguf_files import (
 from draftwise.checkpoints.headers import INDEX
 from draftwise.checkpoints.headers import Tensor as StoredTensor
 from draftwise.checkpoints.text_files import quote, quote_some
-from draftwise.core import InvalidSetup, SpecConfig, StorageError
+from draftwise.core import InvalidSetup, SpecConfig, StorageError, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.models.quantized import KINDS, Blocks, BlockSource, read_blocks, round_weights
@@ -191,7 +191,7 @@ def _unpack(header: GgufHeader, folder: Path) -> None:
         os.replace(part, folder)
     except OSError as error:
         raise StorageError(
-            f"{header.file.name} cannot be unpacked into {folder.parent} ({error.strerror or error}). Make room there, "
+            f"{header.file.name} cannot be unpacked into {folder.parent} ({cause_of(error)}). Make room there, "
             "or set DRAFTWISE_CACHE_DIR to a folder that has it."
         ) from None
     finally:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import AUX_KEY
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import write_tensors
@@ -71,7 +71,7 @@ class ExtractHiddenStatesProposer(Proposer):
                 "no-layers",
                 f"{AUX_KEY} names no hidden state to write.",
                 where=AUX_KEY,
-                fix="Give layer ids: i is what enters layer i, 0 the embedding.",
+                fix="Name layer ids. Id i stands for the input of layer i, and 0 for the embedding.",
             )
         self.aux_layers = tuple(sorted(set(aux_layers)))
         self._folder = _make_folder(folder)
@@ -139,7 +139,7 @@ def _make_folder(folder: str | Path) -> Path:
     except OSError as error:
         raise InvalidSetup.because(
             "folder-not-writable",
-            f"{path} cannot be written to: {error.strerror or error}.",
+            f"{path} cannot be written to: {cause_of(error)}.",
             where=str(path),
             fix="Give a folder that this user may write to.",
         ) from None

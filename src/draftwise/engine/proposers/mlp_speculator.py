@@ -84,7 +84,7 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
         return F.rms_norm(features_BH, features_BH.shape[-1:], eps=_EPS) / math.sqrt(2)
 
     def begin(self, state_BH: Tensor, num_drafted: int) -> Tensor:
-        """Return the state that enters the first stage."""
+        """Return the state as it is."""
         assert num_drafted <= len(self._network.stages)
         return state_BH
 

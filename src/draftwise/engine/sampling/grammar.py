@@ -230,8 +230,7 @@ class Grammars:
         except ValueError as error:
             raise _invalid(params.kind, str(error)) from None
         limits = LLParserLimits(verbose_errors=False)
-        arguments = self._tokenizer, source
-        matcher = self._compilers.submit(LLMatcher, *arguments, log_level=0, limits=limits).result()
+        matcher = self._compilers.submit(LLMatcher, self._tokenizer, source, log_level=0, limits=limits).result()
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any token can begin, and does work that all requests share
         for tried in (matcher, *self._try(matcher)):

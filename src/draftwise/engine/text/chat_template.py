@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from draftwise.checkpoints.text_files import read_bytes
 from draftwise.core import Finding, InvalidSetup
+from draftwise.machine.new_process import make_command
 from draftwise.machine.posix import require_posix
 
 _LONGEST_REASON = 300
@@ -31,10 +32,6 @@ _CPU_S = 3.0
 """Processor time for a conversation, and for each megabyte of it."""
 MEMORY = 2**31
 """Bytes that rendering may take."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from draftwise.engine.text.chat_template import main; main(int(sys.argv[1]))"
-)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -51,16 +48,14 @@ class ChatTemplate:
     """A chat template, compiled when it is first used: jinja computes constants of any size there.
 
     Attributes:
-        is_bounded_here: whether this process is one that may end for any template; otherwise another one renders.
+        is_bounded_here: whether this process is one that may end for any template. Otherwise another one renders: it
+            starts with the first conversation, and ends with this object.
     """
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self._source, self._lock = source, Lock()
+        self._connection: Connection | None = None
         self.is_bounded_here = False
-
-    @cached_property
-    def _renderer(self) -> _Renderer:
-        return _Renderer(self._source)
 
     @cached_property
     def compiled(self) -> jinja2.Template:
@@ -81,58 +76,43 @@ class ChatTemplate:
             InvalidSetup: the template is not valid Jinja, refuses these messages (roles out of order ...), or exceeds
                 bounds on time and memory.
         """
-        return (self.render_here if self.is_bounded_here else self._renderer.render)(messages, variables)
-
-    def render_here(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Do what `render` does, without bounds."""
-        with failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
-            return self.compiled.render({**variables, "messages": messages})
-
-
-class _Renderer:
-    """Renders one template; its process starts with the first conversation, and ends with this object."""
-
-    def __init__(self, source: str) -> None:
-        self._source, self._lock = source, Lock()
-        self._connection: Connection | None = None
-
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Return the prompt text.
-
-        Raises:
-            InvalidSetup: the template is not valid, refuses the messages, or exceeds the bounds.
-        """
+        if self.is_bounded_here:
+            with failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
+                return self.compiled.render({**variables, "messages": messages})
         with self._lock:
-            if self._connection is None:
-                self._start()
-            assert self._connection is not None
+            connection, self._connection = self._connection or self._start(), None
             try:
-                self._connection.send((messages, variables))
-                outcome = self._connection.recv()
-            except (EOFError, ConnectionError):
-                self._connection = None
+                connection.send((messages, variables))
+                outcome = connection.recv()
+                self._connection = connection  # which nothing is left in
+            except (EOFError, OSError):
                 causes: dict[int, str] = {
                     signal.SIGPROF: "takes too long on",
                     signal.SIGABRT: "takes too much memory for",
                 }
                 cause = causes.get(-self._process.wait(), "fails on")
-                self._end()
                 raise _refusal(f"The model's chat template {cause} these messages.") from None
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
+            except (TypeError, AttributeError, RecursionError, pickle.PicklingError) as error:
                 raise _refusal(f"The messages are not plain values: {error}.") from None
+            finally:
+                if self._connection is None:
+                    self._end()
         if isinstance(outcome, str):
             return outcome
         raise InvalidSetup(outcome)
 
-    def _start(self) -> None:
+    def _start(self) -> Connection:
         require_posix("Chat templates are rendered")
-        self._connection, theirs = Pipe()
+        connection, theirs = Pipe()
         with theirs:
-            descriptor = theirs.fileno()
-            command = [sys.executable, "-P", "-c", _BOOT, str(descriptor), json.dumps(sys.path)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
-        self._end = weakref.finalize(self, _end, self._connection, self._process)
-        self._connection.send((self._source, _CPU_S))
+            command = make_command("draftwise.engine.text.chat_template", theirs.fileno())
+            self._process = subprocess.Popen(  # in a session that Ctrl-C does not reach
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        self._end = weakref.finalize(self, _end, connection, self._process)
+        with suppress(ConnectionError):  # it has ended already, which the next message meets
+            connection.send((self._source, _CPU_S))
+        return connection
 
 
 def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
@@ -203,16 +183,16 @@ def limit_memory() -> None:
 
 def main(descriptor: int) -> None:
     """Render conversations until the other end is gone; `descriptor` is this end of a socket pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole process group
     with suppress(EOFError, ConnectionError), Connection(descriptor) as connection:
         source, cpu_s = connection.recv()
         template = ChatTemplate(source)
+        template.is_bounded_here = True
         limit_memory()
         while True:
             given = connection.recv_bytes()
             signal.setitimer(signal.ITIMER_PROF, cpu_s * (1 + len(given) / 2**20))
             try:
-                outcome: str | list[Finding] = template.render_here(*pickle.loads(given))
+                outcome: str | list[Finding] = template.render(*pickle.loads(given))
             except InvalidSetup as error:
                 outcome = list(error.findings)
             signal.setitimer(signal.ITIMER_PROF, 0)

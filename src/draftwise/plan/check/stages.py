@@ -21,12 +21,6 @@ from draftwise.knowledge.vllm import Release
 
 Platform = Literal["cuda", "cpu"]
 SPEC = "--speculative-config"
-SPEC_FLAGS: Mapping[str, str] = {
-    "spec_method": "method",
-    "spec_model": "model",
-    "spec_tokens": "num_speculative_tokens",
-}
-"""Engine flags that stand for a key of the speculative JSON."""
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 

@@ -103,7 +103,6 @@ _HOST_BOUND_NOISE = 0.06
 _LEAST_NOISE = 0.012
 _TO_SD = 2 * 1.96
 """Width of a 95 % interval in standard deviations."""
-_VALUES_OF_16_BIT = 2
 _FIRST_SPREAD = 0.1
 """Half of the 95 % interval of the time to a first token, relative: a front end's share of it is in there."""
 

@@ -97,10 +97,7 @@ def choose_lengths(
     gained = fsum(row[column] for row, column in zip(weighted, path, strict=True))
     ends = ((float(batch), tried[column]) for batch, column in zip(batches, path, strict=True))
     return LengthChoice(
-        fixed_k=tried[best],
-        fixed_speedup=means[best],
-        ranges=join_ranges(ends),
-        schedule_gain=gained / means[best],
+        fixed_k=tried[best], fixed_speedup=means[best], ranges=join_ranges(ends), schedule_gain=gained / means[best]
     )
 
 

@@ -50,11 +50,7 @@ class LengthAdvice:
 
 
 def advise_lengths(
-    profile: Profile,
-    calibration: Calibration,
-    *,
-    batches: Sequence[int],
-    version: str | None = None,
+    profile: Profile, calibration: Calibration, *, batches: Sequence[int], version: str | None = None
 ) -> tuple[LengthAdvice, ...]:
     """Return what to draft with each server that was calibrated and replayed.
 

@@ -45,10 +45,7 @@ def activations(
 ) -> int:
     """Return the peak of the profiled step on top of the weights."""
     forward, hidden = _forward(step, config, shape), _hidden(step, shape)
-    passes = [
-        forward + drafter.num_aux_layers * hidden,
-        _sampler(step, shape) + (1 + drafter.num_aux_layers) * hidden,
-    ]
+    passes = [forward + drafter.num_aux_layers * hidden, _sampler(step, shape) + (1 + drafter.num_aux_layers) * hidden]
     if drafter.shape is not None:
         passes.append(2 * hidden + _forward(_draft_step(step, drafter), drafter.config, drafter.shape))
         if drafter.facts.network == "one_pass":

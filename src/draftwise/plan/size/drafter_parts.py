@@ -153,12 +153,7 @@ def _describe_block_markov(target: Config, config: Config | None, k: int) -> Dra
     rank, vocab = like.get("markov_rank") or 256, like.get("draft_vocab_size") or target["vocab_size"]
     tables = (
         Part(
-            name="markov_w1",
-            role="head",
-            rows=target["vocab_size"],
-            cols=rank,
-            split=Sharding.COPIED,
-            quantized=False,
+            name="markov_w1", role="head", rows=target["vocab_size"], cols=rank, split=Sharding.COPIED, quantized=False
         ),
         Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Sharding.COPIED, quantized=False),
     )
@@ -173,21 +168,11 @@ def _describe_residual_heads(target: Config, config: Config | None, k: int) -> D
     layers = like.get("medusa_num_layers") or like.get("num_hidden_layers") or 1
     vocab = like.get("truncated_vocab_size") or like.get("vocab_size") or target["vocab_size"]
     blocks = Part(
-        name="blocks",
-        role="mlp",
-        rows=width,
-        cols=width,
-        copies=heads * layers,
-        split=Sharding.COPIED,
-        quantized=False,
+        name="blocks", role="mlp", rows=width, cols=width, copies=heads * layers, split=Sharding.COPIED, quantized=False
     )
     copies = 1 if like.get("original_lm_head") else heads
     return Drafter(
-        parts=(
-            blocks,
-            replace(blocks, name="blocks.bias", cols=1),
-            replace(_own_head(vocab, width)[0], copies=copies),
-        ),
+        parts=(blocks, replace(blocks, name="blocks.bias", cols=1), replace(_own_head(vocab, width)[0], copies=copies))
     )
 
 
@@ -198,13 +183,7 @@ def _describe_recurrent_heads(target: Config, config: Config | None, k: int) -> 
     inner, heads = like.get("inner_dim") or width, like.get("n_predict") or k
     copies = 1 if like.get("tie_weights") else heads
     table = Part(
-        name="emb",
-        role="embedding",
-        rows=vocab,
-        cols=inner,
-        copies=copies,
-        split=Sharding.VOCABULARY,
-        quantized=False,
+        name="emb", role="embedding", rows=vocab, cols=inner, copies=copies, split=Sharding.VOCABULARY, quantized=False
     )
     projections = [Part(name="proj.0", role="mlp", rows=inner, cols=width, split=Sharding.COPIED, quantized=False)]
     if heads > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.knowledge.gpus import Gpu, get_gpu
 from draftwise.knowledge.memory_overheads import Runner, get_batch_defaults
+from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.rules import Rulebook
-from draftwise.knowledge.vllm import Release
+from draftwise.knowledge.vllm import Release, history
 from draftwise.plan.check import Context, Resolved, check_context, get_context
 from draftwise.plan.check.engine import choose_runner
 from draftwise.plan.size.drafter_parts import Drafter, describe_drafter
@@ -90,7 +91,7 @@ def read_request(
         stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 
     Raises:
-        InvalidSetup: the target is not found, version or GPU are unknown, or vLLM cannot read a flag.
+        InvalidSetup: target, version, GPU or method are unknown, or vLLM cannot read a flag.
     """
     context = get_context(setup)
     target = _get_target(context)
@@ -98,6 +99,7 @@ def read_request(
     config = read_text_config(target.config, where=target.name)
     shape = read_shape(config, where=target.name)
     report = check_context(context)
+    _check_method(context, report.findings)
     spec = _read_speculation(context, report.resolved)
     tp = _count(context, "tensor_parallel_size", 1)
     drafter = NO_DRAFTER if spec is None else _describe_drafter(context, spec, config)
@@ -163,6 +165,14 @@ def _get_target(context: Context) -> ModelConfig:
             fix="Pass the checkpoint's directory, pass its config.json with --config-from, or fetch that with --hub.",
         )
     return context.target
+
+
+def _check_method(context: Context, findings: Iterable[Finding]) -> None:
+    """Refuse a method that the release does not have, unless it is one of the embedded engine that vLLM never had."""
+    method = str(context.keys.get("method"))
+    refused = [each for each in findings if each.code == "unknown-method"]
+    if refused and (find_method(method) is None or history("methods", method)):
+        raise InvalidSetup(refused)
 
 
 def _read_gpu(name: str | None, setup: Setup) -> Gpu:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.core.budget import Budget
+from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
 from draftwise.knowledge.rules import find_doubts, of_release
-from draftwise.plan.check.stages import SPEC_FLAGS
 from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
 from draftwise.plan.size.size_request import NO_DRAFTER, SizeRequest, read_request

@@ -20,8 +20,7 @@ _CONTINUED = re.compile(r"\\[ \t]*$")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _SHELL = ("/bin/sh", "-c")
 _REFERENCES = References(
-    re.compile(r"\\\$|\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<operator>:?[-+])?)"),
-    unset_is_empty=True,
+    re.compile(r"\\\$|\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<operator>:?[-+])?)"), unset_is_empty=True
 )
 """Dockerfile reference, Environment replacement."""
 

@@ -14,7 +14,7 @@ from glob import iglob
 from itertools import islice
 from pathlib import Path
 
-from draftwise.core import Finding, InvalidSetup, UnreadableSource
+from draftwise.core import Finding, InvalidSetup, UnreadableSource, cause_of
 from draftwise.knowledge.models import find_model, suggest_models
 from draftwise.setups.read import windows_scripts
 
@@ -40,15 +40,11 @@ def read_text(path: Path) -> str:
         return data.decode("utf-16" if is_wide else "utf-8-sig")  # line ends as they are: a shell minds
     except InvalidSetup:
         raise
-    except (OSError, UnicodeDecodeError) as error:
-        reason, fix = getattr(error, "strerror", None), ""
-        if not reason:
-            reason, fix = "it is not UTF-8 text", "Save it as UTF-8."
-        message = f"{path} cannot be read ({reason})."
-        raise InvalidSetup.because("unreadable-file", message, where=str(path), fix=fix) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        name = str(path) if str(path).isprintable() else repr(str(path))
+        fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
         raise InvalidSetup.because(
-            "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
+            "unreadable-file", f"{name} cannot be read ({cause_of(error)}).", where=name, fix=fix
         ) from None
 
 
@@ -216,9 +212,8 @@ def read_stdin() -> SourceText:
     try:
         return SourceText(text=sys.stdin.read(), name="stdin")
     except (OSError, ValueError) as error:
-        raise UnreadableSource.because(
-            "unreadable-file", f"Standard input cannot be read ({error}).", where="stdin"
-        ) from None
+        message = f"Standard input cannot be read ({cause_of(error)})."
+        raise UnreadableSource.because("unreadable-file", message, where="stdin") from None
 
 
 def _read(path: Path) -> SourceText:
@@ -271,7 +266,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 def _refuse(error: OSError) -> None:
     raise UnreadableSource.because(
-        "unreadable-file", f"{error.filename} cannot be read ({error.strerror}).", where=str(error.filename)
+        "unreadable-file", f"{error.filename} cannot be read ({cause_of(error)}).", where=str(error.filename)
     )
 
 

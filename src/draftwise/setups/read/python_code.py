@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from draftwise.setups.read.shell.words import Word
 
 _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
 _RAY = "LLMConfig"
+_CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
 _OF_RAY = ("model_loading_config", "engine_kwargs")
 _TARGETS = frozenset({"model", _OF_RAY[0]})
 _PACKAGES = ("vllm", "ray")
@@ -78,15 +79,13 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers that lists of words start, as `subprocess.Popen` takes them; lists that grow are not read."""
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
-    grown = {
-        node.func.value.id
-        for node in code.nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-    }
-    stored = {id(node.value) for node in code.nodes if isinstance(node, ast.Assign | ast.AugAssign)}
+    own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    parts = [part for node in code.nodes for part in _list_parts(node, {"chain", "list", *own})]
+    held, grown = {id(part) for part in parts}, {*map(_name_of, parts), *_find_changed(code.nodes)}
     for node in code.nodes:
-        is_open = id(node) in stored and (id(node) not in named or named[id(node)] in grown)
-        if not isinstance(node, ast.List) or is_open or any(isinstance(each, ast.Starred) for each in node.elts):
+        if not isinstance(node, ast.List) or any(isinstance(each, ast.Starred) for each in node.elts):
+            continue
+        if named[id(node)] in grown if id(node) in named else id(node) in held:
             continue
         values = [(code.evaluate(each), each.lineno) for each in node.elts]
         words = [
@@ -96,6 +95,21 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
         launch = find_launch(words) if any("vllm" in word.text for word in words) else None
         if launch is not None:
             yield replace(launch, where=f"line {node.lineno}")
+
+
+def _list_parts(node: ast.AST, joining: Set[str]) -> Iterator[ast.expr | None]:
+    """Yield what a node keeps, joins to more, or gives to functions that may: a list there may not be all."""
+    match node:
+        case ast.BinOp(left=left, right=right):
+            yield from (left, right)
+        case ast.Call(func=function, args=parts) if _name_of(function) in joining:
+            yield from parts
+        case ast.Dict(values=values):
+            yield from values
+        case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr() | ast.Starred():
+            yield node.value
+        case ast.arguments(defaults=defaults, kw_defaults=others):
+            yield from (*defaults, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +257,31 @@ def _find_imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
 
 
 def _find_constants(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that are set once in the whole file, with what they are set to."""
+    """Yield the names that are set once in the whole file and not changed in place, with what they are set to."""
     bound = Counter(
         node.id if isinstance(node, ast.Name) else node.arg
         for node in nodes
         if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
     )
+    bound.update(_find_changed(nodes))
     for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
                 yield name, value
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if bound[name] == 1:
                 yield name, value
+
+
+def _find_changed(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the names whose list or dictionary changes in place."""
+    for node in nodes:
+        match node:
+            case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+                yield _name_of(value)
+            case ast.Call(func=ast.Attribute(value=value, attr=attribute)) if attribute in _CHANGES:
+                yield _name_of(value)
+
+
+def _name_of(node: ast.expr | None) -> str:
+    """Return the name of a variable or an attribute; empty for any other expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -31,8 +31,9 @@ _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
 _PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
-_PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*((?!.*%\().*)$", re.MULTILINE)
-"""supervisord's, without those that it fills in."""
+_PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
+_EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
+"""What supervisord fills in: a variable of its own or of the environment."""
 _DOCKERFILE = re.compile(
     r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.IGNORECASE
 )
@@ -234,8 +235,9 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
         return _read_launches(find_image(text, asked.given), asked, source.folder)
     env = Environment(values=asked.given)
     if _PROGRAM.search(text):
-        commands = _PROGRAM_COMMAND.findall(text)
-        return _read_launches(find_launches("\n".join(commands), env=env), asked, source.folder)
+        commands = (re.sub(r"\n\s+", " ", each) for each in _PROGRAM_COMMAND.findall(text))
+        script = _EXPANSION.sub(r"${\1}", "\n".join(commands))
+        return _read_launches(find_launches(script, env=env), asked, source.folder)
     if _HCL.search(text):
         from draftwise.setups.read.manifests.tasks import find_blocks
 

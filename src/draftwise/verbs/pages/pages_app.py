@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.core import BackendError, Finding, InvalidSetup
+from draftwise.core import BackendError, Finding, InvalidSetup, cause_of
 from draftwise.core.documents import to_json
 from draftwise.core.progress import Progress
 from draftwise.verbs import load_verb
@@ -361,7 +361,7 @@ def serve(folders: Iterable[Path], port: int, token: str, progress: Progress, te
         try:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
-            raise BackendError(f"Port {port} cannot be taken ({error.strerror}). Give another --port.") from None
+            raise BackendError(f"Port {port} cannot be taken ({cause_of(error)}). Give another --port.") from None
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
         progress.status(f"Open {address} in a browser; Ctrl-C ends it.")

@@ -98,7 +98,7 @@ def _find_schedule_zero(case: PoolCase) -> RuleMatch | None:
     if stopped is None or case.asked.find_scheduled_k(case.window.batch) != 0:
         return None
     return RuleMatch(
-        message=f"The K schedule drafts nothing at {case.window.batch:.0f} running requests, as configured.",
+        message=f"The schedule drafts nothing at {case.window.batch:.0f} running requests, as configured.",
         evidence=(*stopped.evidence, tell("running", case.window.batch)),
         loss=stopped.loss,
     )

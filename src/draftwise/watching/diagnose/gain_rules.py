@@ -77,10 +77,7 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
         )
     return RuleMatch(
         message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
-        evidence=(
-            tell("in flight", in_flight, crossover, of="crossover"),
-            *beyond,
-        ),
+        evidence=(tell("in flight", in_flight, crossover, of="crossover"), *beyond),
         loss=find_losses(case).load,
     )
 
@@ -230,10 +227,7 @@ def _is_same_work(case: PoolCase) -> bool:
     now, earlier = case.window, case.expected.earlier
     if earlier is None:
         return False
-    pairs = (
-        (now.mean_prompt_tokens, earlier.mean_prompt_tokens),
-        (_prefill_share(now), _prefill_share(earlier)),
-    )
+    pairs = ((now.mean_prompt_tokens, earlier.mean_prompt_tokens), (_prefill_share(now), _prefill_share(earlier)))
     return all(here is not None and there is not None and here < _MORE_WORK * there for here, there in pairs)
 
 

@@ -77,9 +77,7 @@ def _find_context_gated(case: PoolCase) -> RuleMatch | None:
     if ruling is None or found is None or not (zero or _is_scaled(case)) or _is_told_alone(case):
         return None
     return replace(
-        found,
-        message=f"{all_findings()['context-gated'].title}. {found.message}",
-        evidence=(ruling, *found.evidence),
+        found, message=f"{all_findings()['context-gated'].title}. {found.message}", evidence=(ruling, *found.evidence)
     )
 
 

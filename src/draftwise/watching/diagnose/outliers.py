@@ -93,8 +93,4 @@ def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch
     evidence: tuple[str, ...] = (tell("tokens per step", now, then, of="the others"),)
     if step is not None and other is not None:
         evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
-    return RuleMatch(
-        message=f"On {name} {says}; on the others, {theirs}.",
-        evidence=evidence,
-        where=worst.instance,
-    )
+    return RuleMatch(message=f"On {name} {says}; on the others, {theirs}.", evidence=evidence, where=worst.instance)

@@ -56,11 +56,7 @@ def _find_counter_reset(case: PoolCase) -> RuleMatch | None:
     new = [window for window in case.windows if window.restarted]
     if not new:
         return None
-    return RuleMatch(
-        message=f"{new[0].instance} restarted within the window.",
-        loss=0.0,
-        where=new[0].instance,
-    )
+    return RuleMatch(message=f"{new[0].instance} restarted within the window.", loss=0.0, where=new[0].instance)
 
 
 def _find_engine_hung(case: PoolCase) -> RuleMatch | None:

@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.flag_types import SPEC_FLAGS
+from draftwise.knowledge.methods import find_method, methods_where
 from draftwise.knowledge.vllm import Span, history
-from draftwise.plan.check.stages import SPEC_FLAGS, Context, Step
+from draftwise.plan.check.stages import Context, Step
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
@@ -116,18 +117,32 @@ def _find_mismatch(
     context: Context, key: str, value: Any, choices: Sequence[Any] | None, mismatch: Mismatch
 ) -> Iterator[Ruling]:
     written = json.dumps(value)
-    if not choices or not isinstance(value, str):
+    if not choices or not (isinstance(value, str) or key == "method"):
         yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=written)
         return
-    near = get_close_matches(value.lower(), [str(each) for each in choices], n=1, cutoff=0.6)
+    near = get_close_matches(str(value).lower(), [str(each) for each in choices], n=1, cutoff=0.6)
     fix = f'Did you mean "{near[0]}"?' if near else "Use one of " + _shorten(choices) + "."
     if key == "method":
+        value = str(value)
         since = _tell_history(history("methods", value))
+        if not near and not since:
+            fix = _tell_method(value, fix)
         if (found := find_method(value)) is not None and found.distribution:
             fix = f"{found.distribution} adds it to the embedded engine: `draftwise serve` runs it. {fix}"
         yield from context.rules.ruling("unknown-method", written=written, since=since, where=key, fix=fix)
     else:
         yield from context.rules.ruling("unknown-choice", key=key, written=written, fix=fix)
+
+
+def _tell_method(name: str, choices: str) -> str:
+    """Return what to write for a method by another name, for a misspelled one of other releases; else the choices."""
+    from draftwise.knowledge.terms import find_term  # read only for such a name
+
+    if (term := find_term(name)) is not None:
+        return term.text
+    known = {each: [*history("methods", each)] for each in methods_where()}
+    near = get_close_matches(name.lower(), [each for each in known if known[each]], n=1, cutoff=0.6)
+    return f'Did you mean "{near[0]}"? {_tell_history(known[near[0]])[2:].capitalize()}. {choices}' if near else choices
 
 
 def _shorten(choices: Sequence[Any]) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
-from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int, read_old_flags
+from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, get_release, history
 from draftwise.plan.check.cli.configs import ServerSettings, find_refused
 from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
-from draftwise.plan.check.stages import SPEC_FLAGS, Context, Platform, Step, collect
+from draftwise.plan.check.stages import Context, Platform, Step, collect
 
 _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
@@ -56,10 +56,7 @@ def get_context(
 
 
 def _look_up(
-    setup: Setup,
-    release: Release,
-    installed: frozenset[str] | None,
-    origins: Mapping[str, str],
+    setup: Setup, release: Release, installed: frozenset[str] | None, origins: Mapping[str, str]
 ) -> Step[Context]:
     rules = Rulebook(release.version)
     faults: list[Finding] = []

@@ -238,10 +238,7 @@ def _peagle(rules: Rulebook, config: Config) -> Config:
 
 
 def _dflash(_: Rulebook, config: Config) -> Config:
-    inner = {
-        "mask_token_id": config["mask_token_id"],
-        "target_layer_ids": config["aux_hidden_state_layer_ids"],
-    }
+    inner = {"mask_token_id": config["mask_token_id"], "target_layer_ids": config["aux_hidden_state_layer_ids"]}
     return {
         "architectures": ["DFlashDraftModel"],
         "draft_vocab_size": config.get("draft_vocab_size"),

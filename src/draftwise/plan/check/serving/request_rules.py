@@ -16,10 +16,7 @@ _NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_
 """Penalties and the value at which each does nothing."""
 _FATES: Mapping[str, tuple[str, str]] = {
     "requests-refused": ("rejected", "vLLM rejects requests that set one of these (HTTP 400)"),
-    "requests-not-drafted": (
-        "not_speculated",
-        "vLLM silently answers requests that set one of these without drafting",
-    ),
+    "requests-not-drafted": ("not_speculated", "vLLM silently answers requests that set one of these without drafting"),
     "requests-parameters-ignored": ("ignored", "Requests may set these, but they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""

@@ -378,10 +378,7 @@ def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
         yield from context.rules.ruling("fly-needs-two-tokens")
     elif window is not None and window >= spec.tokens:
         yield from context.rules.ruling(
-            "fly-window-too-long",
-            window=window,
-            tokens=spec.tokens,
-            most=min(_LONGEST_WINDOW, spec.tokens - 1),
+            "fly-window-too-long", window=window, tokens=spec.tokens, most=min(_LONGEST_WINDOW, spec.tokens - 1)
         )
     else:
         yield from context.rules.ruling("fly-is-lossy")

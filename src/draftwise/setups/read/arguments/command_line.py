@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Ruling
+from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release
@@ -49,17 +50,12 @@ def _flag(word: Word) -> str:
     return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
-_SPEC_FLAGS: Mapping[str, str] = {
-    "spec_method": "method",
-    "spec_model": "model",
-    "spec_tokens": "num_speculative_tokens",
-}
 _MAX_WORDS = 4_000
 _MAX_NAMED = 10
 _ONLY_NAMES = frozenset({"served_model_name", "download_dir", "hf_token"})
 """Engine arguments that take any text, and that nothing else depends on."""
 _PAIR = re.compile(r"(--?[A-Za-z][\w.-]*)[ \t]+(\S.*)", re.DOTALL)
-_NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_config", *_SPEC_FLAGS})
+_NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_config", *SPEC_FLAGS})
 
 
 @dataclass(slots=True)
@@ -229,7 +225,7 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
 def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:
     for given in flags:
         if given.unknown and not _takes_any_text(given, release):
-            is_engine = given.field in release.table("engine_defaults") or given.field in _SPEC_FLAGS
+            is_engine = given.field in release.table("engine_defaults") or given.field in SPEC_FLAGS
             name = given.field if is_engine else None
             found.report_unknown(f"The value of {given.name}", given.word, given.unknown, name=name)
             continue
@@ -284,17 +280,14 @@ def _join_spec(flags: Iterable[FlagUse], from_old_flags: dict[str, Any] | None, 
         )
         json_value = None
     spec = None if json_value is None and from_old_flags is None else {**(from_old_flags or {}), **(json_value or {})}
-    for name, key in _SPEC_FLAGS.items():
+    for name, key in SPEC_FLAGS.items():
         value = found.args.pop(name, None)
         if value is None:
             continue
         if json_value is not None and key in json_value:
-            found.report(
-                "spec-flag-and-json-key",
-                f"{key} also appears in --speculative-config.",
-                words.get(name),
-                fix="Keep one.",
-            )
+            option, word = f"--{name.replace('_', '-')}", words.get(name)
+            where = option if word is None else word.where()
+            found.findings.append(get_rule("spec-flag-repeats-key").ruling(option=option, key=key, where=where))
         spec = {**(spec or {}), key: value}
     found.spec = spec
 

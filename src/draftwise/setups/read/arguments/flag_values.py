@@ -111,11 +111,7 @@ _REPAIRS: tuple[tuple[Callable[[str], str], str, str], ...] = (
         "has typographic quotes, which word processors insert",
         "Type straight quotes.",
     ),
-    (
-        _without_outer_quotes,
-        "has an extra pair of quotes, and no shell removes them here",
-        "Remove the outer quotes.",
-    ),
+    (_without_outer_quotes, "has an extra pair of quotes, and no shell removes them here", "Remove the outer quotes."),
     (
         lambda text: text.replace('\\"', '"'),
         "has a backslash before each quote, and no shell removes them here",
@@ -131,11 +127,7 @@ _REPAIRS: tuple[tuple[Callable[[str], str], str, str], ...] = (
         "has Python's True, False or None",
         "Write true, false and null instead.",
     ),
-    (
-        _outside_strings(_TRAILING_COMMA, lambda _: ""),
-        "has a comma before a closing brace",
-        "Remove that comma.",
-    ),
+    (_outside_strings(_TRAILING_COMMA, lambda _: ""), "has a comma before a closing brace", "Remove that comma."),
     (
         _outside_strings(_BARE_WORD, json.dumps),
         "has no quotes around its words, perhaps because a shell removed them",

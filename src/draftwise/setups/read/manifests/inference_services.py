@@ -77,8 +77,7 @@ def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
         yield _refused(f"Two claims are mounted at {path}.", "Give each its own path.")
     if len(others) > 1 and all(path.startswith("/") for path in others) and posixpath.commonpath(others) == "/":
         yield _refused(
-            f"The paths {', '.join(others)} have no common directory below the root.",
-            f"Choose them below {_DEFAULT}.",
+            f"The paths {', '.join(others)} have no common directory below the root.", f"Choose them below {_DEFAULT}."
         )
     for parent in _find_repeated([posixpath.dirname(path.rstrip("/")) for path in images]):
         yield _refused(

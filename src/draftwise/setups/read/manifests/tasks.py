@@ -1,6 +1,7 @@
 """Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, Nomad, Terraform, values of a chart.
 
-What these tools fill in themselves (`{{ name }}`, `${var.name}`) is not known here: such an entry is passed over.
+What these tools fill in (`{{ name }}`, `${var.name}`) is not known: such an item of a list is not judged, and such a
+text is passed over.
 """
 
 from __future__ import annotations

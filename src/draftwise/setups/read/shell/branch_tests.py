@@ -10,12 +10,7 @@ from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.expansion import Expansion
 from draftwise.setups.read.shell.open_texts import Hole, is_known
 from draftwise.setups.read.shell.paths import UNSET, Fact, OpenQuestion, PathState
-from draftwise.setups.read.shell.syntax import (
-    Arithmetic,
-    Literal,
-    ShellWord,
-    Test,
-)
+from draftwise.setups.read.shell.syntax import Arithmetic, Literal, ShellWord, Test
 
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": lambda left, right: left == right,

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.open_texts import (
-    MAX_CHARS,
-    Hole,
-    Holes,
-    find_holes,
-    is_known,
-    too_long,
-    without_marks,
-)
+from draftwise.setups.read.shell.open_texts import MAX_CHARS, Hole, Holes, find_holes, is_known, too_long, without_marks
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, Value
 from draftwise.setups.read.shell.syntax import (
     Arithmetic,

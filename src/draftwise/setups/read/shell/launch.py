@@ -291,12 +291,7 @@ def _count_gpus(value: str) -> int | None:
 
 
 def run_image(
-    image: Word,
-    entrypoint: Sequence[Word],
-    args: Sequence[Word],
-    *,
-    env: Environment = NOTHING_SET,
-    depth: int = 0,
+    image: Word, entrypoint: Sequence[Word], args: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0
 ) -> Launch | None:
     """Return the server that a container starts, or None where it starts none.
 

@@ -16,13 +16,7 @@ from draftwise.setups.read.shell.expansion import NAME
 from draftwise.setups.read.shell.open_texts import Holes, OpenText, find_holes, is_known, without_marks
 from draftwise.setups.read.shell.paths import PathState, Value, join
 from draftwise.setups.read.shell.script_runner import ReachedCommand, Shell
-from draftwise.setups.read.shell.syntax import (
-    Document,
-    ShellWord,
-    Simple,
-    parse,
-    walk,
-)
+from draftwise.setups.read.shell.syntax import Document, ShellWord, Simple, parse, walk
 from draftwise.setups.read.shell.words import Word, check_length
 
 _MAX_WAYS = 24
@@ -58,7 +52,7 @@ class Way:
     deviations: int = 0
     """How many decisions differ from those of a caller who sets nothing."""
     open_words: tuple[OpenText, ...] = ()
-    """The words with what is open in them left open."""
+    """The words with what is open in them left open, for `catalogue.oracle`."""
 
 
 @dataclass(frozen=True, slots=True)

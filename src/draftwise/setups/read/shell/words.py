@@ -10,15 +10,7 @@ from typing import Literal
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.open_texts import MAX_CHARS, OpenText, check_length
 
-__all__ = [
-    "MAX_CHARS",
-    "Mistake",
-    "Word",
-    "check_length",
-    "find_meant_json",
-    "split_words",
-    "unclosed_quote",
-]
+__all__ = ["MAX_CHARS", "Mistake", "Word", "check_length", "find_meant_json", "split_words", "unclosed_quote"]
 
 Mistake = Literal["", "unquoted-json", "json-in-double-quotes"]
 
