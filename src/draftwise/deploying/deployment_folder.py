@@ -267,5 +267,4 @@ def read_record(folder: Path) -> Record:
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         cause = cause_of(error) if isinstance(error, OSError) else "it is damaged"
-        told = {"folder": folder, "deployment": DEPLOYMENT, "error": cause}
-        raise unreadable("not-a-deployment", case="record", **told) from None
+        raise unreadable("not-a-deployment", case="record", folder=folder, deployment=DEPLOYMENT, error=cause) from None
