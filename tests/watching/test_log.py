@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import draftwise
 from draftwise.core import ServerLoad, Window
 from draftwise.watching.log import read_log, see_log
 
@@ -106,6 +107,17 @@ def test_the_last_minutes_of_a_long_log_count() -> None:
     (fall,) = snapshot.findings
     assert (fall.code, "at 2026-11-2" in fall.message) == ("fell-in-log", True)
     assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:49", fall.message)
+
+
+def test_where_acceptance_fell_with_the_same_k_no_smaller_k_is_advised(tmp_path: Path) -> None:
+    slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
+    before = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]
+    after = [slow.replace("10:00:{0:02}", f"10:{minute:02}:00") for minute in range(10)]
+    log = tmp_path / "pod.log"
+    for lines, codes in ((before + after, ["fell-in-log"]), (after, ["tail-dead"])):
+        log.write_text("".join(lines))
+        said = [each["code"] for each in draftwise.watch(log=str(log)).to_dict()["findings"]]
+        assert [code for code in said if code in ("fell-in-log", "tail-dead")] == codes
 
 
 def test_a_log_whose_level_stays_tells_of_no_fall_and_one_that_stands_still_of_a_stall() -> None:

@@ -93,7 +93,8 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
         "fell-in-log",
         f"The acceptance length fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
         where=name,
-        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file.",
+        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
+        "server as a test.",
     )
 
 
