@@ -258,7 +258,7 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
 
 
 async def end_many(model: str, count: int, seed: int, ways: Sequence[str], lanes: int) -> dict[str, Any]:
-    """Return the outcome of each end, next to a busy process, unless the machine is busy; so many servers at once."""
+    """Return the outcome of each end, `lanes` servers at a time. A busy process runs too if the machine is idle."""
     rows, numbers = list[dict[str, Any]](), iter(range(count))
 
     async def end_in_turn() -> None:

@@ -39,7 +39,7 @@ _TAIL = 512
 
 
 class Load(NamedTuple):
-    """What is sent: requests with random prompts of token ids, so many in flight, each until it has all its tokens.
+    """What is sent: random prompts of token ids, a fixed number in flight, each until it has all its tokens.
 
     Lengths are drawn evenly from a range, both ends included.
     """

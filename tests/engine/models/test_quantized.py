@@ -180,7 +180,7 @@ def test_the_processor_decides(machine, features, mode):
 
 
 def test_numbas_settings_decide_before_the_processor(monkeypatch):
-    """Code for instructions that numba is told to leave out ends the process while it is compiled."""
+    """LLVM ends the process if a kernel uses instructions that numba was told to leave out."""
     monkeypatch.setattr(cpu_vectors.config, "CPU_FEATURES", "+sse2")
     assert cpu_vectors.find_mode() is None
     monkeypatch.setattr(cpu_vectors.config, "CPU_FEATURES", "+avx2,+fma,+f16c")

@@ -257,7 +257,7 @@ def test_messages_that_cannot_be_handed_over_are_refused(tmp_path):
 
 
 def test_a_negative_end_token_is_none(tmp_path):
-    """vLLM and transformers compare it with the tokens, of which it is none."""
+    """vLLM and transformers compare it with every token, and no token is negative."""
     files = {"generation_config": {"eos_token_id": [-1, 3]}, "config": {"eos_token_id": 9}}
     assert Tokenizer.from_pretrained(save(byte_level(), tmp_path / "some", **files)).end_ids == {3}
     files["generation_config"] = {"eos_token_id": -1}

@@ -91,9 +91,9 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     in_plain = None if plain is None else case.expected.yardstick.step_ratio(plain, plain=True)
     if plain is None or in_plain is None or not _times_tell(plain):
         return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=log(ratio))
-    computed, beside = _prefill_share(case.window), _prefill_share(plain)
+    computed, in_plain_pool = _prefill_share(case.window), _prefill_share(plain)
     explained = log(ratio / in_plain) <= _explain_by_prefill(case.window, plain) + _STEP_UP
-    if computed and beside and computed >= _MORE_WORK * beside and explained:
+    if computed and in_plain_pool and computed >= _MORE_WORK * in_plain_pool and explained:
         return None  # the lost prefixes are the cause, and a finding of their own
     evidence.append(f"plain: {_tell_step(plain, case, plain=True)}")
     if abs(log(ratio / in_plain)) <= _ALIKE:
