@@ -45,3 +45,12 @@ def test_most_models_tell() -> None:
 def test_a_config_gives_the_parameters_that_the_card_or_the_name_states(name: str, count: float, told: float) -> None:
     """A vision tower, which is not counted, is up to 15 % of a small model; names are rounded by up to 6 %."""
     assert 0.85 < count / told < 1.06, name
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("moe_latent_size", "wide"), ("moe_latent_size", -5), ("moe_latent_size", 10**30), ("layers_block_type", "moe"),
+])  # fmt: skip
+def test_what_no_model_can_have_gives_no_size(key: str, value: object) -> None:
+    (model,) = (each for each in read_models() if each.id == "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
+    with pytest.raises(InvalidSetup, match=key):
+        read_text_config({**model.config, key: value})
