@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import ipaddress
 import json
 import logging
@@ -130,6 +131,8 @@ def serve(
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)
+        gc.collect()
+        gc.freeze()  # what lives as long as the server: looking through it again would hold up streams
         on_ready(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
         if (failure := worker.failure or pool.failure) is not None:
