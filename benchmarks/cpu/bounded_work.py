@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
     yield "20 prompts of 1,000 ids", completions, body(prompt=[[5] * 1000] * 20)
     yield "2,000,000 ids", completions, body(prompt=list(range(2_000_000)))
     yield "10,000 messages", chat, body(messages=[message] * 10_000)
-    yield "1,000,000 short messages", chat, body(messages=[{"role": "user", "content": ""}] * 300_000)
+    yield "300,000 short messages", chat, body(messages=[{"role": "user", "content": ""}] * 300_000)
     yield "tokenize 15 MB", "/tokenize", body(prompt=text * 15)
     yield "detokenize 2,000,000 ids", "/detokenize", body(tokens=[7] * 2_000_000)
     yield "deep JSON", completions, b'{"prompt": "a", "x": ' + b"[" * 900 + b"]" * 900 + b"}"
@@ -58,11 +58,13 @@ def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
     wide = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 40 + 1}}}$"} for i in range(3000)}
     either = {"anyOf": [{"type": "object", "properties": {f"k{i}": {"const": i}}} for i in range(12)]}
     loop: dict[str, Any] = {"a": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "array"}]}, "b": {"$ref": "#/$defs/a"}}
+    late = {"anyOf": [{"type": "object", "properties": {f"{i}_{j}": {} for j in range(20)}} for i in range(300)]}
     structures: dict[str, dict[str, Any]] = {
         "schema of all of any": {"json": {"allOf": [either] * 8}},
         "schema that refers to itself": {"json": {"$ref": "#/$defs/a", "$defs": loop}},
         "array of 100,000": {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}},
         "ambiguous grammar": {"grammar": 'start: s\ns: s s | s s s | "a" | "aa"\n'},
+        "schema with a late choice": {"json": {"type": "object", "properties": {"z": late}, "required": ["z"]}},
         "deep schema": {"json": deep},
         "wide schema": {"json": {"type": "object", "properties": wide, "required": [*wide]}},
         "2,000 choices": {"choice": [f"option number {i} of many" for i in range(2000)]},
@@ -71,7 +73,7 @@ def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
         "nested regex": {"regex": "((a{1,100}b){1,100}c){1,100}"},
     }
     for name, structure in structures.items():
-        yield name, completions, body(prompt="a", structured_outputs=structure)
+        yield name, completions, body(prompt="a", structured_outputs=structure, max_tokens=30)
     bias = {str(i): 1.0 for i in range(vocab_size)}
     yield "logit_bias of the whole vocabulary", completions, body(prompt="a", logit_bias=bias)
     yield "logit_bias of 1,000,000 ids", completions, body(prompt="a", logit_bias={str(i): 1 for i in range(1_000_000)})
@@ -82,21 +84,14 @@ def make_requests(vocab_size: int) -> Iterator[tuple[str, str, bytes]]:
     yield "log-probabilities of an echo", completions, body(prompt=text[:3_900], logprobs=20, echo=True)
     yield "128 answers with log-probabilities", completions, body(prompt="a", n=128, logprobs=20)
     yield "ids of 20 prompts", completions, body(prompt=[[5] * 1000] * 20, return_token_ids=True, max_tokens=1)
-    yield (
-        "128 answers after a prompt with log-probabilities",
-        completions,
-        body(prompt=text[:3_900], n=128, prompt_logprobs=20, logprobs=20, max_tokens=20),
-    )
+    yield "128 answers to a long prompt", completions, body(prompt=text[:3_900], n=128, prompt_logprobs=20, logprobs=20)
     yield "1,000 prompts", completions, body(prompt=["a"] * 1000, max_tokens=2)
     kinds = {"type": "object", "properties": {"a": {"enum": [f"kind {i} of many" for i in range(20_000)]}}}
     for name, number, parameters, choice in (("5,000 tools", 5000, deep, "none"), ("large enum", 1, kinds, "required")):
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
         yield name, chat, body(messages=[message], tools=[tool] * number, tool_choice=choice)
-    yield (
-        "content of 50,000 parts",
-        chat,
-        body(messages=[message | {"content": [{"type": "text", "text": ""}] * 50_000}]),
-    )
+    parts = [{"type": "text", "text": ""}] * 50_000
+    yield "50,000 parts", chat, body(messages=[message | {"content": parts}])
     yield "tokenize with names", "/tokenize", body(prompt=text[:90_000], return_token_strs=True)
     yield "detokenize 190,000 ids", "/detokenize", body(tokens=[7] * 190_000)
 
@@ -119,8 +114,7 @@ def served(model: str, arguments: list[str]) -> Iterator[str]:
 
 async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
     """Return gaps of a stream and times of /health, in ms, until `work` is done or for the given time."""
-    gaps, answers = [], []
-    ends = asyncio.Event()
+    gaps, answers, ends = [], [], asyncio.Event()
 
     async def stream() -> None:
         body = {"prompt": "Once", "stream": True, "max_tokens": 100_000, "ignore_eos": True, "temperature": 0}
@@ -168,17 +162,6 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
     }
 
 
-@contextmanager
-def busy_core() -> Iterator[None]:
-    """Keep one core busy."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 async def measure(url: str, vocab_size: int, only: str, folder: Path) -> dict[str, Any]:
     """Return the readings of every case."""
 
@@ -220,12 +203,12 @@ def main() -> None:
     load = os.getloadavg()[0]  # of other processes; it grows by what runs here
     config = Path(given.model) / "config.json"
     vocab_size = json.loads(config.read_text())["vocab_size"] if config.is_file() else 40_000
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served(given.model, given.arguments) as url,
-        busy_core() if given.busy else nullcontext(),
-    ):
-        rows = asyncio.run(measure(url, vocab_size, given.only, Path(folder)))
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass" if given.busy else ""])
+    try:
+        with tempfile.TemporaryDirectory() as folder, served(given.model, given.arguments) as url:
+            rows = asyncio.run(measure(url, vocab_size, given.only, Path(folder)))
+    finally:
+        busy.kill()
     most = {
         key: _MOST_BUSY_MS if given.busy else rows["alone"][key] + _MORE_MS
         for key in ("largest_gap_ms", "health_p99_ms")

@@ -183,8 +183,8 @@ class CompletionFormat:
             sent["text_offset"].append(str(offset))
             sent["tokens"].append(encode(name(token)))
             sent["token_logprobs"].append(encode(candidates and _clamp(candidates[token])))
-            top = candidates and {name(i): _clamp(each) for i, each in candidates.items()}
-            sent["top_logprobs"].append(encode(top))
+            top = {name(i): _clamp(each) for i, each in (candidates or {}).items()}
+            sent["top_logprobs"].append(encode(top or None))
             offset += len(self._tokenizer.token_text(token))
         return offset
 

@@ -23,7 +23,7 @@ from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
-from draftwise.serve.connections import HttpServer, make_config
+from draftwise.serve.connections import MOST_WAITING, HttpServer, make_config
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules, check_names, name_of
@@ -193,7 +193,7 @@ def _bind(family: int, address: Any) -> socket.socket:
 
 def _listen(listener: socket.socket, options: ServerOptions) -> None:
     try:
-        listener.listen(2048)
+        listener.listen(MOST_WAITING)
     except OSError as error:  # another process began to listen while the model was loading
         raise _bind_error(error, options) from None
 
