@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ from draftwise.backends.exposition import EngineReading, find_engine, parse_engi
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
 from draftwise.machine.network import find_proxy
-from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, read_identity
+from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
@@ -307,6 +307,7 @@ class HttpPage:
             for _ in range(reads - 1):
                 if several or time.perf_counter() > end_s:
                     break
+                self._wire.turn()
                 with suppress(BackendError):
                     text, clock_s = await self._read()
                     page = read_identity(text)
@@ -483,6 +484,8 @@ class Watcher:
         self._began_s: float | None = None
         self._recent = Recent(span_s)
         self._span_s, self._stalls = span_s, Stalls()
+        pools = Counter(page.pool for page in pages)
+        self._alone = {each.instance for each in pages if pools[each.pool] == 1 and may_be_shared(each.instance)}
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
@@ -517,6 +520,8 @@ class Watcher:
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
+        shown = {look.instance for look in looks} - {instance for _, instance in self._several}
+        faults += map(find_alone, sorted(self._alone & shown))
         faults += find_twice(looks, self._fastest)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
@@ -582,6 +587,16 @@ def find_several(where: str) -> Finding:
         "Nothing is computed from them.",
         where=where,
         fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
+    )
+
+
+def find_alone(where: str) -> Finding:
+    """Return the note on an address whose pages are of one server, whatever else is behind it."""
+    return Finding.info(
+        "one-page-one-address",
+        f"{where} is one page behind one address, so this may be one replica of several.",
+        where=where,
+        fix="If several replicas serve it, pass the address of each pod, or use --prometheus.",
     )
 
 
