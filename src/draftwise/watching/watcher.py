@@ -15,7 +15,7 @@ from typing import Protocol
 
 from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
-from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
+from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
 from draftwise.machine.network import find_proxy
@@ -56,6 +56,8 @@ class Look:
     """Label of the roll-out that the server is of; empty where nothing tells it."""
     several: bool = False
     """Whether several processes answered at this address within the look."""
+    unknown: tuple[str, ...] = ()
+    """Names that speak of drafts and are of no known release."""
 
 
 def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float, revision: str = "") -> Look:
@@ -69,6 +71,7 @@ def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: floa
         server=find_engine(text),
         started_s=parse_start(text),
         revision=revision,
+        unknown=find_unknown(text),
     )
 
 
@@ -485,7 +488,8 @@ class Watcher:
         self._recent = Recent(span_s)
         self._span_s, self._stalls = span_s, Stalls()
         pools = Counter(page.pool for page in pages)
-        self._alone = {each.instance for each in pages if pools[each.pool] == 1 and may_be_shared(each.instance)}
+        alone = [each.instance for each in pages if each.pool != PLAIN and pools[each.pool] == 1]
+        self._alone = {name for name in alone if may_be_shared(name)}
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
@@ -522,6 +526,7 @@ class Watcher:
         faults += [find_several(instance) for _, instance in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
         faults += map(find_alone, sorted(self._alone & shown))
+        faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
@@ -588,6 +593,23 @@ def find_several(where: str) -> Finding:
         where=where,
         fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
     )
+
+
+def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
+    """Yield each server whose page lacks counters that every known release has: what it does is unknown."""
+    for look in looks:
+        known = [each for each in look.engines if each.told]
+        lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
+        lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
+        if lacks:
+            shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
+            yield Finding.warning(
+                "metrics-renamed",
+                f"{look.instance} shows no counter of {' and '.join(lacks)} under a known name{shown}. "
+                "How it speculates is unknown.",
+                where=look.instance,
+                fix="Compare its release with the newest one that `draftwise facts` lists, and look at its /metrics.",
+            )
 
 
 def find_alone(where: str) -> Finding:
