@@ -1,4 +1,4 @@
-"""Names of the field that are no key, method or flag: variants, modes, names of other engines, variables, ideas, tasks."""
+"""Names of the field that are no key, method or flag: variants, modes, other names, variables, ideas, tasks."""
 
 from __future__ import annotations
 
