@@ -22,11 +22,11 @@ _LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class Encoded(list[str]):
+class JsonItems(list[str]):
     """A list of values that are JSON already: encoding all of a long list at once would hold up other answers."""
 
 
-Logprobs = dict[str, Encoded]
+Logprobs = dict[str, JsonItems]
 """Log-probabilities of a part of a choice: lists that grow token by token."""
 
 
@@ -117,7 +117,7 @@ class CompletionFormat:
         """Choices that have begun."""
         self._echoed: dict[int, tuple[Logprobs, int]] = {}
         """Log-probabilities of prompts with which choices begin, and the offset after them."""
-        self._prompt_logprobs: dict[int, Encoded] = {}
+        self._prompt_logprobs: dict[int, JsonItems] = {}
 
     def make_openings(self) -> list[dict[str, Any]]:
         """Return nothing: a completion stream has no opening."""
@@ -134,7 +134,7 @@ class CompletionFormat:
     def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
         """Take note of them for the choices with which they are sent."""
         if not self._streamed:
-            self._prompt_logprobs.setdefault(prompt_index, Encoded()).extend(map(_encode_candidates, positions))
+            self._prompt_logprobs.setdefault(prompt_index, JsonItems()).extend(map(_encode_candidates, positions))
         if self._texts is not None and self._num_logprobs is not None:
             sent, offset = self._echoed.get(prompt_index, (_no_logprobs(), 0))
             begun = len(sent["tokens"])
@@ -148,7 +148,7 @@ class CompletionFormat:
         key, sent = (prompt_index, delta.index), _no_logprobs()
         if key not in self._offsets:
             echoed, self._offsets[key] = self._echoed.get(prompt_index, (sent, 0))
-            sent = {name: Encoded(items) for name, items in echoed.items()}
+            sent = {name: JsonItems(items) for name, items in echoed.items()}
         if not self._only_prompt:
             self._offsets[key] = self._write(sent, self._offsets[key], delta.token_ids, delta.logprobs or [])
         return sent
@@ -228,7 +228,7 @@ class ChatFormat:
         """Choices with a call."""
         self._streamed = streamed
         self._num_logprobs = num_logprobs
-        self._prompt_logprobs = Encoded()
+        self._prompt_logprobs = JsonItems()
 
     def make_openings(self) -> list[dict[str, Any]]:
         """Return the chunk with the role, and one with the text so far."""
@@ -254,7 +254,7 @@ class ChatFormat:
         """Return those of an increment."""
         if self._num_logprobs is None:
             return None
-        sent = Encoded()
+        sent = JsonItems()
         for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
             best = sorted(candidates.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
             top = [self._candidate(i, each) for i, each in best]
@@ -319,7 +319,7 @@ def _tool_call(call: CallPart) -> dict[str, Any]:
 
 
 def _no_logprobs() -> Logprobs:
-    return {name: Encoded() for name in _LISTS}
+    return {name: JsonItems() for name in _LISTS}
 
 
 def _encode_candidates(candidates: LogprobsOfToken | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from draftwise.engine.engine_outputs import Delta
 from draftwise.serve.channel import PackedRequest
 from draftwise.serve.errors import RequestError, make_error_body
-from draftwise.serve.formats import AnswerFormat, Encoded, Logprobs, encode
+from draftwise.serve.formats import AnswerFormat, JsonItems, Logprobs, encode
 
 
 class Generation:
@@ -194,7 +194,7 @@ def _is_only_about_prompt(call: Call, prompt_index: int, delta: Delta) -> bool:
 
 def _encode_in_pieces(value: Any) -> Iterator[str]:
     """Yield JSON in short pieces."""
-    if isinstance(value, Encoded):
+    if isinstance(value, JsonItems):
         for start, inner in zip(chain("[", repeat(",")), value, strict=False):
             yield start + inner
         yield "]" if value else "[]"
