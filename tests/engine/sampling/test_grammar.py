@@ -81,7 +81,7 @@ def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path
 
 
 def test_forced_tokens_and_a_grammar_do_not_go_together() -> None:
-    with pytest.raises(InvalidSetup, match="does not go together"):
+    with pytest.raises(InvalidSetup, match="does not work with"):
         SamplingParams(forced_token_ids=[1], structured_outputs=StructuredOutputsParams(regex="a"))
 
 
