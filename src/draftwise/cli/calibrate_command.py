@@ -101,7 +101,7 @@ def render(console: Console, result: CalibrateResult) -> None:
         table.add_row(setting.name, *(_format_range([p.step_ms for p in pure if p.load == load]) for load in loads))
     show_table(console, table)
     median, p90 = 100 * costs.left_out_error(), 100 * costs.left_out_error(0.9)
-    tell(f"Each point predicted from the others: off by {median:.1f} % in the median, {p90:.1f} % at the 90th percentile.")
+    tell(f"Points predicted from the others: off by {median:.1f} % in the median, {p90:.1f} % at the 90th percentile.")
     for line in _list_large(costs):
         tell(line)
 
