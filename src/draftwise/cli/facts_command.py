@@ -89,7 +89,7 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
 
 
 @facts.command(short_help="Count the validators of vLLM's configs.")
-@click.option("--vllm", metavar="VERSION", help="Count only this release, and list its unread refusals.")
+@click.option("--vllm", metavar="VERSION", help="Count this release only. List its unread refusals.")
 @json_option
 def validators(vllm: str | None, as_json: bool) -> None:
     """Count the validators of vLLM's configs: code that rejects settings.

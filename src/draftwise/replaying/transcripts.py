@@ -290,7 +290,7 @@ def _tell_assumed(
         yield Finding.info(
             "no-time-order",
             f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
-            "A drafter that remembers answers may find others than in service.",
+            "In service, a drafter that remembers answers may find different ones.",
             where=name,
         )
 
