@@ -234,7 +234,7 @@ def _explain(error: OSError) -> str:
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return (
-            f"{error.strerror}: when thousands of streams are asked for, widen the range of local ports "
+            f"{error.strerror}: for thousands of streams, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
     return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__

@@ -588,8 +588,8 @@ def find_several(where: str) -> Finding:
     """Return the finding for an address at which several servers answer."""
     return Finding.error(
         "several-behind-url",
-        f"Several servers answer in turn at {where}: their pages cannot be of one process. "
-        "Nothing is computed from them.",
+        f"Several servers answer in turn at {where}: their pages come from several processes. "
+        "draftwise computes nothing from them.",
         where=where,
         fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
     )

@@ -134,8 +134,8 @@ def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
         return None
     return RuleMatch(
         message=(
-            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. {case.method} has "
-            f"{prior.low:.0%} to {prior.high:.0%} as published."
+            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. Published for "
+            f"{case.method}: {prior.low:.0%} to {prior.high:.0%}."
         ),
         evidence=(tell("accepted at position 0", conditional[0], prior.low, of="published from"),),
     )
