@@ -207,7 +207,7 @@ class Grammars:
         if not self._end_ids:
             raise InvalidSetup.because(
                 "no-end-token",
-                "The model names no end token, by which structured output ends.",
+                "Structured output ends with an end token, but the model names none.",
                 where="structured_outputs",
                 fix="Name eos_token_id in its generation_config.json.",
             )
