@@ -67,15 +67,15 @@ class Grammar:
 
     Args:
         matcher: at the grammar's start.
-        beside: where masks are found while steps go on, for a grammar in which that may take long. Such a completion
-            has no drafts.
+        maskers: find masks while steps go on, for a grammar in which that may take long. Such a completion has no
+            drafts.
 
     Attributes:
-        mask: of the next token, under way or found; None: the step that wants it finds it.
+        mask: tokens that may follow, found or being looked for; None: the step that wants them looks for them.
     """
 
-    def __init__(self, matcher: LLMatcher, beside: Executor | None = None) -> None:
-        self.matcher, self._beside = matcher, beside
+    def __init__(self, matcher: LLMatcher, maskers: Executor | None = None) -> None:
+        self.matcher, self._maskers = matcher, maskers
         self.mask: Future[bytes] | None = None  # compiling has found the first one
         self.refused_draft = False
         """Whether the last step had a draft of which not even the first token was allowed."""
@@ -96,8 +96,8 @@ class Grammar:
 
     @property
     def is_slow(self) -> bool:
-        """Whether masks are found beside the steps."""
-        return self._beside is not None
+        """Whether masks are found while steps go on."""
+        return self._maskers is not None
 
     @property
     def is_ready(self) -> bool:
@@ -105,8 +105,8 @@ class Grammar:
         return self.mask is None or self.mask.done()
 
     def _look_ahead(self) -> None:
-        if self._beside is not None:
-            self.mask = self._beside.submit(self.matcher.compute_bitmask)
+        if self._maskers is not None:
+            self.mask = self._maskers.submit(self.matcher.compute_bitmask)
 
     def explain_abort(self) -> str:
         """Return why a text that is not complete cannot be continued."""
@@ -226,7 +226,7 @@ class Grammars:
             if grammar.mask is None:
                 jobs.append((grammar.matcher, n * num_rows, draft))
             else:
-                masks_NSW[n, 0] = np.frombuffer(grammar.mask.result(), np.uint32)
+                masks_NSW[n, 0] = np.frombuffer(grammar.mask.result(), np.uint32)[: self._num_words]
         if len(jobs) <= _FEW:
             for matcher, row, draft in jobs:
                 masks_SW = masks_NSW[row // num_rows]
