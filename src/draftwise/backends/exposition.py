@@ -210,7 +210,8 @@ class _EngineSamples:
         totals = self.totals
         sleeping, counters = totals.get("sleeping"), self.to_counters(totals)
         counting = _counts_drafts(totals, server, self.is_renamed)
-        if counting is None and totals.keys() & _OF_DRAFTS and counts_drafts(server):
+        is_whole = counts_drafts(server) and not self.is_renamed
+        if counting is None and is_whole:
             counters = replace(counters, spec=SpecStats())
         return EngineReading(
             engine=engine,
@@ -222,7 +223,7 @@ class _EngineSamples:
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
             slower_than=self._slower_than(),
-            told=self._list_told() if counts_drafts(server) and not self.is_renamed else frozenset(),
+            told=self._list_told() if is_whole else frozenset(),
         )
 
     def _list_told(self) -> frozenset[str]:
