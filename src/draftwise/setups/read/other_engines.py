@@ -80,13 +80,13 @@ def find_other_engine(text: str) -> OtherEngine | None:
         keyed = dict(_find_keys(row.get("keys", {}), text))
         if starts is not None or "algorithm" in keyed:
             words = _WORD.findall(text[starts.start() :]) if starts is not None else []
-            found = dict(_find_flags(row["flags"], words))
-            if "algorithm" in {**found, **keyed} or any(each in found for each in row.get("implied", ())):
-                return _read_engine(row, {**keyed, **found})
+            said = {**keyed, **dict(_find_flags(row["flags"], words))}
+            if "algorithm" in said or any(each in said for each in row.get("implied", ())):
+                return _read_engine(row, said)
             command = text[starts.start() :] if starts is not None else ""
             names = tuple(dict.fromkeys(_find_further(_CONTINUED.split(command, maxsplit=1)[0])))
             elsewhere = dict(_find_flags(row["flags"], _WORD.findall(text))) if names else {}
-            return _read_engine(row, {**elsewhere, **keyed, **found}, names)
+            return _read_engine(row, {**elsewhere, **said}, names)
     return None
 
 
@@ -94,9 +94,11 @@ def _find_further(command: str) -> Iterator[str]:
     """Yield the variables that are words of their own and hardly a flag's value: they may stand for any flags."""
     before = ""
     for word in command.split():
-        found = _VARIABLE.fullmatch(word)
-        if found and (not before.startswith("-") or "=" in before or found[2] or _FOR_FLAGS.search(found[1])):
-            yield found[1]
+        variable = _VARIABLE.fullmatch(word)
+        if variable is not None and (
+            not before.startswith("-") or "=" in before or variable[2] or _FOR_FLAGS.search(variable[1])
+        ):
+            yield variable[1]
         before = word
 
 
