@@ -182,9 +182,6 @@ class _EngineLoop:
         began = time.monotonic()
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
-        if self._trim is not None and ended - self._trimmed > _TRIM_S:
-            self._trim(0)
-            self._trimmed = ended
         if self._pace is not None and (schedule := self._engine.scheduled) is not None:
             rows = sum(chunk.length for chunk in schedule.chunks)
             self._pace.note(rows, ended - began, decodes=bool(schedule.decodes))
@@ -194,6 +191,9 @@ class _EngineLoop:
         if deltas or stats != self._sent_stats:
             self._sent_stats = stats
             self._channel.send(StepResult.pack(deltas, stats, began=began, ended=ended))
+        if self._trim is not None and ended - self._trimmed > _TRIM_S:  # nobody waits for this step any more
+            self._trim(0)
+            self._trimmed = ended
 
 
 def _describe(failure: BaseException) -> Sequence[Finding]:
