@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 from tests.support.every_method import make_config
 from tests.support.tiny_models import write_checkpoint
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.compilers import Compilers
-from draftwise.engine.rehearsal import Rehearsal, warm_up
-from draftwise.engine.startup_phases import TimedStartup
+from draftwise.engine.rehearsal import Rehearsal
 
 PROMPTS = [[5, 7, 9, 5, 7, 9, 5, 7], [3] * 11, [8, 6, 4, 2]]
 KINDS = (
@@ -117,16 +113,3 @@ def test_drafts_with_distributions_share_no_pass_with_prompts(draft_sample_metho
     runner = open_llm(tiny_target, spec | {"draft_sample_method": draft_sample_method}).engine.runner
     assert any(size.num_decodes for size in runner.prompt_sizes) == shares
     assert bool(runner.max_num_rows) == shares
-
-
-@pytest.mark.skipif(os.environ.get("DRAFTWISE_TEST_DEVICE") != "cuda", reason="copies to a GPU")
-def test_requests_find_all_pinned_memory_made(tiny_target, tiny_draft, tmp_path):
-    """To make some waits for the GPU, in the middle of a launch, and the tokens of the step before wait with it."""
-    spec = make_config("eagle3", tiny_target, tiny_draft, tmp_path / "drafter")
-    llm = LLM(str(tiny_target), speculative_config=spec, device="cuda", max_num_seqs=32, max_num_batched_tokens=4096)
-    with Compilers(8) as compilers:
-        assert warm_up(llm.engine, compilers, TimedStartup())
-    before = torch.cuda.host_memory_stats()["num_host_alloc"]
-    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=20, ignore_eos=True)
-    llm.generate([[1 + i % 200] * (1 + 31 * i % 220) for i in range(300)], params)
-    assert torch.cuda.host_memory_stats()["num_host_alloc"] == before

@@ -19,7 +19,7 @@ from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.compilers import Compilers
 from draftwise.engine.core import Engine
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.memory.transfer import reserve_pinned, upload
+from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import Startup
 from draftwise.engine.step.capture import Graphs, capture_sizes
@@ -277,6 +277,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
         note_late_compilations,
         prepare,
     )
+    from draftwise.engine.kernels.cuda.matmul import loading_library
 
     rehearsal = Rehearsal(engine)
     if compilers is not None:
@@ -286,8 +287,8 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
     with startup.phase("capture steps"):
         try:
             prepare()
-            rehearsal.run()
-            reserve_pinned(engine.config.num_step_tokens)
+            with torch.inference_mode(), loading_library():
+                rehearsal.run()
             torch.cuda.synchronize()
         except Exception:  # requests that need no more than what went well are served
             logger.exception(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,3 +253,27 @@ def test_no_config_beyond_the_limits():
 def test_one_byte_products_are_cut_as_was_measured_to_be_best(num_rows, shape, gated, way):
     config = choose(num_rows, *shape, H200, gated=gated, weight_bytes=1)
     assert way == (config.outputs, config.columns, config.fold, config.stages)
+
+
+@pytest.mark.parametrize("most", [1, 70, 512, 1500])
+def test_the_library_has_loaded_what_any_fewer_rows_need(most, monkeypatch):
+    """To load a kernel of cuBLAS later waits for all that is under way; tiles of rows decide which one it is."""
+    multiplied = []
+
+    def linear(x, weight, bias):
+        multiplied.append((len(x), weight.data_ptr(), bias is None))
+        return x.new_empty(len(x), len(weight))
+
+    monkeypatch.setattr(products, "F", SimpleNamespace(linear=linear))
+    same, alike, bias = torch.empty(8, 4), torch.empty(8, 4), torch.empty(8)
+    with products.loading_library():
+        for rows, weight in ((1, same), (most, same), (most, alike)):  # torch multiplies float32
+            products.matmul(torch.empty(rows, 4), weight)
+        products.matmul(torch.empty(1, 4), same, bias)
+    products.matmul(torch.empty(most + 1, 4), same)
+    loaded = [rows for rows, pointer, has_none in multiplied[4:-1] if (pointer, has_none) == (same.data_ptr(), True)]
+    assert multiplied[4 + len(loaded) :] == [(1, same.data_ptr(), False), (most + 1, same.data_ptr(), True)]
+    for rows in range(1, most + 1):
+        tile = 8 if rows <= 512 else 64 if rows <= 1024 else 128
+        assert any(-(-each // tile) == -(-rows // tile) and each <= most for each in loaded), rows
+    assert len(loaded) <= 64 + 8 + 5
