@@ -255,7 +255,7 @@ def test_one_byte_products_are_cut_as_was_measured_to_be_best(num_rows, shape, g
     assert way == (config.outputs, config.columns, config.fold, config.stages)
 
 
-@pytest.mark.parametrize("most", [1, 70, 512, 1500])
+@pytest.mark.parametrize("most", [1, 70, 512, 1501])
 def test_the_library_has_loaded_what_any_fewer_rows_need(most, monkeypatch):
     """To load a kernel of cuBLAS later waits for all that is under way; tiles of rows decide which one it is."""
     multiplied = []
@@ -273,7 +273,9 @@ def test_the_library_has_loaded_what_any_fewer_rows_need(most, monkeypatch):
     products.matmul(torch.empty(most + 1, 4), same)
     loaded = [rows for rows, pointer, has_none in multiplied[4:-1] if (pointer, has_none) == (same.data_ptr(), True)]
     assert multiplied[4 + len(loaded) :] == [(1, same.data_ptr(), False), (most + 1, same.data_ptr(), True)]
-    for rows in range(1, most + 1):
-        tile = 8 if rows <= 512 else 64 if rows <= 1024 else 128
-        assert any(-(-each // tile) == -(-rows // tile) and each <= most for each in loaded), rows
-    assert len(loaded) <= 64 + 8 + 5
+    assert max(loaded) == most
+    for rows in range(1, most // 8 * 8 + 1):
+        tile = 1 if rows <= 256 else 32 if rows <= 1024 else 256
+        alike = [each for each in loaded if -(-each // tile) == -(-rows // tile)]
+        assert any(min(each & -each, 8) == min(rows & -rows, 8) for each in alike), rows
+    assert len(loaded) <= 256 + 24 * 4 + 3 * 4

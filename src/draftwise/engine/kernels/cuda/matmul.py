@@ -22,8 +22,10 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
-_TILES = ((512, 8), (1024, 64), (1 << 62, 128))
-"""(limit, rows): below `limit` rows, cuBLAS's kernels are the same for all numbers that fill as many tiles."""
+_TILES = ((256, 1), (1024, 32), (1 << 62, 256))
+"""(limit, rows): up to `limit` rows, cuBLAS's kernels are the same for all numbers that fill as many tiles and are
+multiples of the same power of two up to `_ALIGNED`."""
+_ALIGNED = 8
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
 
@@ -110,13 +112,14 @@ def loading_library() -> Iterator[None]:
 
 
 def row_counts(most: int) -> list[int]:
-    """Return numbers of rows up to `most`: as many as fill one tile of `_TILES`, two tiles, and so on."""
-    counts: list[int] = []
-    before = 0
+    """Return numbers of rows up to `most` that show each kernel, by `_TILES`; ascending."""
+    counts, before = {most}, 0
     for end, tile in _TILES:
-        counts += range(before + tile, min(end, most) + 1, tile)
+        for full in range(before + tile, min(end, most + tile - 1) + 1, tile):
+            last = min(full, most // _ALIGNED * _ALIGNED) if tile > 1 else full
+            counts.update(last - short for short in (0, 1, 2, 4) if short < tile)
         before = end
-    return counts if counts and counts[-1] == most else [*counts, most]
+    return sorted(counts)
 
 
 def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool, in_parts: bool = False) -> Config | None:
