@@ -76,7 +76,7 @@ class _LibraryProduct:
     bias_O: Tensor | None
     scale_O: Tensor | None
     dtype: torch.dtype
-    """Of the activations."""
+    """The type of the activations."""
     most_rows: int = 0
 
     def note(self, num_rows: int) -> None:
