@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from base64 import b64encode
@@ -229,4 +230,5 @@ def _explain(error: OSError) -> str:
             f"{error.strerror}: when thousands of streams are asked for, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
-    return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__
+    why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror  # asyncio writes a tuple into its own
+    return f"{type(error).__name__}: {why}" if why else type(error).__name__
