@@ -238,5 +238,6 @@ def _explain(error: OSError) -> str:
             f"{error.strerror}: for thousands of streams, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
-    why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror  # asyncio writes a tuple into its own
+    number = error.errno or 0
+    why = os.strerror(number) if number > 0 else error.strerror  # asyncio puts a tuple into its own
     return f"{type(error).__name__}: {why}" if why else type(error).__name__
