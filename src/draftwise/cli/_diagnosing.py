@@ -30,6 +30,6 @@ def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[Rendera
     if follow:
         details.append((f"what follows from it: {', '.join(follow)}", "dim"))
     if diagnosis.candidates:
-        tells = f"; {diagnosis.settles} tells more" if diagnosis.settles else ""
-        details.append((f"it may be: {', '.join(diagnosis.candidates)}{tells}", "dim"))
+        tells = f". To tell them apart, run `{diagnosis.settles}`." if diagnosis.settles else ""
+        details.append((f"possible causes: {', '.join(diagnosis.candidates)}{tells}", "dim"))
     yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)
