@@ -28,7 +28,8 @@ function paint({ title, x: kind, xLabel, yLabel, series, marker, dots }, width) 
   const px = (value) => left + ((at(value) - x0) / (x1 - x0)) * (right - left), py = (value) => bottom - ((value - y0) / (y1 - y0)) * (bottom - top);
   const parts = [svg("line", { x1: left, x2: right, y1: py(1), y2: py(1), class: "even" })];
   for (const value of steps(y0, y1)) parts.push(svg("line", { x1: left, x2: right, y1: py(value), y2: py(value), class: "rule" }), svg("text", { x: left - 6, y: py(value) + 4, "text-anchor": "end" }, `${short(value)}×`));
-  for (const value of marks(kind, kind === "linear" ? steps(x0, x1) : points.map((each) => each.x), px)) parts.push(svg("text", { x: px(value), y: bottom + 17, "text-anchor": px(value) > right - 24 ? "end" : "middle" }, kind === "time" ? value : short(value)));
+  const label = (value) => Math.min(px(value), right - (kind === "time" ? 34 : 12));
+  for (const value of marks(kind, kind === "linear" ? steps(x0, x1) : points.map((each) => each.x), label)) parts.push(svg("text", { x: label(value), y: bottom + 17, "text-anchor": "middle" }, kind === "time" ? value : short(value)));
   parts.push(svg("text", { x: right, y: height - 5, "text-anchor": "end" }, xLabel), svg("text", { x: 4, y: 13 }, yLabel));
   series.forEach(({ points: own }, index) => {
     const stroke = COLORS[index % COLORS.length], dash = DASHES[Math.floor(index / COLORS.length) % DASHES.length];
