@@ -135,7 +135,7 @@ class FoundSetups:
 
 
 def hint_kustomize(names: Iterable[str]) -> str:
-    """Return how to judge what the last kustomization among files makes; empty if there is none."""
+    """Return how to judge what the last kustomization among files makes, or nothing."""
     folders = [Path(each).parent for each in names if Path(each).stem.lower() == "kustomization"]
     return (
         "" if not folders else f"To judge what Kustomize makes: `kubectl kustomize {folders[-1]} | draftwise check -`."
