@@ -31,6 +31,7 @@ from draftwise.statistics import (
     find_lead,
     find_leavers,
     find_pace_change,
+    find_spells,
     guard_tail,
     leads_surely,
     prompt_ratio,
@@ -79,7 +80,11 @@ def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, fl
             said = "mixed"
     times = np.arange(float(count))
     paces = (plain_step, own_step)
-    changed = any(find_pace_change(paces[n], paces[1 - n]) for n in (0, 1)) or find_drift_apart(*paces, times)
+    changed = (
+        any(find_pace_change(paces[n], paces[1 - n]) for n in (0, 1))
+        or any(find_spells(paces[n], paces[1 - n], lags=1 + n, claimed=found.log) for n in (0, 1))
+        or find_drift_apart(own_step, plain_step, times, claimed=found.log)
+    )
     half = math.log(interval.high / found.value)
     return {"said": "pace changed" if changed else said, "z": 1.96 * (found.log - target) / half, "half": half}
 

@@ -55,14 +55,14 @@ class Replica:
         accepted = sum(random.random() < self.accepts for _ in range(STEPS)) if self.speculates else 0
         with self.lock:
             self.counts["generation_tokens_total"] += STEPS + accepted
-            self.counts["request_success_total"] += 1
+            self.counts["request_generation_tokens_count"] += 1
             if self.speculates:
                 self.counts["spec_decode_num_drafts_total"] += STEPS
                 self.counts["spec_decode_num_draft_tokens_total"] += STEPS
                 self.counts["spec_decode_num_accepted_tokens_total"] += accepted
 
     def page(self) -> str:
-        names = ["generation_tokens_total", "request_success_total"]
+        names = ["generation_tokens_total", "request_generation_tokens_count"]
         if self.speculates:
             names += [f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
         lines = [f'vllm:{name}{{engine="0",model_name="m"}} {self.counts[name]}' for name in names]

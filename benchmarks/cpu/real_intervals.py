@@ -5,6 +5,7 @@
 Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws prompts of its own from the same
 200 and measures for `--seconds`. What 95 % intervals should hold is the mean of all runs' logarithms: it is known a
 tenth as well as a run says of 100. RMS z is then 1 where they are as wide as runs differ. 1.96 is a z at their end.
+`--rows FILE` keeps every run there, and goes on after the last one. Runs without an interval are counted by reason.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bounded_work import served
 from provenance import provenance, write
 
 import draftwise
+from draftwise.core import DraftwiseError
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 SPECS = {
@@ -33,15 +35,20 @@ SPECS = {
 def run_one(plain: str, candidate: str, log: Path, seed: int, seconds: float) -> dict[str, Any]:
     """Return what one run says."""
     with TemporaryDirectory() as folder:
-        result = draftwise.decide(
-            url=plain,
-            candidate_urls=(candidate,),
-            workloads=(f"log:{log}",),
-            minutes=seconds / 60,
-            seed=seed,
-            out=Path(folder) / "run",
-        )
-    (each,) = result.decision.comparisons
+        try:
+            result = draftwise.decide(
+                url=plain,
+                candidate_urls=(candidate,),
+                workloads=(f"log:{log}",),
+                minutes=seconds / 60,
+                seed=seed,
+                out=Path(folder) / "run",
+            )
+            (each,) = result.decision.comparisons
+        except ValueError:
+            return {"seed": seed, "verdict": "nothing to compare"}
+        except DraftwiseError as error:
+            return {"seed": seed, "verdict": str(error)[:80]}
     found = each.deciding
     return {"seed": seed, "verdict": str(each.verdict), "reason": each.reason.code if each.reason else None,
             "ratio": [found.value, found.low, found.high], "prompts": each.num_prompts}  # fmt: skip
@@ -53,18 +60,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--method", choices=SPECS, default="eagle3")
     parser.add_argument("--workload", choices=("code", "prose", "rewrite"), default="code")
+    parser.add_argument("--rows", type=Path, help="JSON lines of finished runs, read and appended to")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     spec = json.dumps({"method": given.method, **SPECS[given.method]})
-    rows, log = [], BUNDLE / "heldout" / f"{given.workload}.jsonl"
+    rows = (
+        [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows and given.rows.exists() else []
+    )
+    log = BUNDLE / "heldout" / f"{given.workload}.jsonl"
     model = str(BUNDLE / "target")
     with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
-        for seed in range(given.runs):
+        for seed in range(len(rows), given.runs):
             rows.append(run_one(plain, candidate, log, seed, given.seconds))
             print(json.dumps(rows[-1]), flush=True)
-    logs, ends = np.log([row["ratio"][0] for row in rows]), np.log([row["ratio"][1:] for row in rows])
+            if given.rows:
+                with given.rows.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    measured = [row["ratio"] for row in rows if "ratio" in row]
+    logs, ends = np.log([ratio[0] for ratio in measured]), np.log([ratio[1:] for ratio in measured])
     truth = logs.mean()
-    z = 1.96 * (logs - truth) / ((ends[:, 1] - ends[:, 0]) / 2) * math.sqrt(len(rows) / (len(rows) - 1))
+    z = 1.96 * (logs - truth) / ((ends[:, 1] - ends[:, 0]) / 2) * math.sqrt(len(logs) / (len(logs) - 1))
     result = {
         "what": "intervals of real runs, each with a draw of its own, compared with the mean of all",
         "command": f"python benchmarks/cpu/real_intervals.py --runs {given.runs} --seconds {given.seconds:g} "

@@ -52,7 +52,7 @@ def test_no_gpu_is_given_away_twice(num_arms: int, num_gpus: int) -> None:
 
 
 def test_too_few_gpus_are_refused() -> None:
-    with pytest.raises(InvalidSetup, match="takes 4 GPUs, and 2 may be used"):
+    with pytest.raises(InvalidSetup, match="takes 4 GPUs, but only 2 may be used"):
         place_arms(2, ["0", "1"], {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
 
 

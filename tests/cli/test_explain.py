@@ -19,6 +19,7 @@ from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.terms import read_terms
 from draftwise.knowledge.vllm import all_keys
 from draftwise.knowledge.vllm_messages import find_messages
+from draftwise.plan.asked import find_tasks
 from draftwise.plan.explanations import explain, show_template
 from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.own_names import find_key
@@ -274,9 +275,31 @@ def test_every_term_of_the_glossary_and_every_alert_can_be_explained() -> None:
     ("requests queue up since I enabled eagle3", "queue-grew"),
     ("is ngram better than suffix", "ngram"),
     ("the server does not speculate", "spec-off"),
+    ("Why is my acceptance rate low with eagle3?", "low acceptance"),
+    ("how many speculative tokens should I use for eagle3", "how many tokens to draft"),
+    ("my drafter is not faster", "no speed-up"),
+    ("which draft model for Qwen3-32B", "which speculative method"),
+    ("does speculation change the output", "answers differ"),
+    ("how can I train my own eagle3 head", "train a drafter"),
 ])  # fmt: skip
 def test_a_question_leads_to_a_finding_or_a_name(question: str, meant: str) -> None:
     assert meant in {each.name for each in draftwise.explain(question).explanations}
+
+
+def test_every_wording_of_a_task_leads_to_it_and_names_what_explain_and_the_verbs_know() -> None:
+    tasks = [term for term in read_terms() if term.kind == "task"]
+    assert tasks
+    assert not find_tasks("what is the speed of the cheese")
+    for term in tasks:
+        for wording in term.names:
+            assert term.names[0] in {each.name for each in draftwise.explain(f"{wording}?").explanations}, wording
+        for name in term.see:
+            assert draftwise.explain(name).explanations, name
+        page = Path(__file__).parents[2] / term.source
+        assert page.is_file(), term.source
+        for verb, options in re.findall(r"`draftwise (\w+)([^`]*)`", term.text):
+            shown = CliRunner().invoke(main, [verb, "--help"]).output
+            assert all(option in shown for option in re.findall(r"--[a-z-]+", options)), (verb, options)
 
 
 def test_a_finding_that_lacks_the_name_in_a_question_is_no_answer() -> None:

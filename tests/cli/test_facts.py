@@ -92,7 +92,7 @@ def test_add_as_json_says_what_was_read_and_what_was_not(sources: Path) -> None:
         (("add", "/no/folder"), 2, "does not hold the Python sources of vLLM"),
         (("add", "no.whl"), 2, "cannot be read as a wheel"),
         (("add", "torch==2.0"), 2, "does not hold the Python sources of vLLM"),
-        (("add", "--python", "/no/python"), 2, "cannot be asked for its vLLM"),
+        (("add", "--python", "/no/python"), 2, "Cannot find out which vLLM"),
         (("add", "vllm==9.9", "--python", "x"), 2, "Give WHAT or --python"),
         (("remove", "vllm==0.33.0"), 2, "is not a release that you added"),
         (("remove", "nothing"), 2, "is not a release that you added"),

@@ -81,7 +81,7 @@ def test_the_table_shows_the_speedup_and_what_it_rests_on() -> None:
 
 def test_a_reason_that_several_methods_share_is_said_once() -> None:
     output = run("google/gemma-3-27b-it", "--gpu", "H200", "--workload", "chat").output
-    assert output.count("is known to be published") == 1
+    assert output.count("draftwise knows of no published one") == 1
     assert "dflash, draft_model, dspark" in output
 
 
@@ -121,7 +121,7 @@ def test_facts_that_the_user_added_are_named(add_like_newest: Add) -> None:
     add_like_newest("99.1")
     answer = json.loads(run(*QWEN, "--vllm", "99.1", "--json").stdout)
     assert [each["code"] for each in answer["remarks"]] == ["facts-added"]
-    assert "vLLM 99.1 was added here from its sources" in run(*QWEN, "--vllm", "99.1").stderr
+    assert "You added vLLM 99.1 from its sources" in run(*QWEN, "--vllm", "99.1").stderr
     assert json.loads(run(*QWEN, "--vllm", "0.33.0", "--json").stdout)["remarks"] == []
 
 

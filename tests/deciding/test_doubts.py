@@ -276,3 +276,33 @@ def test_under_load_the_first_token_waits_for_the_steps_of_others(repeats: int, 
     """So it says that a server is slow only where all turns may have been in one spell."""
     run = make_run({CANDIDATE: slow_server(2.5)}, repeats=repeats, conditions=closed(4))
     assert only(run).verdict is verdict
+
+
+def begins_after(seconds: float, *, k: int, accepted: int = 0) -> Truth:
+    """A server whose first token comes so late, and whose steps take as long as any."""
+    return Truth(ttft_s=lambda prompt_id, condition: seconds, accepted=lambda prompt_id: accepted, k=k)
+
+
+@pytest.mark.parametrize(
+    ("truths", "late"),
+    [
+        ({"plain": begins_after(0.25, k=0)}, "plain"),
+        ({CANDIDATE: begins_after(0.25, k=3)}, CANDIDATE),
+    ],
+)
+def test_a_server_that_only_begins_later_has_something_in_front_of_it(truths: dict[str, Truth], late: str) -> None:
+    found = only(make_run({CANDIDATE: begins_after(0.05, k=3), **truths}, repeats=4))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert describe_reason(found.reason).startswith(f"{late} only begins later: its first token takes 5.0x as long")
+
+
+def test_one_that_decodes_faster_as_well_is_judged_by_it() -> None:
+    truths = {"plain": begins_after(0.08, k=0), CANDIDATE: begins_after(0.05, k=3, accepted=1)}
+    assert only(make_run(truths, repeats=4)).verdict is Verdict.ADOPT
+    truths = {CANDIDATE: replace(begins_after(0.25, k=3), step_s=lambda prompt_id, condition: 0.015)}
+    assert only(make_run(truths, repeats=4)).verdict is Verdict.REJECT
+
+
+def test_a_drafter_that_takes_as_long_for_the_prompt_as_the_target_is_rejected() -> None:
+    """What it costs is its own."""
+    assert only(make_run({CANDIDATE: begins_after(0.1, k=3)}, repeats=4)).verdict is Verdict.REJECT

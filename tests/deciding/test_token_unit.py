@@ -1,5 +1,6 @@
 """Events of a stream are no tokens where a server speculates: another unit is found, the same for all arms, or none."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -94,3 +95,43 @@ def test_sound_counts_are_left_as_they_are() -> None:
     run = run_of(1.5)
     assert count_soundly(run).run is run
     assert count_soundly(run).findings == ()
+
+
+def count_more(run: Run, arm: str, count: Callable[[int], int]) -> Run:
+    """Return the run with another number of tokens in each answer of an arm, all in its last chunk."""
+
+    def change(answer: Answer) -> Answer:
+        *chunks, (time, last) = answer.timing.chunks
+        total = answer.timing.num_tokens
+        timing = replace(answer.timing, chunks=(*chunks, (time, last + count(total) - total)))
+        return replace(answer, timing=timing) if answer.arm == arm else answer
+
+    return replace(run, answers=tuple(map(change, run.answers)))
+
+
+@pytest.mark.parametrize("arm", ["plain", CANDIDATE])
+@pytest.mark.parametrize("more", [1, 2, 10])
+def test_a_closing_token_that_one_server_counts_is_no_speed(arm: str, more: int) -> None:
+    run = count_more(run_of(1.0), arm, lambda tokens: tokens + more)
+    assert [each.code for each in count_soundly(run).findings] == ["unit-by-text"]
+    truth, found = (conclude_run(each).decision.comparisons[0].speedup.value for each in (run_of(1.0), run))
+    assert found == pytest.approx(truth, rel=0.003)
+
+
+def write_own(run: Run) -> Run:
+    """Return the run with texts that no two answers have in common, as above temperature 0."""
+    written = (replace(each, text=f"{each.text}{each.arm[0]}") for each in run.answers)
+    return replace(run, answers=tuple(written))
+
+
+@pytest.mark.parametrize("times", [0.75, 1.3])
+def test_another_tokenizer_is_told_by_texts_that_differ_too(times: float) -> None:
+    run = count_more(write_own(run_of(1.0)), CANDIDATE, lambda tokens: round(times * tokens))
+    assert [each.code for each in count_soundly(run).findings] == ["unit-by-text"]
+    truth, found = (conclude_run(each).decision.comparisons[0].speedup.value for each in (run_of(1.0), run))
+    assert found == pytest.approx(truth, rel=0.02)
+
+
+def test_texts_that_differ_with_as_much_in_a_token_are_counted_as_they_are() -> None:
+    run = write_own(run_of(1.5))
+    assert count_soundly(run).run is run

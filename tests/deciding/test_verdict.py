@@ -29,7 +29,8 @@ def verdict_of(comparison: Comparison, *findings: Finding, **others) -> Verdict:
         (interval(0.98, 1.0, 1.02), Verdict.INCONCLUSIVE, "equal within 3%"),
         (interval(0.90, 1.0, 1.2), Verdict.INCONCLUSIVE, "more prompts"),
         (interval(0.97, 0.98, 0.99), Verdict.INCONCLUSIVE, ""),
-        (interval(0.80, 0.9, 0.99), Verdict.REJECT, "slower"),
+        (interval(0.80, 0.9, 0.96), Verdict.REJECT, "slower, with the whole interval below 0.97"),
+        (interval(0.80, 0.9, 0.99), Verdict.NO_GAIN, "slower: the interval rules out a gain of 3% or more"),
         (interval(0.80, 0.9, 1.01), Verdict.INCONCLUSIVE, "more prompts"),
     ],
 )

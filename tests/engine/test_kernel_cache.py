@@ -59,7 +59,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(text, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidSetup, match="cannot be made"):
+    with pytest.raises(InvalidSetup, match="cannot be created"):
         make_environment(tmp_path / "file" / "folder")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.combinations import tries
-from tests.support.guarding import EVERY_S, RULES, reading
+from tests.support.guarding import EVERY_S, RULES, reading, window
 
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding.guard_state import State
@@ -67,6 +67,20 @@ def test_a_replica_that_falls_is_out_within_a_minute():
     assert action.replicas == ("a",)
     assert at_s - began <= 40
     assert action.evidence["tokens_per_step"] < action.evidence["break_even"] == 1.35
+
+
+@pytest.mark.parametrize(("finished", "out_s"), [(13, 16), (2, 20), (None, 32)])
+def test_a_replica_is_out_the_sooner_the_more_requests_are_counted(finished: float | None, out_s: float) -> None:
+    rules, state, now_s = replace(RULES, break_even=1.6), State(), 1e6
+    for number in range(-20, 30):
+        now_s += EVERY_S
+        one = window(1.9 if number < 0 else 1.02, at_s=now_s, running=4, finished=finished)
+        plain = window(None, at_s=now_s, pool="plain")
+        seen = ServiceReading(at_s=now_s, spec={"a": one}, plain={"plain": plain})
+        state, actions = decide(state, seen, rules)
+        if any(each.executes for each in actions):
+            break
+    assert EVERY_S * (number + 1) == out_s
 
 
 def test_a_replica_that_accepts_nothing_is_drained():

@@ -85,7 +85,7 @@ def test_a_shipped_release_is_not_replaced(add_like_newest: Add) -> None:
 def test_a_topic_that_could_not_be_read_is_an_error_that_names_it(add_like_newest: Add) -> None:
     release = add_like_newest("99.1", flags=lambda _table: None)
     assert release.table("methods")
-    with pytest.raises(MissingFacts, match=r"The flags of vLLM 99\.1 are not known.*no class X\."):
+    with pytest.raises(MissingFacts, match=r"The flags of vLLM 99\.1 are unknown, so draftwise.*no class X\."):
         release.table("flags")
     assert release not in releases("flags")
     assert history("flags", "--model")

@@ -117,7 +117,7 @@ def test_requests_are_grouped(group_by: Grouping, groups: list[str]) -> None:
 
 def test_text_without_a_tokenizer_is_refused_with_what_to_install() -> None:
     prompts = [Prompt(id="a", text="p", max_tokens=1, recorded=KNOWN)]
-    with pytest.raises(InvalidSetup, match=r"Run: pip install tokenizers\.") as caught:
+    with pytest.raises(InvalidSetup, match=r"Run `pip install tokenizers`\.") as caught:
         read_transcripts(prompts, None, name="log", default_temperature=1.0)
     assert caught.value.findings[0].code == "tokens-not-known"
 

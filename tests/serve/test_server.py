@@ -227,6 +227,43 @@ def end_server(listener, in_flight):
     server.run(sockets=[listener])
 
 
+def test_few_connections_and_bytes_are_looked_at_before_others_go_on(monkeypatch):
+    """However many come at once: a hundred connections, and a body of which each piece is a byte."""
+    made, read = [0], []
+
+    class Counted(connections._StrictProtocol):
+        def connection_made(self, transport):
+            made[-1] += 1
+            super().connection_made(transport)
+
+        def data_received(self, data):
+            read.append(len(data))
+            super().data_received(data)
+
+    async def run():
+        config = connections.make_config(InFlight().wrap(Starlette()), log_level="critical")
+        config.load()
+        config.http_protocol_class = Counted
+        server = connections.HttpServer(config, SimpleNamespace(failure=None), InFlight(), drain_s=0)
+        server.lifespan = SimpleNamespace(startup=lambda: asyncio.sleep(0), should_exit=False, state={})
+        listener = bind(ServerOptions(port=0))
+        listener.listen(200)
+        clients = [socket.create_connection(listener.getsockname(), timeout=60) for _ in range(100)]
+        clients[0].sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        clients[0].sendall(b"1\r\nX\r\n" * 20_000)
+        await server.startup(sockets=[listener])
+        while sum(made) < len(clients) or sum(read) < 100_000:
+            made.append(0)
+            await asyncio.sleep(0)
+        for each in (*server.servers, *clients):
+            each.close()
+
+    monkeypatch.setattr(connections, "_LARGEST_HEAD", 2**20)
+    asyncio.run(run())
+    assert max(made) <= 16
+    assert max(read) <= 2**14
+
+
 def test_a_server_that_has_no_descriptor_left_ends_all_the_same(monkeypatch):
     monkeypatch.setattr(connections, "_LAST_REQUESTS_S", 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.statistics import find_drift_apart, find_pace_change, find_spells, has_moved
+from draftwise.statistics import find_drift_apart, find_pace_change, find_spells, find_unrest, has_moved
 
 
 def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
@@ -100,3 +100,39 @@ def test_an_ordered_log_that_is_asked_at_a_regular_distance_has_no_spells(parts:
     gains = np.log(1.5) * (np.floor(places * 2 * parts) % 2)
     noise = np.random.default_rng(parts).normal(0, 0.05, size=(2, 60))
     assert find_spells(gains + noise[0], noise[1], lags=2) is None
+
+
+@pytest.mark.parametrize("size", [20, 32, 60])
+def test_a_pace_that_only_one_arm_varies_may_be_all_of_a_small_gain_and_not_of_a_large_one(size: int) -> None:
+    rng = np.random.default_rng(size)
+    found = {"replicas": 0, "large": 0, "both": 0, "chance": 0, "prompts": 0}
+    for _ in range(200):
+        own, other = rng.normal(0, 0.04, size=(2, size))
+        slow = np.log(1.6) * (rng.random(size) < 0.5)
+        found["replicas"] += find_unrest(own + slow, other, claimed=slow.mean()) is not None
+        found["large"] += find_unrest(own + slow, other, claimed=np.log(3)) is not None
+        found["both"] += find_unrest(own + slow, other + rng.permutation(slow), claimed=0.08) is not None
+        hits = 0.1 * rng.standard_t(3, size=(2, size))
+        found["chance"] += find_unrest(*hits, claimed=0.08) is not None
+        # Contexts of many lengths, where a step that drafts takes twice as long and as much more with each token.
+        length = rng.lognormal(0, 1, size)
+        plain, drafting = (np.log(base + 0.1 * length) for base in (1.0, 2.0))
+        scale = float(np.exp((drafting - plain).mean()))
+        found["prompts"] += find_unrest(plain + own, drafting + other, claimed=0.08, scale=scale) is not None
+    assert found["replicas"] >= (100 if size < 30 else 180)
+    assert found["large"] == 0
+    assert max(found["both"], found["chance"], found["prompts"]) <= 2, found
+
+
+def test_spells_that_may_be_all_of_a_gain_need_not_be_large() -> None:
+    rng = np.random.default_rng(6)
+    found = {"all": 0, "a part": 0, "chance": 0}
+    for _ in range(200):
+        slow = np.where((np.arange(48) + int(rng.integers(8))) // 8 % 2 == 0, np.log(1.18), 0.0)
+        own, other = rng.normal(0, 0.03, size=(2, 48))
+        found["all"] += find_spells(own + slow, other, claimed=slow.mean()) is not None
+        found["a part"] += find_spells(own + slow, other, claimed=np.log(1.5)) is not None
+        found["chance"] += find_spells(own, other, claimed=np.log(1.08)) is not None
+    assert found["all"] >= 150
+    assert found["a part"] == 0
+    assert found["chance"] <= 1

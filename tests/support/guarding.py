@@ -27,6 +27,7 @@ def window(
     running: float = 30,
     pool: str = "spec",
     restarted: bool = False,
+    finished: float | None = 1,
 ) -> Window:
     """Return a window that ends at `at_s`; without tokens per step it is idle."""
     steps = 0 if tokens_per_step is None else 1000
@@ -39,7 +40,7 @@ def window(
         duration_s=every_s,
         counters=Counters(spec=stats, generation_tokens=steps + accepted),
         load=ServerLoad(running=running if steps else 0),
-        sums=Sums(finished=1),
+        sums=Sums(finished=finished),
         restarted=restarted,
     )
 

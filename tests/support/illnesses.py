@@ -88,6 +88,13 @@ def _mute(i: int, window: Window) -> Window:
     return replace(window, sums=Sums()) if i == 2 else window
 
 
+def _rename_drafts(i: int, window: Window) -> Window:
+    """Take away the count of drafts, as a release that calls it something else would."""
+    stats = replace(window.counters.spec, num_drafts=0)
+    renamed = replace(window, counters=replace(window.counters, spec=stats), counts_drafts=None)
+    return renamed if i == 2 else window
+
+
 def _of(*codes: str) -> frozenset[str]:
     return frozenset(codes)
 
@@ -158,6 +165,28 @@ ILLNESSES: Sequence[Illness] = (
         change=_mute,
         named=_of("metrics-differ", "replica-outlier"),
         says="a step takes",
+    ),
+    Illness(
+        name="1 of 3 counts drafts under another name",
+        spec=({}, {}, {}),
+        change=_rename_drafts,
+        named=_of("metrics-differ"),
+        says="s2 lacks 1",
+    ),
+    Illness(
+        name="1 of 3 drafts nothing",
+        spec=({}, {}, {"drafts_on": 0.0}),
+        named=_of("partial-rollout"),
+        says="1 of 3 servers",
+    ),
+    Illness(
+        name="answers of 1 of 3 loop", spec=({}, {}, {"perfect": 1.0}), named=_of("too-perfect"), says="On s2, the"
+    ),
+    Illness(
+        name="KV cache of 1 of 3 is full",
+        spec=({}, {}, {"kv_tokens": 7_000.0, "reserve": 1.0}),
+        named=_of("kv-squeeze"),
+        says="On s2, the",
     ),
     Illness(
         name="P50 better, P99 worse",

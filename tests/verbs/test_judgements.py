@@ -133,4 +133,4 @@ def test_a_gpu_that_is_not_named_is_any() -> None:
         assert (judged.outcome, judged.unchecked.keys()) == (outcome, waits)
     (judged,) = draftwise.check("Qwen/Qwen3-8B", vllm="0.26.0", engine_flags=flags).judgements
     (found,) = (each for each in judged.findings if each.code == "depends-on-gpu")
-    assert "It starts on GPUs from 70 GiB, but not on GPUs below 70 GiB" in found.message
+    assert "The server starts on GPUs from 70 GiB, but not on GPUs below 70 GiB" in found.message

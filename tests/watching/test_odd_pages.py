@@ -30,7 +30,7 @@ def scrapes(seed: int, server: Server = GOOD, *, seconds: float = 300.0) -> list
 class Played:
     """A server whose pages are given, one a look; None for no answer."""
 
-    def __init__(self, pages: Sequence[str | None], instance: str = "http://a:8000") -> None:
+    def __init__(self, pages: Sequence[str | None], instance: str = "http://a-0:8000") -> None:
         self.pool, self.instance, self.pages, self.number = "spec", instance, pages, -1
 
     async def look(self) -> Look:
@@ -256,3 +256,19 @@ def test_a_server_that_does_not_speculate_is_never_below_break_even() -> None:
     window = watch(change(GOOD, speculates=0.0), pool="spec", instance="s", seed=2, seconds=300.0)
     assert read_sample(window) is None
     assert read_sample(replace(window, counts_drafts=True)) is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_drafts_total"),
+        ("vllm:spec_decode_num_", "vllm:speculation_"),
+        ("vllm:generation_tokens_total", "vllm:output_tokens_total"),
+    ],
+)
+def test_a_counter_that_a_release_renames_is_unknown_and_not_zero(old: str, new: str) -> None:
+    snapshot = play([page.replace(old, new) for page in scrapes(3, seconds=60.0)])
+    (finding,) = snapshot.findings
+    assert (finding.code, finding.where) == ("metrics-renamed", "http://a-0:8000")
+    assert new not in finding.message or "of no known release" in finding.message
+    assert not {each.code for each in diagnose({"spec": snapshot.recent})} & {"spec-off", "drafts-stopped"}

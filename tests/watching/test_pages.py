@@ -11,7 +11,7 @@ from tests.support.web import Answer, serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.watching.page_identity import read_identity
-from draftwise.watching.watcher import HttpPage, Look, Snapshot, Watcher, open_pages, read_all
+from draftwise.watching.watcher import HttpPage, Look, Snapshot, Watcher, open_pages, read_all, read_page
 
 PAGE = 'vllm:generation_tokens_total{engine="0"} 5\nprocess_start_time_seconds 1.7e9\n'
 
@@ -187,3 +187,51 @@ def test_one_server_is_not_taken_for_several() -> None:
 )
 def test_pages_of_one_process_never_count_back(earlier: str, later: str, other: bool) -> None:
     assert read_identity(earlier).cannot_precede(read_identity(later)) is other
+
+
+def test_every_address_of_a_name_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headless Service has an address a pod; one pod alone answers at each of them, as often as it is asked."""
+
+    urls: list[str] = []
+
+    async def find_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, 0, 0, "", ("127.0.0.1", int(url.rpartition(":")[2]))) for url in urls]
+
+    with serving_answers(lambda *_: (200, PAGE)) as one, serving_answers(lambda *_: (200, f"{PAGE}a_total 1\n")) as two:
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "getaddrinfo", find_addresses)
+        for urls[:] in ([one], [one, two], [one, "http://127.0.0.1:1"]):
+            assert not asyncio.run(HttpPage("spec", "http://llm").look()).several
+        with serving_answers(lambda *_: (200, PAGE.replace("1.7e9", "1.8e9"))) as other:
+            urls[:] = [one, other]
+            assert asyncio.run(HttpPage("spec", "http://llm").look()).several
+
+
+@pytest.mark.parametrize(
+    ("url", "shared"),
+    [
+        ("http://vllm:8000", True),
+        ("http://vllm.prod.svc:8000", True),
+        ("http://llama-3.prod.svc.cluster.local", True),
+        ("https://llm.example.com/qwen/v1", True),
+        ("https://10.0.0.7", True),
+        ("http://10.0.0.7:80", True),
+        ("http://10.0.0.7:8000", False),
+        ("http://[fd00::7]:8000", False),
+        ("http://127.0.0.1:80", False),
+        ("http://localhost:8000", False),
+        ("http://vllm-0.vllm.prod.svc.cluster.local:8000", False),
+        ("http://10-0-0-7.prod.pod.cluster.local:8000", False),
+        ("http://vllm-1:8000", False),
+    ],
+)
+def test_an_address_that_may_be_of_several_is_said_to_be(url: str, shared: bool) -> None:
+    class Page(HttpPage):
+        async def look(self) -> Look:
+            return read_page(PAGE, pool=self.pool, instance=self.instance, at_s=0.0, clock_s=0.0)
+
+    def say(*urls: str) -> list[str]:
+        watcher = Watcher([Page("spec", each) for each in urls])
+        return [each.code for each in asyncio.run(watcher.look()).findings if each.code != "same-server-twice"]
+
+    assert say(url) == ["one-page-one-address"] * shared
+    assert say(url, "http://b:1") == []

@@ -64,7 +64,12 @@ def test_what_was_before_a_roll_out_is_left_out() -> None:
 
 
 def watch(
-    series: list[dict], starts: list[dict] = (), *, turns: list[dict] = (), model: str | None = "m"
+    series: list[dict],
+    starts: list[dict] = (),
+    *,
+    turns: list[dict] = (),
+    down: list[dict] = (),
+    model: str | None = "m",
 ) -> tuple[Snapshot, list[str]]:
     """Return what is seen, and what was asked."""
     asked: list[str] = []
@@ -73,7 +78,7 @@ def watch(
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
         vectors = turns if "resets(" in query else starts
-        result = list(vectors) if "process_start" in query else series
+        result = list(vectors) if "process_start" in query else list(down) if query.startswith("up{") else series
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
     with serving_answers(answer) as url:
@@ -135,6 +140,17 @@ def test_a_start_that_went_back_is_several_servers_at_one_address() -> None:
     snapshot, _ = watch(series, turns=[{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, "1"]}])
     assert [(each.code, each.where) for each in snapshot.findings] == [("several-behind-url", "a:8000")]
     assert [window.instance for window in snapshot.recent] == ["b:8000"]
+
+
+def test_a_target_that_cannot_be_scraped_is_unread_and_one_that_was_replaced_is_not() -> None:
+    gone = record(SPEC, "spec", "b:8000")
+    early = [{**each, "values": [pair for pair in each["values"] if pair[0] <= NOW_S - 120]} for each in gone]
+    series = [*record(SPEC, "spec", "a:8000"), *early]
+    replaced, asked = watch(series)
+    assert replaced.findings == ()
+    assert asked[-1] == 'up{instance=~"b:8000"} == 0'
+    unread, _ = watch(series, down=[{"metric": {"instance": "b:8000", "pool": "spec"}, "value": [NOW_S, "0"]}])
+    assert [(each.code, each.where) for each in unread.findings] == [("server-unread", "b:8000")]
 
 
 def test_a_target_that_two_jobs_scrape_is_read_once() -> None:

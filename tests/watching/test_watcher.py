@@ -56,7 +56,7 @@ def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() 
     assert window.step_s == pytest.approx(SPEC.step_s, rel=1e-2)
     assert window.batch == pytest.approx(SPEC.running)
     assert window.uptime_s == pytest.approx(10.0, abs=0.1)
-    assert snapshot.findings == ()
+    assert [each.code for each in snapshot.findings] == ["one-page-one-address"]
 
 
 def test_replicas_and_pools_are_kept_apart_and_pooled() -> None:

@@ -98,5 +98,5 @@ class Scorer:
             return Score(logprob=float(own["logprob"]), is_best=own["rank"] == 1)
         except (KeyError, TypeError, ValueError):
             raise BackendError(
-                f"{self._server.url} does not say how likely token {token} is: it has another vocabulary than the log."
+                f"{self._server.url} reports no probability for token {token}: its vocabulary is not that of the log."
             ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
@@ -27,6 +27,9 @@ _ENGINE_LABELS = ("ReplicaId", "engine")
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
+_OF_DRAFTS = frozenset({"num_draft_tokens", "num_accepted_tokens"})
+_UNKNOWN = re.compile(r"^vllm:\w*(?:spec|draft|accept)\w*(?<!_created)(?=[ {])", re.MULTILINE)
+"""What a release may call counters of drafts that no known one has."""
 _EDGE = re.compile(r'\ble="([^"]+)"')
 
 
@@ -64,7 +67,16 @@ Sample = tuple[str, str, int, str, float]
 def parse_engines(text: str) -> tuple[EngineReading, ...]:
     """Return what each engine of a server's /metrics says, in one pass; empty where no sample is known."""
     server = find_engine(text)
-    return () if server is None else gather_engines(_samples(text), server)
+    found = () if server is None else gather_engines(_samples(text), server)
+    if any(each.counts_drafts is False for each in found) and find_unknown(text):
+        return tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in found)
+    return found
+
+
+def find_unknown(text: str) -> tuple[str, ...]:
+    """Return names on a page that speak of drafts and are of no known release."""
+    known = read_server_metrics()
+    return tuple(dict.fromkeys(name for name in _UNKNOWN.findall(text) if name not in known))
 
 
 def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReading, ...]:
@@ -227,7 +239,8 @@ def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -
     Servers that always show it have drafted once it is above zero.
     """
     if counts_drafts(server):
-        return True if "num_drafts" in totals else None if is_renamed else False
+        others = is_renamed or totals.keys() & _OF_DRAFTS  # a release that renames one counter of drafts has the others
+        return True if "num_drafts" in totals else None if others else False
     return True if totals.get("num_drafts") else None
 
 

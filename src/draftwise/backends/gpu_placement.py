@@ -68,9 +68,9 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
     if not groups:
         raise InvalidSetup.because(
             "too-few-gpus",
-            f"A server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
+            f"A server with these arguments takes {size} GPUs, but only {len(gpus)} may be used.",
             where="--gpus",
-            fix="Lower --tensor-parallel-size (or pipeline, data), or run where there are more.",
+            fix="Lower --tensor-parallel-size (or pipeline, data), or run on a machine with more GPUs.",
         )
     groups = groups[:num_arms]
     most = math.ceil(num_arms / len(groups))

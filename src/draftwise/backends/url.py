@@ -28,7 +28,8 @@ from draftwise.machine.network import open_tls
 _KEPT_S = 1.0
 """Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
 _GET_PATIENCE_S = 5.0
-"""Pauses together before small answers are asked for again, when a connection breaks or a server has no time."""
+"""Pauses together before small answers are asked for again, when a connection breaks, or a server has no time and does
+not say when to come back."""
 _UNAVAILABLE = 503
 _SMALL_ANSWER_S = 30.0
 """Time limit for a server to report its model or counters, even if busy."""
@@ -210,7 +211,7 @@ class UrlBackend:
             for name in self.headers:
                 request.headers.pop(name, None)
             request.headers.update({"Host": request.url.netloc.decode(), **headers})
-        patience = Patience(_GET_PATIENCE_S)
+        patience, asked_to_wait = Patience(_GET_PATIENCE_S), Patience()
         while True:
             told, failure, response = "", None, None
             try:
@@ -222,7 +223,10 @@ class UrlBackend:
                 # (A gateway that never shows a page may answer 503 each time.)
                 if response.status_code not in BUSY or (response.status_code == _UNAVAILABLE and not told):
                     return response
-            if isinstance(failure, httpx.ConnectError) or (pause_s := patience.pause_s(told)) is None:
+            if (
+                isinstance(failure, httpx.ConnectError)
+                or (pause_s := (asked_to_wait if told else patience).pause_s(told)) is None
+            ):
                 break
             await asyncio.sleep(pause_s)
         if response is not None:

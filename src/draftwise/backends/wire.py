@@ -69,6 +69,7 @@ class Wire:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._idle: list[Connection] = []
         self._address: _Address | None = None
+        self._known: list[_Address] = []
         raise_file_limit()
 
     def _go_through(self, proxy: str, url: str) -> dict[str, str]:
@@ -110,6 +111,11 @@ class Wire:
             BrokenStream: no connection, or it broke.
         """
         return await self._exchange(self._encode("GET", path), [], anew=anew)
+
+    def turn(self) -> None:
+        """Let new connections go to the next address that the host has, where it has several."""
+        if self._address in self._known:
+            self._address = self._known[(self._known.index(self._address) + 1) % len(self._known)]
 
     def close(self) -> None:
         """Close the connections that no request uses."""
@@ -154,6 +160,7 @@ class Wire:
             async with asyncio.timeout(self._connect_s):
                 return await self._open()
         except TimeoutError:
+            self._address = None
             raise BrokenStream(f"no connection within {self._connect_s:.0f} s") from None
         except OSError as error:
             raise BrokenStream(_explain(error)) from None
@@ -165,6 +172,7 @@ class Wire:
                 return await self._open_at(self._address)
             self._address = None
         found = await asyncio.get_running_loop().getaddrinfo(*self._at, type=socket.SOCK_STREAM)
+        self._known = [(family, address) for family, _, _, _, address in found if family == found[0][0]]
         failure = OSError(errno.EADDRNOTAVAIL, f"{self._at[0]} has no address")
         for family, _, _, _, address in found:
             try:
@@ -226,7 +234,7 @@ def _explain(error: OSError) -> str:
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return (
-            f"{error.strerror}: when thousands of streams are asked for, widen the range of local ports "
+            f"{error.strerror}: for thousands of streams, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
     return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__

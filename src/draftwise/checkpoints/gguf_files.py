@@ -158,7 +158,7 @@ class _Reader:
                 "unsupported-quantization",
                 f"Tensor {quote(name)} is of GGML type {kind}, which is not supported.",
                 where=str(self._file),
-                fix=f"Take a file in one of {', '.join(name for name, _, _ in _BLOCKS.values())}.",
+                fix=f"Use a file in one of {', '.join(name for name, _, _ in _BLOCKS.values())}.",
             )
         dtype, elements, size = _BLOCKS[kind]
         if shape[-1] % elements:

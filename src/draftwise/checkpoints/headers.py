@@ -129,7 +129,7 @@ def _find_indexed(directory: Path) -> WeightFiles:
     if absent or not names:
         raise InvalidSetup.because(
             "shards-missing",
-            f"Of the {len(names)} files that {INDEX} names {len(absent)} are not there: {quote_some(absent)}.",
+            f"{len(absent)} of the {len(names)} files that {INDEX} names are missing: {quote_some(absent)}.",
             where=str(directory),
             fix="Download the checkpoint again, all shards included.",
         )
@@ -155,7 +155,7 @@ def _no_weights(directory: Path) -> InvalidSetup:
     if others:
         return InvalidSetup.because(
             "not-safetensors",
-            f"The weights are there as {quote_some(others)}; only safetensors files say their sizes unloaded.",
+            f"The weights are in {quote_some(others)}. Only safetensors files give their sizes without loading.",
             where=str(directory),
             fix="Save the model with transformers' save_pretrained, which writes safetensors.",
         )

@@ -247,5 +247,5 @@ def _bad(file: Path, what: str) -> InvalidSetup:
         "bad-tokenizer",
         f"The file {what}.",
         where=str(file),
-        fix="Download the file again, or export the tokenizer anew.",
+        fix="Download the file again, or export the tokenizer again.",
     )

@@ -24,12 +24,12 @@ def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[Rendera
     mark, style = MARKS[diagnosis.severity]
     head = Text.assemble((f"{mark} {diagnosis.code}", style), (f"  {diagnosis.where}", "dim"))
     if diagnosis.loss:
-        head.append(f"  costs {expm1(diagnosis.loss):.0%} more time a token", "bold")
+        head.append(f"  costs {expm1(diagnosis.loss):.0%} more time per token", "bold")
     yield head
     details = [(diagnosis.message, ""), ("; ".join(diagnosis.evidence), "dim"), (f"fix: {diagnosis.fix}", "")]
     if follow:
-        details.append((f"what follows from it: {', '.join(follow)}", "dim"))
+        details.append((f"consequences: {', '.join(follow)}", "dim"))
     if diagnosis.candidates:
-        tells = f". To tell them apart, run `{diagnosis.settles}`." if diagnosis.settles else ""
+        tells = f". To narrow it down, run: {diagnosis.settles}" if diagnosis.settles else ""
         details.append((f"possible causes: {', '.join(diagnosis.candidates)}{tells}", "dim"))
     yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)

@@ -234,7 +234,7 @@ def _describe_cost(window: Window) -> str:
         _number(window.load.kv_usage, "KV {:.0%}"),
         _number(window.prefix_hit_rate, "prefix hits {:.0%}"),
         _number(window.mean_first_token_s, "first token {:.2f} s"),
-        _number(window.wasted_per_token, "{:.1f} draft tokens wasted a token") if window.counts_drafts else "",
+        _number(window.wasted_per_token, "{:.1f} wasted draft tokens per token") if window.counts_drafts else "",
         _number(window.preemptions_per_s or None, "{:.2f} preemptions/s"),
         "restarted" if window.restarted else "",
         "asleep" if window.sleeping else "",

@@ -88,7 +88,7 @@ def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: CalibrateResult) -> None:
-    """Print the time of a step by server and load, and how well the points foresee one another."""
+    """Print the time of a step by server and load, and how well the points predict one another."""
     calibration, costs = result.calibration, CalibratedCosts(result.calibration)
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     loads = list(dict.fromkeys(point.load for point in calibration.points))
@@ -101,7 +101,7 @@ def render(console: Console, result: CalibrateResult) -> None:
         table.add_row(setting.name, *(_format_range([p.step_ms for p in pure if p.load == load]) for load in loads))
     show_table(console, table)
     median, p90 = 100 * costs.left_out_error(), 100 * costs.left_out_error(0.9)
-    tell(f"Each point foreseen by the others: off by {median:.1f} % in the median, {p90:.1f} % at the 90th percentile.")
+    tell(f"Points predicted from the others: off by {median:.1f} % in the median, {p90:.1f} % at the 90th percentile.")
     for line in _list_large(costs):
         tell(line)
 
@@ -117,7 +117,7 @@ def _format_range(values: Sequence[float]) -> str:
 def _list_large(costs: CalibratedCosts) -> Sequence[str]:
     return [
         f"{each.point.setting} at {each.point.load}: {each.point.step_ms:.2f} ms measured, {each.predicted_ms:.2f} ms "
-        "foreseen: this server is only known where it was measured."
+        "predicted: this server is known only where it was measured."
         for each in costs.left_out
         if abs(each.error) > _LARGE_ERROR and not each.point.low <= each.predicted_ms <= each.point.high
     ]

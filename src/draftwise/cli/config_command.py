@@ -25,8 +25,8 @@ def config(as_json: bool) -> None:
       fail-on = "unknown"
       workload = "requests.jsonl"
 
-    An option counts first, then the environment variable, then the file. A release or GPU that a source names counts
-    before both.
+    An option takes precedence over the environment variable, and that over the file. A release or GPU that a source
+    names takes precedence over these two defaults.
     """
     show(run_config.run(ConfigRequest()), render, as_json=as_json)
 

@@ -89,12 +89,12 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
 
 
 @facts.command(short_help="Count the validators of vLLM's configs.")
-@click.option("--vllm", metavar="VERSION", help="Count one release. List its unread refusals.")
+@click.option("--vllm", metavar="VERSION", help="Count this release only. List its unread refusals.")
 @json_option
 def validators(vllm: str | None, as_json: bool) -> None:
-    """Count the validators of vLLM's configs. They refuse what you give.
+    """Count the validators of vLLM's configs: code that rejects settings.
 
-    `check` reads a refusal's condition, or has a rule for it. Unread ones are counted. They may still stop vLLM.
+    `check` reads the condition of a refusal, or has a rule for it. The rest are unread, and may still stop vLLM.
 
     \b
     Examples:

@@ -232,7 +232,7 @@ def _show_held(console: Console, result: ForecastResult) -> None:
             tell(
                 f"{each.workload} is not the replayed traffic: a step of {each.setting} emitted "
                 f"{each.counted_tokens_per_step:.2f} tokens there, and {each.replayed_tokens_per_step:.2f} "
-                "in the replay. Replay a log of it; nothing is kept of this row."
+                "in the replay. Replay a log of it. draftwise does not keep this row."
             )
     like = [each for each in held if not each.is_other_traffic]
     if errors := sorted(abs(each.error) for each in like):
@@ -240,5 +240,5 @@ def _show_held(console: Console, result: ForecastResult) -> None:
         tell(
             f"Off by {100 * median(errors):.1f} % in the median, at most {100 * errors[-1]:.1f} %; "
             f"{inside} of {len(like)} measured ratios lie in the forecast's 90 % interval. "
-            f"The next forecast with {result.file or 'this calibration'} knows of these errors."
+            f"The next forecast with {result.file or 'this calibration'} takes these errors into account."
         )

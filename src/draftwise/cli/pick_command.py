@@ -205,8 +205,8 @@ def _basis(advice: MethodRanking) -> str:
             "order stands."
         )
     return (
-        "Speed-up of decoding = tokens per step / break-even, unless readings of the pair stand for it or limit it. "
-        "Tokens per step are published or prior, not yours; break-even is computed from the GPU's data sheet and "
+        "Speed-up of decoding = tokens per step / break-even, unless measurements of the pair replace or cap it. "
+        "Tokens per step are published or assumed, not yours; break-even is computed from the GPU's data sheet and "
         "launch costs measured on an H200."
     )
 

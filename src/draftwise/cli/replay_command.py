@@ -51,7 +51,7 @@ _SHOWN_KS = (1, 3, 5, 7)
     "--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Context length of the server that wrote the log."
 )
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Requests decoded together, for drafts from other answers.")  # fmt: skip
+              help="Requests decoded together; one may draft from another's answer.")  # fmt: skip
 @click.option("--prompts", type=click.IntRange(1), metavar="N",
               help="Requests to replay, sampled from the log as in `decide`  [default: all]")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample.")

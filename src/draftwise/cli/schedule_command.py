@@ -27,8 +27,8 @@ def schedule(as_json: bool, **given: Any) -> None:
     """Choose how many tokens to draft, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 
     One k for every load comes first. You get a schedule by batch size only if it gains 2 % over that k on the release
-    that will run it: some releases ignore a schedule and always draft its largest k. You also see what `check` says of
-    it. Neither is a measurement: make it a candidate of `decide`.
+    that will run it: some releases ignore a schedule and always draft its largest k. You also see what `check` says
+    about it. A schedule is a forecast: measure it as a candidate of `decide`.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ def ui(as_json: bool, **given: Any) -> None:
 
     RUNS are run directories, or folders that hold them; without any, the current folder. The pages are served to this
     machine only. They write nothing but the report of a run that you ask for. --json prints their address, and the
-    token of requests that change something, on one line before it serves them.
+    token for requests that change something, on one line before it serves them.
 
     \b
     Examples:

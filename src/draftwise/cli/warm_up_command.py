@@ -16,7 +16,7 @@ from draftwise.verbs.warm_up import warm_up as run_warm_up
 
 @click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
 @click.argument("model", type=click.Path())
-@click.option("--out", required=True, metavar="DIR", help="Folder of the kernels: new, or filled on such a machine.")
+@click.option("--out", required=True, metavar="DIR", help="Folder of the kernels: new, or filled on an equal machine.")
 @click.option("--speculative-config", "-sc", metavar="JSON", help="The server's speculative config.")
 @engine_options
 @json_option
@@ -24,7 +24,7 @@ def warm_up(as_json: bool, **given: Any) -> None:
     """Compile the kernels that `draftwise serve MODEL` needs with the same flags, without serving.
 
     DIR then goes to other machines with the same processor and versions, as a folder or in an image, where
-    `draftwise serve MODEL --kernel-cache DIR` starts without compiling; another machine refuses it. Several models
+    `draftwise serve MODEL --kernel-cache DIR` starts without compiling. Other machines refuse it. Several models
     and configurations may share it. --load-format dummy needs no weights, only config.json.
     """
     request = WarmUpRequest(**split_settings(given))

@@ -41,7 +41,7 @@ class ReasonCode(StrEnum):
     GAIN = "gain"
     """The whole interval lies above no change (`promise`) or 1 + `margin`."""
     LOSS = "loss"
-    """The whole interval lies below no change (`promise`), or below 1 and the estimate beyond `margin`."""
+    """The whole interval lies below no change (`promise`), or 1 - `margin`."""
     GAIN_WITH_DAMAGE = "gain-with-damage"
     """A gain on the whole (`promise`: in requests within the SLO) with the damage in `detail`."""
     MIXED_WORKLOAD = "mixed-workload"

@@ -213,7 +213,7 @@ def find_early_end(run: Run) -> Iterator[Finding]:
             f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes, because every prompt was sent as often as "
             "planned. More prompts would narrow the intervals; more time would not."
         )
-        yield Finding.info("ended-early", text, fix="Give more prompts, or more --repeats.")
+        yield Finding.info("ended-early", text, fix="Give more --prompts or --repeats.")
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:

@@ -8,17 +8,20 @@ all arms alike, and ratios are those of the text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median, variance
 
 from draftwise.core import Answer, Finding, Run, Timing
 from draftwise.core.grouping import group_by
 
 _FEWEST = 6
 """Equal texts that tell whether two servers count alike."""
-_ALIKE = 0.05
-"""Difference of their counts, typical over equal texts, that a closing token may make."""
+_ALIKE = 0.01
+"""Difference of their counts, typical over equal texts, that no verdict rests on."""
+_ALIKE_ON_AVERAGE, _SURE_Z = 0.03, 4.0
+"""The same over the texts of all answers, and standard errors that are no chance."""
 _WITHOUT_TEXT = 0.1
 """Share of answers without text, from which text cannot stand for what was written."""
 _CHARS_PER_TOKEN = 4
@@ -50,18 +53,35 @@ def count_soundly(run: Run) -> CountedRun:
 
 
 def _find_odd(run: Run) -> str | None:
-    """Return a candidate that counts other tokens in the baseline's own texts; None where none does."""
+    """Return a candidate that counts other tokens than the baseline, in equal texts or, where few are equal, in the
+    texts of all its answers; None where none does."""
     baseline = run.plan.arms[0].name
-    whole = [each for each in run.answers if each.measured and each.error is None and each.text]
+    whole = [each for each in run.answers if each.measured and each.error is None and each.text and each.timing.chunks]
     theirs = {
         (each.workload, each.prompt_id, each.text): each.timing.num_tokens for each in whole if each.arm == baseline
     }
     ratios: dict[str, list[float]] = {}
+    densities: dict[str, list[float]] = {}
     for each in whole:
-        before = theirs.get((each.workload, each.prompt_id, each.text))
+        tokens, before = each.timing.num_tokens, theirs.get((each.workload, each.prompt_id, each.text))
+        densities.setdefault(each.arm, []).append(math.log(len(each.text) / tokens))
         if each.arm != baseline and before:
-            ratios.setdefault(each.arm, []).append(each.timing.num_tokens / before)
-    return next((arm for arm, mine in ratios.items() if len(mine) >= _FEWEST and abs(median(mine) - 1) > _ALIKE), None)
+            ratios.setdefault(each.arm, []).append(tokens / before)
+    for arm, mine in densities.items():
+        alike = ratios.get(arm, [])
+        if arm != baseline and (
+            abs(median(alike) - 1) > _ALIKE if len(alike) >= _FEWEST else _is_denser(mine, densities.get(baseline, []))
+        ):
+            return arm
+    return None
+
+
+def _is_denser(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Return whether the logarithms of characters per token of two servers differ by more than chance explains."""
+    if min(len(ours), len(theirs)) < _FEWEST:
+        return False
+    error = math.sqrt(variance(ours) / len(ours) + variance(theirs) / len(theirs))
+    return abs(fmean(ours) - fmean(theirs)) > max(_ALIKE_ON_AVERAGE, _SURE_Z * error)
 
 
 def _count_by_turn(run: Run) -> Run | None:

@@ -45,9 +45,10 @@ VOIDING = (
     *("roles-unknown", "other-model", "unit-unsound"),
 )
 """Errors that make a comparison meaningless: an arm is not what its name claims, or the ratio compares unlike units."""
-_EARLIER, _FAR_LATER = 0.87, 1.35
+_EARLIER, _FAR_LATER, _TWICE = 0.87, 1.35, 2.0
 """Times the baseline's time to the first token: over all eleven methods (`benchmarks/cpu/results/decide_demo.json`) it
-came 0.87 to 1.22 times as late, and a larger drafter that reads the prompt takes somewhat longer."""
+came 0.87 to 1.22 times as late, and a larger drafter that reads the prompt takes somewhat longer: as long as the target
+at most."""
 _SLOWER_STEP = 1.1
 """Times a candidate's decoding step, which drafting makes no shorter, from which the baseline's server is slow."""
 _NO_GAIN = 0.005
@@ -133,9 +134,10 @@ def judge(
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin, and above what a kind of prompt that was not
     drawn could cost, and p is 5 % at most when all comparisons of the run are counted. Reject: the whole interval lies
-    below 1, the estimate below 1 - margin, and p is 1 % at most. An adoption is blocked by an error that a validity
-    check found, a rejection by one that makes the two arms no baseline and candidate; an adoption becomes mixed when it
-    is shown that the slowest requests or the first tokens suffer: what a guard has no power to tell decides nothing.
+    below 1 - margin, and p is 1 % at most; where it only lies below 1, there is no gain. An adoption is blocked by an
+    error that a validity check found, a rejection by one that makes the two arms no baseline and candidate; an adoption
+    becomes mixed when it is shown that the slowest requests or the first tokens suffer: what a guard has no power to
+    tell decides nothing.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
@@ -173,8 +175,10 @@ def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Rea
     margin, cell = thresholds.margin, found.estimates.cell
     side = conclude(found.comparison.deciding, margin)
     loser = {Conclusion.FASTER: cell.baseline, Conclusion.SLOWER: cell.candidate}.get(side or Conclusion.EQUAL)
-    if loser is not None and (doubt := _find_slow_server(found, loser, thresholds)):
-        return doubt
+    if loser is not None:
+        doubt = _find_slow_server(found, loser, thresholds) or _find_late_start(found, loser, thresholds)
+        if doubt is not None:
+            return doubt
     if (pace := found.pace) is None:
         return None
     if not pace.arm:
@@ -216,6 +220,23 @@ def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Threshol
     )
 
 
+def _find_late_start(found: ComparisonNumbers, loser: str, thresholds: Thresholds) -> Reason | None:
+    """Return that the slower arm only begins later, None where it decodes slower as well.
+
+    With a single stream that is no work of drafting: it shortens no first token, and a drafter that reads the prompt
+    takes no longer for it than the target.
+    """
+    first, step, cell = found.comparison.ttft, found.comparison.tpot, found.estimates.cell
+    if cell.condition.concurrency != 1 or first is None or step is None:
+        return None
+    side = conclude(_inverse(step), thresholds.margin)
+    if loser == cell.baseline:
+        is_late, first = first.value < _EARLIER and first.high < 1 and side is not Conclusion.FASTER, _inverse(first)
+    else:
+        is_late = first.value > _TWICE and first.low > 1 and side is not Conclusion.SLOWER
+    return _reason(ReasonCode.SLOW_SERVER, arm=loser, first=first.value, step=None) if is_late else None
+
+
 def _weigh(
     comparison: Comparison,
     findings: Sequence[Finding],
@@ -244,7 +265,7 @@ def _weigh(
         unseen = find_unseen_share(comparison.num_prompts)
         return Verdict.INCONCLUSIVE, _reason(ReasonCode.UNSEEN, bar=bar, share=unseen)
     if side is Conclusion.SLOWER:
-        return _judge_loss(findings, thresholds, promise=name == _PROMISE)
+        return _judge_loss(comparison, findings, thresholds, promise=name == _PROMISE)
     if side is Conclusion.FASTER and not _contradicted(comparison):
         verdict, reason = _judge_gain(comparison, findings, thresholds, promise=name == _PROMISE)
         return verdict, replace(reason, losers=losers) if verdict is Verdict.MIXED else reason
@@ -295,9 +316,15 @@ def _inverse(ratio: Interval) -> Interval:
     )
 
 
-def _judge_loss(findings: Sequence[Finding], thresholds: Thresholds, *, promise: bool) -> tuple[Verdict, Reason]:
+def _judge_loss(
+    comparison: Comparison, findings: Sequence[Finding], thresholds: Thresholds, *, promise: bool
+) -> tuple[Verdict, Reason]:
     if voids := _list_voiding(findings):
         return Verdict.BLOCKED, _reason(ReasonCode.NOT_TRUSTED, gains=False, promise=promise, code=voids[0].code)
+    deciding, margin = comparison.deciding, thresholds.margin
+    if not (promise or thresholds.has_slo) and deciding.high >= 1 - margin:
+        # It may be no more than two identical servers differ by.
+        return Verdict.NO_GAIN, _reason(ReasonCode.NO_GAIN, margin=margin, ratio=deciding.value, slower=True)
     return Verdict.REJECT, _reason(ReasonCode.LOSS, promise=promise, margin=thresholds.margin)
 
 

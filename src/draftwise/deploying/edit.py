@@ -96,6 +96,7 @@ _CONTINUED = re.compile(r"[ \t]*\\\r?$")
 _NEW_COMMAND = re.compile(r"(?<!\\)(?<!\\\r)\n")
 _BEHIND_COMMAND = re.compile(r"[ \t]*(?:;|&|\||\d?>|#|\)|`)")
 """What may follow a command on its line."""
+_SERVER = re.compile(r"\bserve\b|api_server|--model")
 
 
 def _find_command_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
@@ -149,7 +150,9 @@ def _append(line: re.Match[str], quoted: Sequence[str]) -> Iterator[_Change]:
         return
     end = line.start() + len(text.rstrip())
     behind = sorted({line.start() + match.start() for match in _BEHIND_COMMAND.finditer(text)}, reverse=True)
-    for place in (end, end - 1, *behind[:8]):
+    server = _SERVER.search(text)
+    first = [place for place in behind if server is not None and place >= line.start() + server.end()][-1:]
+    for place in (*first, end, end - 1, *behind[:8]):
         yield (_Splice(place, place, "".join(f" {word}" for word in quoted)),)
 
 
@@ -435,12 +438,18 @@ def _leaves_the_rest(source: SourceText, text: str, place: Place | None) -> bool
     mine, known = place.path, (place.value, *place.others)
     for old, new in zip(before, after, strict=True):
         changed = list(_find_changed(old, new, ()))
-        is_own = old == place.value and all(path[: len(mine)] == mine for path in changed)
+        is_own = old == place.value and all(_is_inside(path, mine, old) for path in changed)
         # The arguments of a service may stand in its runtime.
         is_runtime = isinstance(old, Mapping) and str(old.get("kind", "")).endswith("ServingRuntime")
         if changed and old in known and not (is_own or is_runtime):
             return False
     return True
+
+
+def _is_inside(path: tuple[str | int, ...], mine: Sequence[str | int], old: Any) -> bool:
+    """Say whether a path is in a server's entry, or adds the entry that the server did not need before."""
+    added = path == mine[: len(path)] and _follow(old, path) is None
+    return added or path[: len(mine)] == mine
 
 
 def _find_changed(old: Any, new: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
@@ -630,8 +639,8 @@ _AROUND_VALUES = ((), ("spec", "values"), ("spec", "source", "helm", "valuesObje
 
 def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> Iterator[_Change]:
     """Yield changes that give a server its first arguments: it had none to add to."""
-    if place is None or not words:
-        return
+    if place is None or not words or _follow(place.value, ("spec", "baseRefs")):
+        return  # arguments here would take the place of those of a config that it is based on
     starts = _start_lines(text)
     for document in yaml.compose_all(text, Loader=_Loader):
         for above, (inside, key) in product(_AROUND_VALUES, _FIRST_KEYS.get(place.form, ())):
@@ -644,6 +653,20 @@ def _find_first_lists(text: str, words: Sequence[str], place: Place | None) -> I
                 listed = json.dumps(both, ensure_ascii=False)
                 shown = f"{{enablePrefixCaching: true, extraArgs: {listed}}}" if key == "vllmConfig" else listed
                 yield _insert_key(text, starts, node, f"{key}: {shown}")
+        if place.form == "object":
+            yield from _add_container(text, starts, document, place.path, words)
+
+
+def _add_container(
+    text: str, starts: Sequence[int], document: yaml.Node | None, path: Sequence[str | int], words: Sequence[str]
+) -> Iterator[_Change]:
+    """Yield the change that adds a container with these arguments, whose place KServe fills in where it is missing."""
+    value: Any = {"name": "main", "args": list(words)}
+    for depth in range(len(path) - 1, 0, -1):
+        above, step = _follow_nodes(document, path[:depth]), path[depth]
+        if isinstance(above, yaml.MappingNode) and above.value and step not in {key.value for key, _ in above.value}:
+            yield _insert_key(text, starts, above, f"{step}: {json.dumps(value, ensure_ascii=False)}")
+        value = [value] if isinstance(step, int) else {step: value}
 
 
 def _insert_key(text: str, starts: Sequence[int], node: yaml.MappingNode, line: str) -> _Change:

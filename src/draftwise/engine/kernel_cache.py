@@ -47,7 +47,7 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
     except OSError as error:
         raise InvalidSetup.because(
             "kernels-not-writable",
-            f"{path} cannot be made: {cause_of(error)}.",
+            f"{path} cannot be created: {cause_of(error)}.",
             fix="Give a folder that this user may write to.",
         ) from None
     manager = "draftwise.engine.kernels.cuda.kernel_store:KernelStore"

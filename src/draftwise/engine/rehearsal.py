@@ -289,9 +289,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
             rehearsal.run()
             torch.cuda.synchronize()
         except Exception:  # requests that need no more than what went well are served
-            logger.exception(
-                "Not all steps could be gone through: requests wait for what is compiled or captured later."
-            )
+            logger.exception("Some steps could not be rehearsed. Requests wait while these compile or are captured.")
             rehearsal.forget()
             return False
     note_late_compilations()

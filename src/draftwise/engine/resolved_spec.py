@@ -287,7 +287,7 @@ def _check_schedule(settings: dict[str, Any]) -> Iterator[Finding]:
             yield _error(
                 key,
                 "bad-range",
-                f"has {entry}, which is no range of batch sizes.",
+                f"has {entry}, which is not a range of batch sizes.",
                 "Use [first, last, k], first <= last.",
             )
         elif first <= before:

@@ -314,7 +314,7 @@ def open_installed(python: str) -> VllmSources:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise InvalidSetup.because(
             "facts-no-sources",
-            f"{python} cannot be asked for its vLLM ({cause_of(error)}).",
+            f"Cannot find out which vLLM {python} has ({cause_of(error)}).",
             where="--python",
             fix="Give the interpreter of an environment, such as /opt/venv/bin/python.",
         ) from None

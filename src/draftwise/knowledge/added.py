@@ -139,7 +139,7 @@ def _read_head(file: Path) -> AddedRelease:
 def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
     return Finding.error(
         "facts-missing",
-        f"The {topic} of vLLM {release.version} are not known, so what depends on them is not judged. {why}",
+        f"The {topic} of vLLM {release.version} are unknown, so draftwise does not judge what depends on them. {why}",
         where="engine_version",
         fix=f"Run `draftwise facts add` for {release.version} with a newer draftwise, or judge by another release.",
     )

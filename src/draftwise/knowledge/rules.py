@@ -186,14 +186,14 @@ def find_doubts(release: Release) -> Iterator[Finding]:
     if release.added is None:
         return
     doubts = get_doubts(release)
-    told = f" Other than before: {', '.join(sorted(doubts.changed))}." if doubts.changed else ""
+    told = f" Changed: {', '.join(sorted(doubts.changed))}." if doubts.changed else ""
     yield Finding(
         code="facts-added",
         severity=Severity.WARNING if doubts.changed else Severity.INFO,
-        message=f"vLLM {release} was added here from its sources. Of the rules that are written by hand, "
-        f"{len(_seen(release))} are seen in them, "
-        f"{len(doubts.unproved)} cannot be proved by a pattern and {len(doubts.changed)} are not as before.{told} "
-        "What rests on the latter two is called unknown.",
+        message=f"You added vLLM {release} from its sources. Of the hand-written rules, "
+        f"{len(_seen(release))} still hold, "
+        f"{len(doubts.unproved)} have no pattern to prove them, and {len(doubts.changed)} have changed.{told} "
+        "draftwise reports what depends on the last two kinds as unknown.",
         where="engine_version",
         fix="Update draftwise once it ships this release.",
         source=release.added.read_from,
@@ -256,7 +256,7 @@ def of_release(finding: Finding, release: Release) -> Finding:
     return replace(
         cited,
         effect=Effect.UNKNOWN,
-        message=f"It is not known whether this still holds in vLLM {release}: {finding.message}",
+        message=f"Cannot tell whether this still holds in vLLM {release}: {finding.message}",
         exception="",
         becomes="",
     )

@@ -1,4 +1,4 @@
-"""Names of the field that are no key, method or flag: variants, modes, other engines' names, variables, ideas."""
+"""Names of the field that are no key, method or flag: variants, modes, other names, variables, ideas, tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Term:
     names: tuple[str, ...]
     """Spellings, the usual one first."""
     kind: str
-    """`variant`, `mode`, `idea`, `variable`, `other name` and so on."""
+    """`variant`, `mode`, `idea`, `variable`, `other name` and so on; `task`: what people ask or complain of."""
     text: str
     """What it is, and what to write for it, in whole sentences."""
     see: tuple[str, ...]

@@ -66,7 +66,7 @@ def find_proxy(url: str) -> str | None:
     host = parts.hostname or ""
     known = getproxies()
     proxy = known.get(parts.scheme) or known.get("all")
-    if not proxy or _is_here(host) or proxy_bypass(parts.netloc.rpartition("@")[2]) or _is_excepted(host, known):
+    if not proxy or is_here(host) or proxy_bypass(parts.netloc.rpartition("@")[2]) or _is_excepted(host, known):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     try:
@@ -95,7 +95,8 @@ def open_client(**options: Any) -> httpx.Client:
     return httpx.Client(follow_redirects=True, verify=open_tls(), **options)
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine by its loopback address or name."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -16,6 +16,8 @@ _AWAY_S, _AWAY, _POLL_S = 180.0, 0.25, 1.0
 """Most seconds that a server that broke is waited for, the same as a share of what is left, and those between looks."""
 _MOST_RETURNS = 3
 """Times that a server may break and come back."""
+_MOST_BREAKS = 30
+"""Connections that may break while the server itself is there: a proxy or a balancer in front of it breaks them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class Returns:
     keep: Callable[[Omission], None]
     progress: Progress
     _count: Counter[str] = field(default_factory=Counter, init=False)
+    _breaks: Counter[str] = field(default_factory=Counter, init=False)
 
     async def wait(self, client: Client, error: BackendError, what: str) -> None:
         """Return when a server that broke answers again, as the same model, and is warm.
@@ -48,23 +51,36 @@ class Returns:
         """
         clock, arm = asyncio.get_running_loop().time, client.backend.name
         began, why = clock(), str(error).partition("\n")[0]
-        self._count[arm] += 1
-        if self._count[arm] > _MOST_RETURNS:
-            raise BackendError(f"{error}\nIt came back {_MOST_RETURNS} times before: see why it ends.") from error
+        was_there = await _is_there(client)
+        count, most = (self._breaks, _MOST_BREAKS) if was_there else (self._count, _MOST_RETURNS)
+        count[arm] += 1
+        if count[arm] > most:
+            raise BackendError(f"{error}\nIt came back {most} times before: see why it ends.") from error
         patience_s = min(_AWAY_S, _AWAY * max(0.0, self.left_s()))
-        text = f"its server failed: {why} Waiting up to {patience_s:.0f} s for it. Ctrl-C keeps all measurements."
-        self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, unchanged."))
+        if not was_there:
+            text = f"its server failed: {why} Waiting up to {patience_s:.0f} s for it. Ctrl-C keeps all measurements."
+            self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, unchanged."))
         while clock() < began + patience_s:
             check_stop(self.progress)
             waited = f"{clock() - began:.0f} of at most {patience_s:.0f} s"
             self.progress.status(f"waiting for the server of {arm} to come back, {waited}")
             with suppress(BackendError):
-                if (await client.backend.describe()).model == client.model:
+                if await _is_there(client):
                     await self.warm(arm)
                     text = f"its server failed and answered again after {clock() - began:.0f} s: {why}"
-                    self.progress.notice(Finding.warning("server-came-back", text, where=arm))
+                    if was_there:
+                        text = "its connection broke, and its server answered again at once"
+                    if not was_there or count[arm] == 1:
+                        self.progress.notice(Finding.warning("server-came-back", text, where=arm))
                     first = f"the first attempt at {what} of {arm}"
                     self.keep(Omission(what=first, reason=f"{text}; the turn was repeated"))
                     return
             await asyncio.sleep(_POLL_S)
         raise BackendError(f"{error}\nIt did not come back within {patience_s:.0f} s.") from error
+
+
+async def _is_there(client: Client) -> bool:
+    """Return whether a server answers, as the same model."""
+    with suppress(BackendError):
+        return (await client.backend.describe()).model == client.model
+    return False

@@ -598,10 +598,10 @@ def _too_slow(pace: MachinePace, plan: RunPlan, start_s: float, *, left_s: float
     start = f", and what has to start yet needs {start_s:.0f} s" if start_s else ""
     return InvalidSetup.because(
         "machine-too-slow",
-        f"This machine cannot decide that in the time. Its first token takes {pace.first_s:.1f} s, then it writes "
+        f"This machine is too slow for the time budget. Its first token takes {pace.first_s:.1f} s, then it writes "
         f"{1 / pace.per_token_s:.1f} tokens/s: {FEWEST_PROMPTS} prompts of {quickest} take each server about "
         f"{one_s / 60:.1f} min{start}. {left_s / 60:.1f} min are left.",
-        fix=f"Give {', or '.join(more)}; or {', or '.join(fewer)}; or stop what else runs here.",
+        fix=f"Give {', or '.join(more)}; or {', or '.join(fewer)}; or stop other work on this machine.",
     )
 
 

@@ -13,6 +13,7 @@ from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.terms import Term, read_terms
 
 _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
@@ -56,7 +57,7 @@ def squeeze(name: str) -> str:
 
 
 def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
-    """Return the codes of the titles nearest to a question, at most three; each has the question's names with `_`."""
+    """Return the codes nearest to a question, at most three; each title has the question's names with `_`."""
     titles, weights = _titles()
     asked = _stems(text)
     names = {stem for stem in asked if "_" in stem}
@@ -69,6 +70,12 @@ def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
             scores[code] = sum(weights[stem] for stem in shared) / whole * 0.6 + of_title * 0.4
     best = sorted(scores, key=lambda code: (-scores[code], code))
     return [code for code in best[:_MOST] if scores[code] >= max(least, 0.8 * scores[best[0]])]
+
+
+def find_tasks(text: str) -> list[Term]:
+    """Return the tasks and complaints of which a question has all words of one wording."""
+    asked, tasks = _stems(text), (term for term in read_terms() if term.kind == "task")
+    return [term for term in tasks if any(_stems(name) <= asked for name in term.names)]
 
 
 @cache

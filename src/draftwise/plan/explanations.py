@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import find_messages
-from draftwise.plan.asked import find_phrases, find_titles, is_question, squeeze
+from draftwise.plan.asked import find_phrases, find_tasks, find_titles, is_question, squeeze
 
 _OLD_FLAG = "flag-from-before-0.9"
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
@@ -241,18 +241,21 @@ def _find_messages(text: str) -> Iterator[Explanation]:
 
 
 def _answer(question: str, own: Mapping[str, Explanation]) -> Iterator[Explanation]:
-    """Yield the findings whose titles fit a question that says more than a name, then the names that it mentions."""
+    """Yield the findings and tasks that fit a question that says more than a name, then the names that it mentions."""
     names, is_all = find_phrases(question, _spellings() | {squeeze(each): each for each in own})
     for code in find_titles(question) if not is_all else ():
         yield from _find_codes(code)
-    for name in names:
+    tasks = find_tasks(question)
+    for task in tasks:
+        yield _explain_term(replace(task, see=tuple(dict.fromkeys((*task.see, *names)))))
+    for name in names if not tasks else ():
         yield from [own[name]] if name in own else _find(name)
 
 
 @cache
 def _spellings() -> dict[str, str]:
     """Return the names that a question may mention, by their letters: terms, methods, keys and metrics."""
-    names = [name for term in read_terms() for name in term.names]
+    names = [name for term in read_terms() if term.kind != "task" for name in term.names]
     names += [*(each.name for each in METRICS), *all_keys("spec_fields"), *all_methods()]
     return {squeeze(name): name for name in names}
 

@@ -107,7 +107,7 @@ def read_transcripts(
             "tokens-not-known",
             f"{name} holds text without token ids, and the package that encodes it is not installed.",
             where=name,
-            fix=f"Run: pip install tokenizers. {_LOG_IDS}, and it is not needed.",
+            fix=f"Run `pip install tokenizers`. You do not need it if the log has token ids. {_LOG_IDS}.",
         )
     requests, skipped = list[Transcript](), Counter[str]()
     for prompt in prompts:
@@ -290,7 +290,7 @@ def _tell_assumed(
         yield Finding.info(
             "no-time-order",
             f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
-            "A drafter may then remember other answers than in service.",
+            "In service, a drafter that remembers answers may find different ones.",
             where=name,
         )
 

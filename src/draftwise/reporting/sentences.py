@@ -314,6 +314,12 @@ def _describe(reason: Reason) -> str:
 
 
 def _say_slow_server(found: _Values) -> str:
+    if found["step"] is None:
+        return (
+            f"{found['arm']} only begins later: its first token takes {found['first']:.1f}x as long, but its decoding "
+            "is not slower. Drafting does not do that. Check what stands in front of that server, such as a network, a "
+            "gateway, or a proxy that holds streams back"
+        )
     return (
         f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the other one, "
         f"and the first token {found['first']:.1f}x. Drafting affects neither, so the server itself may be slow. "
@@ -345,7 +351,7 @@ def _say_loss(found: _Values) -> str:
     loss = _say_change(found, gains=False)
     if found["promise"]:
         return f"{loss}, with the whole interval below no change"
-    return f"{loss}, with the whole interval below 1 and the estimate beyond {found['margin']:.0%}"
+    return f"{loss}, with the whole interval below {1 - found['margin']:.2f}"
 
 
 def _say_open(found: _Values) -> str:

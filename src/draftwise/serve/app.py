@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Any
 
 from starlette.applications import Starlette
@@ -169,7 +170,11 @@ class _Endpoints:
         return JSONResponse(about)
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(make_document())
+        return Response(self._document, media_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        return bytes(JSONResponse(make_document()).body)
 
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(self._worker.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

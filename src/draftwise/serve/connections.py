@@ -28,6 +28,11 @@ _LARGEST_HEAD = 2**16
 """Bytes of a request before the end of its headers."""
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 """An offer of another protocol, which Java's client makes with its first request: httptools would drop the body."""
+MOST_WAITING = 2048
+"""Connections that the system keeps until they are accepted."""
+_ACCEPTED_AT_ONCE, _READ_AT_ONCE = 16, 2**14
+"""New connections, and bytes of one, that are looked at before others go on. A byte may be a piece of a body, and forty
+of them a request."""
 _STALL_S = 120.0
 """Longest time in which a client reads none of what waits for it."""
 _LINGER_S = 5.0
@@ -46,6 +51,7 @@ def make_config(app: Any, **options: Any) -> uvicorn.Config:
         app,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=_ACCEPTED_AT_ONCE,
         http=_StrictProtocol,
         ws="none",
         **options,
@@ -93,6 +99,8 @@ class _StrictProtocol(HttpToolsProtocol):
     """What has arrived of a request's headers, or between the pieces of its body and behind it, in bytes."""
 
     def connection_made(self, transport: Any) -> None:
+        with suppress(AttributeError):  # uvloop's has no such setting
+            transport.max_size = _READ_AT_ONCE
         super().connection_made(cast("asyncio.Transport", _LingeringTransport(transport, self._is_all_read)))
         self._close_in(_HEAD_S)
 
@@ -174,6 +182,12 @@ class HttpServer(uvicorn.Server):
         self._worker, self._in_flight, self._drain_s = worker, in_flight, drain_s
         self._is_hurried = False
         worker.on_failure = self.end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, few at a time; many may wait."""
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(MOST_WAITING)
 
     def end(self) -> None:
         """Begin to drain; a second call ends that."""

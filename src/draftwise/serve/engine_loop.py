@@ -178,7 +178,8 @@ class _EngineLoop:
 
     def _step(self) -> None:
         if self._pace is not None:
-            self._engine.scheduler.most_rows_between = self._pace.rows
+            scheduler = self._engine.scheduler
+            scheduler.most_rows_between, scheduler.ranked_row = self._pace.rows, self._pace.ranked_row
         began = time.monotonic()
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
@@ -187,7 +188,8 @@ class _EngineLoop:
             self._trimmed = ended
         if self._pace is not None and (schedule := self._engine.scheduled) is not None:
             rows = sum(chunk.length for chunk in schedule.chunks)
-            self._pace.note(rows, ended - began, decodes=bool(schedule.decodes))
+            ranked = sum(c.length for c in schedule.chunks if c.sequence.params.prompt_logprobs is not None)
+            self._pace.note(rows, ended - began, decodes=bool(schedule.decodes), ranked=ranked)
         stats = self._engine.stats()
         while deltas and deltas[0].prompt_logprobs is not None:  # they come first, and are large: a message each
             self._channel.send(StepResult.pack([deltas.pop(0)], stats, began=began, ended=ended))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from array import array
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from draftwise.engine.engine_outputs import Delta, Logprob, LogprobsOfToken
@@ -17,6 +17,17 @@ _NULLS_OF_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reason
 """Fields that vLLM sends without a value."""
 _LOWEST = -9999.0
 """JSON has no minus infinity."""
+_LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
+
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class JsonItems(list[str]):
+    """A list of values that are JSON already: encoding all of a long list at once would hold up other answers."""
+
+
+Logprobs = dict[str, JsonItems]
+"""Log-probabilities of a part of a choice: lists that grow token by token."""
 
 
 class AnswerFormat(Protocol):
@@ -37,8 +48,14 @@ class AnswerFormat(Protocol):
     def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
         """Take note of the log-probabilities of the prompt's next tokens; all come before the first choice."""
 
-    def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
-        """Return an increment (or a whole completion, as one increment) as a choice without its index."""
+    def make_logprobs(self, prompt_index: int, delta: Delta, /) -> Logprobs | None:
+        """Return the log-probabilities of an increment; None if the answer has none."""
+
+    def make_choice(self, prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
+        """Return an increment (or a whole completion, as one increment) as a choice without its index.
+
+        `logprobs` are those of the increment, or of all increments of the completion.
+        """
 
 
 class _TokenNames:
@@ -95,8 +112,12 @@ class CompletionFormat:
         self._only_prompt = only_prompt
         self._return_token_ids = return_token_ids
         self._offsets: dict[tuple[int, int], int] = {}
-        """Characters sent so far of each choice that has begun."""
-        self._prompt_logprobs: dict[int, list[LogprobsOfToken | None]] = {}
+        """Characters so far of each choice whose log-probabilities have begun."""
+        self._begun: set[tuple[int, int]] = set()
+        """Choices that have begun."""
+        self._echoed: dict[int, tuple[Logprobs, int]] = {}
+        """Log-probabilities of prompts with which choices begin, and the offset after them."""
+        self._prompt_logprobs: dict[int, JsonItems] = {}
 
     def make_openings(self) -> list[dict[str, Any]]:
         """Return nothing: a completion stream has no opening."""
@@ -112,50 +133,60 @@ class CompletionFormat:
 
     def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
         """Take note of them for the choices with which they are sent."""
-        self._prompt_logprobs.setdefault(prompt_index, []).extend(positions)
+        if not self._streamed:
+            self._prompt_logprobs.setdefault(prompt_index, JsonItems()).extend(map(_encode_candidates, positions))
+        if self._texts is not None and self._num_logprobs is not None:
+            sent, offset = self._echoed.get(prompt_index, (_no_logprobs(), 0))
+            begun = len(sent["tokens"])
+            tokens = self._prompts[prompt_index][begun : begun + len(positions)]
+            self._echoed[prompt_index] = sent, self._write(sent, offset, tokens, positions)
 
-    def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+    def make_logprobs(self, prompt_index: int, delta: Delta, /) -> Logprobs | None:
+        """Return those of an increment; with the first one come those of an echoed prompt."""
+        if self._num_logprobs is None:
+            return None
+        key, sent = (prompt_index, delta.index), _no_logprobs()
+        if key not in self._offsets:
+            echoed, self._offsets[key] = self._echoed.get(prompt_index, (sent, 0))
+            sent = {name: JsonItems(items) for name, items in echoed.items()}
+        if not self._only_prompt:
+            self._offsets[key] = self._write(sent, self._offsets[key], delta.token_ids, delta.logprobs or [])
+        return sent
+
+    def make_choice(self, prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
         """Return an increment or a whole completion."""
-        if self._only_prompt:
-            delta = replace(delta, text="", token_ids=[], logprobs=[])
-        first = (prompt_index, delta.index) not in self._offsets
-        shown = self._with_prompt(prompt_index, delta) if self._texts is not None and first else delta
-        ids = self._return_token_ids
+        key, is_empty = (prompt_index, delta.index), self._only_prompt
+        first, ids = key not in self._begun, self._return_token_ids
+        self._begun.add(key)
+        text, token_ids = ("", []) if is_empty else (delta.text, delta.token_ids)
+        if first and self._texts is not None:
+            text = self._texts[prompt_index] + text
         choice = {
-            "text": shown.text,
-            "logprobs": self._logprobs(prompt_index, shown),
+            "text": text,
+            "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
             "prompt_token_ids": self._prompts[prompt_index].tolist() if ids and first else None,
-            "token_ids": delta.token_ids if ids else None,
+            "token_ids": token_ids if ids else None,
         }
         if self._streamed:
             return choice
         of_prompt = self._prompt_logprobs.get(prompt_index) if delta.index == 0 else None
-        return choice | {"prompt_logprobs": of_prompt and _prompt_logprobs(of_prompt), "routed_experts": None}
+        return choice | {"prompt_logprobs": of_prompt or None, "routed_experts": None}
 
-    def _with_prompt(self, prompt_index: int, delta: Delta) -> Delta:
-        assert self._texts is not None
-        prompt = self._prompts[prompt_index]
-        logprobs: list[Any] = [*self._prompt_logprobs.get(prompt_index, []), *(delta.logprobs or [])]
-        text = self._texts[prompt_index] + delta.text
-        return replace(delta, text=text, token_ids=[*prompt, *delta.token_ids], logprobs=logprobs)
-
-    def _logprobs(self, prompt_index: int, delta: Delta) -> dict[str, Any] | None:
-        key = (prompt_index, delta.index)
-        offset = self._offsets.setdefault(key, 0)
-        if self._num_logprobs is None:
-            return None
-        sent: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
-            sent["text_offset"].append(offset)
-            name = self._names.distinct
-            sent["tokens"].append(name(token))
-            sent["token_logprobs"].append(candidates and _clamp(candidates[token]))
-            sent["top_logprobs"].append(candidates and {name(i): _clamp(each) for i, each in candidates.items()})
+    def _write(
+        self, sent: Logprobs, offset: int, tokens: Iterable[int], positions: Sequence[LogprobsOfToken | None]
+    ) -> int:
+        """Add tokens to lists; return the offset of the text that follows."""
+        name = self._names.distinct
+        for token, candidates in zip(tokens, positions, strict=True):
+            sent["text_offset"].append(str(offset))
+            sent["tokens"].append(encode(name(token)))
+            sent["token_logprobs"].append(encode(candidates and _clamp(candidates[token])))
+            top = {name(i): _clamp(each) for i, each in (candidates or {}).items()}
+            sent["top_logprobs"].append(encode(top or None))
             offset += len(self._tokenizer.token_text(token))
-        self._offsets[key] = offset
-        return sent
+        return offset
 
 
 class ChatFormat:
@@ -197,7 +228,7 @@ class ChatFormat:
         """Choices with a call."""
         self._streamed = streamed
         self._num_logprobs = num_logprobs
-        self._prompt_logprobs: list[LogprobsOfToken | None] = []
+        self._prompt_logprobs = JsonItems()
 
     def make_openings(self) -> list[dict[str, Any]]:
         """Return the chunk with the role, and one with the text so far."""
@@ -211,19 +242,31 @@ class ChatFormat:
 
     def describe_answer(self) -> dict[str, Any]:
         """Return the prompt's tokens and log-probabilities, and what vLLM sends as null."""
-        about = {"prompt_logprobs": _prompt_logprobs(self._prompt_logprobs) or None}
+        about = {"prompt_logprobs": self._prompt_logprobs or None}
         return dict.fromkeys((*_NULLS_OF_ANSWER, "prompt_text")) | about | self.describe_prompt()
 
     def note_prompt(self, _prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
         """Take note of them for the end of the answer."""
-        self._prompt_logprobs.extend(positions)
+        if not self._streamed:
+            self._prompt_logprobs.extend(map(_encode_candidates, positions))
 
-    def make_choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+    def make_logprobs(self, _prompt_index: int, delta: Delta, /) -> Logprobs | None:
+        """Return those of an increment."""
+        if self._num_logprobs is None:
+            return None
+        sent = JsonItems()
+        for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
+            best = sorted(candidates.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
+            top = [self._candidate(i, each) for i, each in best]
+            sent.append(encode(self._candidate(token, candidates[token]) | {"top_logprobs": top}))
+        return {"content": sent}
+
+    def make_choice(self, _prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
         message, finish_reason = self._make_message(delta)
         choice = {
             **message,
-            "logprobs": self._logprobs(delta),
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": delta.stop_reason,
             "token_ids": None if self._prompt is None else delta.token_ids,
@@ -261,18 +304,6 @@ class ChatFormat:
             content, calls = content + rest, calls + more
         return content, calls
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        if self._num_logprobs is None:
-            return None
-        sent = []
-        for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
-            best = sorted(candidates.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
-            sent.append(
-                self._candidate(token, candidates[token])
-                | {"top_logprobs": [self._candidate(i, each) for i, each in best]}
-            )
-        return {"content": sent}
-
     def _candidate(self, token: int, each: Logprob) -> dict[str, Any]:
         # Exact bytes, from which a character that spans several tokens can be reassembled.
         exact = list(self._tokenizer.token_bytes(token))
@@ -287,16 +318,19 @@ def _tool_call(call: CallPart) -> dict[str, Any]:
     return {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", "function": named}
 
 
-def _prompt_logprobs(positions: list[LogprobsOfToken | None]) -> list[dict[int, dict[str, Any]] | None]:
-    return [
-        None
-        if candidates is None
-        else {
+def _no_logprobs() -> Logprobs:
+    return {name: JsonItems() for name in _LISTS}
+
+
+def _encode_candidates(candidates: LogprobsOfToken | None) -> str:
+    """Return the candidates at a position of a prompt as vLLM writes them."""
+    return encode(
+        candidates
+        and {
             token: {"logprob": _clamp(each), "rank": each.rank, "decoded_token": each.decoded_token}
             for token, each in candidates.items()
         }
-        for candidates in positions
-    ]
+    )
 
 
 def _clamp(each: Logprob) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from draftwise.engine.engine_outputs import Delta
 from draftwise.serve.channel import PackedRequest
 from draftwise.serve.errors import RequestError, make_error_body
-from draftwise.serve.formats import AnswerFormat
+from draftwise.serve.formats import AnswerFormat, JsonItems, Logprobs, encode
 
 
 class Generation:
@@ -74,8 +73,11 @@ class Generation:
 
 logger = logging.getLogger("draftwise.serve")
 
-_MANY_ENTRIES = 2**12
-"""Numbers in an answer from which on it is rendered by another thread."""
+_SLICE = 2**11
+"""Numbers that are rendered before other requests go on: a few milliseconds."""
+_INCREMENT, _ENTRY = 16, 16
+"""Numbers that take as long to render as what is around those of an increment, and characters as long to join as one.
+"""
 _PIECE = 64
 """Items of a list that are encoded at once."""
 
@@ -131,63 +133,96 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
 
 
 async def make_answer(call: Call, generation: Generation) -> bytes:
-    """Return the complete answer as JSON once everything is generated."""
+    """Return the complete answer as JSON once everything is generated.
+
+    Log-probabilities become JSON as they come: all of them at the end would hold up every other answer.
+    """
     parts: dict[int, tuple[int, list[Delta]]] = {}
+    logprobs: dict[int, Logprobs | None] = {}
+    pause = _Pause()
     async for batch in generation.iterate_batches():
         for prompt_index, delta in batch:
+            await pause.after(_count_entries(delta))
+            if _is_only_about_prompt(call, prompt_index, delta):
+                continue
             index = call.count(prompt_index, delta)
-            parts.setdefault(index, (prompt_index, []))[1].append(delta)
-            if delta.prompt_logprobs is not None:
-                call.format.note_prompt(prompt_index, delta.prompt_logprobs)
-    entries = sum(_count_entries(delta) for _, deltas in parts.values() for delta in deltas)
-    if entries + sum(call.prompt_lengths) < _MANY_ENTRIES:
-        return _render(call, parts)
-    return await asyncio.to_thread(_render, call, parts)
+            more = call.format.make_logprobs(prompt_index, delta)
+            if (told := logprobs.setdefault(index, more)) is not None and told is not more:
+                for name, items in (more or {}).items():
+                    told[name] += items
+            parts.setdefault(index, (prompt_index, []))[1].append(replace(delta, logprobs=None))
+    choices = []
+    for index, (prompt_index, deltas) in sorted(parts.items()):
+        choice = call.format.make_choice(prompt_index, _join(deltas), logprobs[index])
+        choices.append({"index": index} | choice)
+        await pause.after(len(deltas))
+    answer = call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_answer()
+    pieces = []
+    for piece in _encode_in_pieces(answer):
+        pieces.append(piece)
+        await pause.after(len(piece) // _ENTRY)
+    return "".join(pieces).encode()
+
+
+class _Pause:
+    """Lets other requests go on whenever so much was rendered that they would notice."""
+
+    def __init__(self) -> None:
+        self._entries = 0
+
+    async def after(self, entries: int) -> None:
+        """Pause if these entries fill a slice."""
+        self._entries += entries
+        if self._entries >= _SLICE:
+            self._entries = 0
+            await asyncio.sleep(0)
 
 
 def _count_entries(delta: Delta) -> int:
-    """Return how many numbers an increment has."""
-    return len(delta.token_ids) + sum(
-        len(each or ()) for each in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ()))
-    )
+    """Return how much work an increment is, in numbers."""
+    ranked = (*(delta.logprobs or ()), *(delta.prompt_logprobs or ()))
+    return _INCREMENT + len(delta.token_ids) + sum(len(each or ()) for each in ranked)
 
 
-def _render(call: Call, parts: dict[int, tuple[int, list[Delta]]]) -> bytes:
-    choices = [
-        {"index": index} | call.format.make_choice(prompt_index, _join(deltas))
-        for index, (prompt_index, deltas) in sorted(parts.items())
-    ]
-    answer = call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_answer()
-    return _encode_large(answer).encode()
+def _is_only_about_prompt(call: Call, prompt_index: int, delta: Delta) -> bool:
+    """Return whether an increment is no part of a choice; take note of what it says about the prompt."""
+    if delta.prompt_logprobs is None:
+        return False
+    call.format.note_prompt(prompt_index, delta.prompt_logprobs)
+    return not delta.token_ids and delta.finish_reason is None
 
 
 def _encode_in_pieces(value: Any) -> Iterator[str]:
-    """Yield JSON in pieces, as encoding it at once would keep every other thread from running."""
-    if isinstance(value, dict) and value:
+    """Yield JSON in short pieces."""
+    if isinstance(value, JsonItems):
+        for start, inner in zip(chain("[", repeat(",")), value, strict=False):
+            yield start + inner
+        yield "]" if value else "[]"
+    elif isinstance(value, dict) and value:
         for start, (key, inner) in zip(chain("{", repeat(",")), value.items(), strict=False):
-            yield f"{start}{_encode(str(key))}:"
+            yield f"{start}{encode(str(key))}:"
             yield from _encode_in_pieces(inner)
         yield "}"
-    elif isinstance(value, list) and len(value) > _PIECE:
-        for first in range(0, len(value), _PIECE):
-            yield ("," if first else "[") + _encode(value[first : first + _PIECE])[1:-1]
-        yield "]"
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
         for start, inner in zip(chain("[", repeat(",")), value, strict=False):
             yield start
             yield from _encode_in_pieces(inner)
         yield "]"
+    elif isinstance(value, list) and len(value) > _PIECE:
+        for first in range(0, len(value), _PIECE):
+            yield ("," if first else "[") + encode(value[first : first + _PIECE])[1:-1]
+        yield "]"
     else:
-        yield _encode(value)
+        yield encode(value)
 
 
 def _join(deltas: list[Delta]) -> Delta:
-    """Return the increments of one completion as one."""
+    """Return the increments of one completion as one, without their log-probabilities."""
     return replace(
         deltas[-1],
         text="".join(delta.text for delta in deltas),
         token_ids=[token for delta in deltas for token in delta.token_ids],
-        logprobs=[each for delta in deltas for each in delta.logprobs or []],
+        logprobs=None,
         prompt_logprobs=None,
     )
 
@@ -201,16 +236,16 @@ async def stream_events(call: Call, generation: Generation) -> AsyncIterator[byt
             chunk = call.wrap(call.format.chunk_object, [{"index": index} | opening])
             usage = {"usage": call.make_choice_usage(index)} if call.continuous_usage else {}
             yield _event(chunk | call.format.describe_prompt() | usage)
+    pause = _Pause()
     try:
-        entries = 0
         async for batch in generation.iterate_batches():
-            entries += sum(_count_entries(delta) for _, delta in batch)
-            chunks = _note_prompts(call, batch)
-            if chunks and entries < _MANY_ENTRIES:
-                yield _render_chunks(call, head, chunks, large=False)
-            elif chunks:
-                yield await asyncio.to_thread(_render_chunks, call, head, chunks, large=True)
-            entries = 0 if chunks else entries
+            chunks: list[str] = []
+            for prompt_index, delta in batch:
+                if not _is_only_about_prompt(call, prompt_index, delta):
+                    chunks.append(_chunk(call, head, prompt_index, delta))
+                await pause.after(_count_entries(delta))
+            if chunks:
+                yield "".join(chunks).encode()
     except RequestError as error:
         yield _event(make_error_body(error))
     except Exception:
@@ -222,38 +257,19 @@ async def stream_events(call: Call, generation: Generation) -> AsyncIterator[byt
     yield b"data: [DONE]\n\n"
 
 
-def _note_prompts(call: Call, batch: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
-    """Take note of the log-probabilities of prompts; return the increments of choices."""
-    for prompt_index, delta in batch:
-        if delta.prompt_logprobs is not None:
-            call.format.note_prompt(prompt_index, delta.prompt_logprobs)
-    return [each for each in batch if each[1].token_ids or each[1].finish_reason or each[1].prompt_logprobs is None]
-
-
-def _render_chunks(call: Call, head: str, batch: list[tuple[int, Delta]], *, large: bool) -> bytes:
-    encode = _encode_large if large else _encode
-    return "".join([_chunk(call, head, prompt_index, delta, encode) for prompt_index, delta in batch]).encode()
-
-
-def _encode_large(value: Any) -> str:
-    return "".join(_encode_in_pieces(value))
-
-
 def _chunk_head(call: Call) -> str:
     """Return the start of every chunk of the call, up to its choice; rendered once, as chunks come by the thousand."""
-    empty = _encode(call.wrap(call.format.chunk_object, []))
+    empty = encode(call.wrap(call.format.chunk_object, []))
     return f"data: {empty.removesuffix(']}')}"
 
 
-def _chunk(call: Call, head: str, prompt_index: int, delta: Delta, encode: Callable[[Any], str]) -> str:
-    index = call.count(prompt_index, delta)
-    choice = encode({"index": index} | call.format.make_choice(prompt_index, delta))
-    usage = f',"usage":{_encode(call.make_choice_usage(index))}' if call.continuous_usage else ""
-    return f"{head}{choice}]{usage}}}\n\n"
+def _chunk(call: Call, head: str, prompt_index: int, delta: Delta) -> str:
+    index, logprobs = call.count(prompt_index, delta), call.format.make_logprobs(prompt_index, delta)
+    choice = {"index": index} | call.format.make_choice(prompt_index, delta, logprobs)
+    rendered = encode(choice) if logprobs is None else "".join(_encode_in_pieces(choice))
+    usage = f',"usage":{encode(call.make_choice_usage(index))}' if call.continuous_usage else ""
+    return f"{head}{rendered}]{usage}}}\n\n"
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return f"data: {_encode(content)}\n\n".encode()
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    return f"data: {encode(content)}\n\n".encode()

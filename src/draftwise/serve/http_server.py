@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import ipaddress
 import json
 import logging
@@ -22,7 +23,7 @@ from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
-from draftwise.serve.connections import HttpServer, make_config
+from draftwise.serve.connections import MOST_WAITING, HttpServer, make_config
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules, check_names, name_of
@@ -130,6 +131,8 @@ def serve(
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)
+        gc.collect()
+        gc.freeze()  # what lives as long as the server: looking through it again would hold up streams
         on_ready(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
         if (failure := worker.failure or pool.failure) is not None:
@@ -190,7 +193,7 @@ def _bind(family: int, address: Any) -> socket.socket:
 
 def _listen(listener: socket.socket, options: ServerOptions) -> None:
     try:
-        listener.listen(2048)
+        listener.listen(MOST_WAITING)
     except OSError as error:  # another process began to listen while the model was loading
         raise _bind_error(error, options) from None
 

@@ -33,6 +33,8 @@ _LANES = 2
 """One reader for short bodies, one for the others."""
 _SHORT = 2**16
 """Bytes of a short body."""
+_NICE = 10
+"""How much nicer the reader of long bodies is: the threads of a step wait whenever one of them lacks a core."""
 _CPU_S, _CPU_S_A_MB = 3.0, 2.0
 """Processor time for a body: for any, and for each of its megabytes."""
 _LOAD_S = 120
@@ -326,6 +328,7 @@ def _fork(lane: int, signal_number: int, control: socket.socket, model: ServedMo
         ours.close()
         status = 1
         try:
+            os.nice(_NICE * lane)
             _run(Channel(theirs), model, cpu_s)
             status = 0
         finally:

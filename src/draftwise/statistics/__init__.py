@@ -21,7 +21,14 @@ from draftwise.statistics.harm import (
     guard_tail,
 )
 from draftwise.statistics.log_order import OrderBreak, bound_log_itself, find_order_break
-from draftwise.statistics.pace import PaceChange, find_drift_apart, find_pace_change, find_spells, has_moved
+from draftwise.statistics.pace import (
+    PaceChange,
+    find_drift_apart,
+    find_pace_change,
+    find_spells,
+    find_unrest,
+    has_moved,
+)
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
 from draftwise.statistics.racing import RACE_LOOKS, Leaver, LeaveReason, find_lead, find_leavers, leads_surely
 from draftwise.statistics.ratios import (
@@ -75,6 +82,7 @@ __all__ = [
     "find_rounding_scale",
     "find_spells",
     "find_spread",
+    "find_unrest",
     "find_unseen_share",
     "goodput_change",
     "guard_delay",

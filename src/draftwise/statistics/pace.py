@@ -19,9 +19,12 @@ _SPLIT_T, _SLOPE_T, _CLAIMED_T = 5.0, 4.0, 2.5
 largest of all splits is looked at."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest change that is a reason for doubt."""
-_FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALIKE_Z = 20, 1.25, 3.3
-"""Readings from which on spells are looked for, ratio of the slower half's steps to the others' that is one, and
-standard errors of an autocorrelation that are no chance."""
+_FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALL_OF_IT, _ALIKE_Z = 20, math.log(1.25), 0.8, 3.3
+"""Readings from which on spells are looked for, how much longer the slower half's steps take that is one, the share of
+what is claimed that may be all of it, and standard errors of an autocorrelation that are no chance."""
+_UNREST_ALPHA, _MOST_OF_UNREST = 0.001, 3.0
+"""Error of calling an arm's pace less even than the other's, and the multiple of that unevenness (a mean distance from
+the median) that a ratio may owe to it: 2 of what rises evenly, 1 of what is slow half of the time."""
 _SHARED = 0.5
 """Share of a change that the other arm has to leave for it to be the arm's own."""
 _FEWEST_ANCHORS = 4
@@ -96,7 +99,7 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 
 
-def find_spells(own_T: Array, other_T: Array, *, lags: int = 1) -> float | None:
+def find_spells(own_T: Array, other_T: Array, *, lags: int = 1, claimed: float = math.inf) -> float | None:
     """Return how many times as long an arm's steps take in spells that the other arm does not share; None without any.
 
     Prompts come in an order that is spread over the log, so that one turn's pace says nothing of the next one's; spells
@@ -107,6 +110,7 @@ def find_spells(own_T: Array, other_T: Array, *, lags: int = 1) -> float | None:
         other_T: likewise.
         lags: distances at which they have to be alike: with drafts a step depends on the prompt, and an ordered log
             that is asked at a regular distance may have its own rhythm.
+        claimed: the logarithm of the ratio of the whole: spells as large as that may be all that there is to it.
     """
     count = len(own_T)
     if count < _FEWEST_IN_SPELLS:
@@ -115,9 +119,40 @@ def find_spells(own_T: Array, other_T: Array, *, lags: int = 1) -> float | None:
     series = (apart_T - apart_T.mean(), own_T - own_T.mean())
     if not all(_is_alike(each, lag) for each in series for lag in range(1, lags + 1)):
         return None
-    ordered_T = np.sort(apart_T)
-    ratio = math.exp(float(ordered_T[count // 2 :].mean() - ordered_T[: count // 2].mean()))
-    return ratio if ratio > _LEAST_SPELLS else None
+    apart = _find_halves(apart_T)
+    least = min(_LEAST_SPELLS, max(_LEAST_DRIFT, _ALL_OF_IT * abs(claimed)))
+    return math.exp(apart) if apart > least else None
+
+
+def find_unrest(own_T: Array, other_T: Array, *, claimed: float, scale: float = 1.0) -> float | None:
+    """Return how many times as long the slower half of an arm's steps takes, where its pace is less even than the other
+    arm's, and that may be all of what is claimed; None where it is not.
+
+    A balancer over unlike replicas, say, or a limit on one server. What prompts and the machine do to a pace they do to
+    both (paired t test of the distances from the median, 0.1 %, one-sided: Brown and Forsythe, JASA 1974).
+
+    Args:
+        own_T: as for `find_pace_change`, of an arm whose steps hold no drafts.
+        other_T: likewise.
+        claimed: the logarithm of the ratio of the whole.
+        scale: seconds of the other arm's steps over those of this one's: long prompts add as many to either.
+    """
+    count = len(own_T)
+    if count < _FEWEST_IN_SPELLS:
+        return None
+    own_far_T, other_far_T = (np.abs(each - np.median(each)) for each in (own_T, other_T))
+    apart_T = own_far_T - max(1.0, scale) * other_far_T
+    error = max(float(apart_T.std(ddof=1)), _ROUNDING) / math.sqrt(count)
+    excess = math.sqrt(max(0.0, float(own_far_T.mean()) ** 2 - (max(1.0, scale) * float(other_far_T.mean())) ** 2))
+    if apart_T.mean() <= student_quantile(1 - _UNREST_ALPHA, count - 1) * error or claimed > _MOST_OF_UNREST * excess:
+        return None
+    return math.exp(_find_halves(own_T))
+
+
+def _find_halves(series_T: Array) -> float:
+    """Return the mean of the larger half of a series minus that of the others."""
+    ordered_T, half = np.sort(series_T), len(series_T) // 2
+    return float(ordered_T[half:].mean() - ordered_T[:half].mean())
 
 
 def _is_alike(series_T: Array, lag: int) -> bool:

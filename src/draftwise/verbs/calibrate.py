@@ -108,7 +108,12 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     try:
         calibration = make_calibration(directory.read(), target=target, specs=specs)
     except InvalidSetup as error:
-        kept = f" The readings are kept. Add the missing options to: draftwise calibrate --from {directory.path}"
+        way = (
+            "Add the missing options to: draftwise calibrate --from"
+            if ending.is_finished
+            else ("Go on with: draftwise calibrate --resume")
+        )
+        kept = f" The readings are kept. {way} {directory.path}"
         raise InvalidSetup(replace(each, fix=f"{each.fix}{kept}") for each in error.findings) from None
     if request.out is not None:
         write_document(Path(request.out), calibration)

@@ -15,14 +15,14 @@ from draftwise.verbs.verb import Result, verb
 FILE = "draftwise.toml"
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "release": (
-        "Release of vLLM, where a source names none.",
+        "vLLM release, if the source names none.",
         {
             "check": "usual_vllm", "deploy": "usual_vllm", "upgrade": "before", "size": "vllm", "pick": "vllm",
             "inspect": "vllm", "schema": "vllm",
         },
     ),
     "gpu": (
-        "GPU that serves, where a source names none.",
+        "GPU that serves, if the source names none.",
         {
             "check": "usual_gpu", "upgrade": "usual_gpu", "deploy": "usual_gpu", "size": "gpu", "pick": "gpu",
             "verify": "gpu",

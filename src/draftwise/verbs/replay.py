@@ -370,7 +370,7 @@ def _refuse_rule(resolved: ResolvedSpec) -> None:
     if resolved.acceptance.by_block and resolved.probabilistic:
         raise InvalidSetup.because(
             "replay-judges-tokens",
-            f"A replay judges draft tokens one by one, but {resolved.method} is to judge whole blocks.",
+            f"A replay judges draft tokens one by one, but {resolved.method} judges whole blocks here.",
             where="--candidate",
             fix="Leave out rejection_sample_method: block accepts at least as many tokens as the replay says.",
         )

@@ -264,7 +264,7 @@ def record_baseline(
             "probe-undecided",
             "The probe's steps cannot be counted on this server, so no later probe could be compared.",
             where="--record-baseline",
-            fix="Start it with --stream-interval 1 or, from vLLM 0.29 on, with --per-request-spec-decode-metrics.",
+            fix="Start it with --stream-interval 1 or, from vLLM 0.29 on, --per-request-spec-decode-metrics summary.",
         )
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)

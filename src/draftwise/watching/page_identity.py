@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from draftwise.knowledge.server_metrics import CACHE_CONFIG
+from draftwise.machine.network import is_here
 
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)
 _SAMPLE = re.compile(r'^([\w:]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
@@ -61,3 +64,27 @@ def _list_samples(text: str) -> Iterator[tuple[str, str, float]]:
             yield name, labels, float(word)
         except ValueError:
             continue
+
+
+_NUMBERED = re.compile(r"-\d+$")
+_LABELS_OF_SERVICE = 2
+"""Its name and its namespace; a pod of a StatefulSet has a name of its own in front."""
+
+
+def may_be_shared(url: str) -> bool:
+    """Return whether an address may stand for several servers, of which a sticky balancer always shows the same one.
+
+    A name may, unless it is this machine's or a pod's; an address that is written out may on the port of a proxy.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not host or is_here(host):
+        return False
+    try:
+        ip_address(host)
+    except ValueError:
+        labels = host.split(".")
+        if "svc" in labels:
+            return labels.index("svc") <= _LABELS_OF_SERVICE
+        return "pod" not in labels and not _NUMBERED.search(labels[0])
+    return parts.port in (None, 80, 443)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import Sample, gather_engines, make_sample
 from draftwise.backends.wire import Wire
-from draftwise.core import BackendError, Window
+from draftwise.core import BackendError, Finding, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
@@ -28,6 +29,7 @@ from draftwise.watching.watcher import (
     Look,
     Snapshot,
     falls_back,
+    find_renamed,
     find_several,
     grow,
     leave_out_damaged,
@@ -37,6 +39,8 @@ from draftwise.watching.watcher import (
 
 _TIMEOUT_S = 30.0
 """A query over five minutes takes milliseconds, unless the server is drowned."""
+_LATE_S, _LATE = 60.0, 3.0
+"""Seconds, and intervals between two scrapes, after which a target is late."""
 Series = Mapping[str, Any]
 """A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
 
@@ -171,9 +175,10 @@ class PrometheusWatcher:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
+            pages = list(looks)
+            gone = await self._find_gone(pages)
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
-        pages = list(looks)
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
         # The start of one process never goes back; some APIs answer what they do not understand with something else.
         several |= {_place(each["metric"]) for each in turns if 0 < float(each.get("value", (0, 0))[1]) < span_s}
@@ -182,10 +187,32 @@ class PrometheusWatcher:
         stalls.add(window for each in pairs for windows in each for window in windows)
         return Snapshot(
             at_s=self._now(),
-            findings=(*(find_several(instance) for _, instance in sorted(several)), *stalls.find()),
+            findings=(
+                *gone,
+                *(find_several(instance) for _, instance in sorted(several)),
+                *find_renamed(each[-1] for each in pages),
+                *stalls.find(),
+            ),
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
         )
+
+    async def _find_gone(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
+        """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
+        late = {}
+        for looks in pages:
+            first, last = looks[0], looks[-1]
+            usual_s = (last.at_s - first.at_s) / max(len(looks) - 1, 1)
+            if self._now() - last.at_s > max(_LATE_S, _LATE * usual_s):
+                late[last.pool, last.instance] = last.instance
+        if not late:
+            return []
+        names = json.dumps("|".join(map(re.escape, late.values())))
+        down = {_place(each["metric"]) for each in await self.api.query(f"up{{instance=~{names}}} == 0")}
+        return [
+            unread(late[place], BackendError(f"{self.api.url} no longer gets the counters of {late[place]}."))
+            for place in sorted(down & late.keys())
+        ]
 
     async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
         """Return the roll-out that the servers' starts tell, and what was recorded in the minutes before it.

@@ -24,7 +24,7 @@ def describe_stall(window: Window, seconds: float) -> str:
     load, engine = window.load, f", engine {window.engine}" if window.engine else ""
     return (
         f"{window.instance}{engine} has {load.running or 0:.0f} requests running and {load.waiting or 0:.0f} "
-        f"waiting, but has made no token for {seconds:.0f} s."
+        f"waiting, but has generated no token for {seconds:.0f} s."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -15,11 +15,11 @@ from typing import Protocol
 
 from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
-from draftwise.backends.exposition import EngineReading, find_engine, parse_engines, parse_start
+from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
 from draftwise.machine.network import find_proxy
-from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, read_identity
+from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
@@ -56,6 +56,8 @@ class Look:
     """Label of the roll-out that the server is of; empty where nothing tells it."""
     several: bool = False
     """Whether several processes answered at this address within the look."""
+    unknown: tuple[str, ...] = ()
+    """Names that speak of drafts and are of no known release."""
 
 
 def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float, revision: str = "") -> Look:
@@ -69,6 +71,7 @@ def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: floa
         server=find_engine(text),
         started_s=parse_start(text),
         revision=revision,
+        unknown=find_unknown(text),
     )
 
 
@@ -307,6 +310,7 @@ class HttpPage:
             for _ in range(reads - 1):
                 if several or time.perf_counter() > end_s:
                     break
+                self._wire.turn()
                 with suppress(BackendError):
                     text, clock_s = await self._read()
                     page = read_identity(text)
@@ -483,6 +487,9 @@ class Watcher:
         self._began_s: float | None = None
         self._recent = Recent(span_s)
         self._span_s, self._stalls = span_s, Stalls()
+        pools = Counter(page.pool for page in pages)
+        alone = [each.instance for each in pages if each.pool != PLAIN and pools[each.pool] == 1]
+        self._alone = {name for name in alone if may_be_shared(name)}
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
@@ -517,6 +524,9 @@ class Watcher:
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
+        shown = {look.instance for look in looks} - {instance for _, instance in self._several}
+        faults += map(find_alone, sorted(self._alone & shown))
+        faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
@@ -578,10 +588,37 @@ def find_several(where: str) -> Finding:
     """Return the finding for an address at which several servers answer."""
     return Finding.error(
         "several-behind-url",
-        f"Several servers answer in turn at {where}: their pages cannot be of one process. "
-        "Nothing is computed from them.",
+        f"Several servers answer in turn at {where}: their pages come from several processes. "
+        "draftwise computes nothing from them.",
         where=where,
         fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
+    )
+
+
+def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
+    """Yield each server whose page lacks counters that every known release has: what it does is unknown."""
+    for look in looks:
+        known = [each for each in look.engines if each.told]
+        lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
+        lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
+        if lacks:
+            shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
+            yield Finding.warning(
+                "metrics-renamed",
+                f"{look.instance} shows no counter of {' and '.join(lacks)} under a known name{shown}. "
+                "How it speculates is unknown.",
+                where=look.instance,
+                fix="Compare its release with the newest one that `draftwise facts` lists, and look at its /metrics.",
+            )
+
+
+def find_alone(where: str) -> Finding:
+    """Return the note on an address whose pages are of one server, whatever else is behind it."""
+    return Finding.info(
+        "one-page-one-address",
+        f"{where} is one page behind one address, so this may be one replica of several.",
+        where=where,
+        fix="If several replicas serve it, pass the address of each pod, or use --prometheus.",
     )
 
 

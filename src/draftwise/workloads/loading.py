@@ -145,7 +145,7 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
                 "too-much-text",
                 f"{spec.text} asks for more than {MAX_CHARS // 10**6} MB of text.",
                 where=spec.text,
-                fix="Lower n or prompt: a run goes over a workload again and again where it needs more requests.",
+                fix="Lower n or prompt: a run repeats the workload if it needs more requests.",
             )
     return lengths
 

@@ -41,6 +41,8 @@ FIRST = {
     f"      modelFormat: {{name: vLLM}}\n      runtime: own\n      storageUri: hf://{MODEL}\n",
     "llm-d's service": "apiVersion: serving.kserve.io/v1alpha2\nkind: LLMInferenceService\nmetadata: {name: llama}\nspec:\n"
     f"  model: {{uri: 'hf://{MODEL}', name: llama}}\n  template:\n    containers:\n    - name: main\n      image: {IMAGE}\n",
+    "llm-d's service without a template": "apiVersion: serving.kserve.io/v1alpha2\nkind: LLMInferenceService\n"
+    f"metadata: {{name: llama}}\nspec:\n  model: {{uri: 'hf://{MODEL}', name: llama}}\n  replicas: 1\n",
     "a tab behind a list": pod(args=f'    args: ["--model", "{MODEL}"]\t\n'),
     "a tab before a comment": pod(args=f'    args: ["--model", "{MODEL}"]\t# own\n'),
 }
@@ -103,6 +105,7 @@ NAMED = {
     "shell.Dockerfile": f'FROM {IMAGE}\nENTRYPOINT ["/bin/sh", "-c", "vllm serve {MODEL} --port ${{PORT:-8000}}"]\n',
     "port.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = [\n      "--model", "{MODEL}",\n'
     '      "--port", "${NOMAD_PORT_http}",\n    ]\n  }\n}\n',
+    "raw.nomad.hcl": f'job "llm" {{\n  config {{\n    command = "/opt/vllm/bin/vllm"\n    args = ["serve", "{MODEL}"]\n  }}\n}}\n',
     "Procfile": f"web: vllm serve {MODEL} --port 8000\n",
     "supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL} --port 8000\nautostart=true\n",
     "folded-supervisord.conf": f"[program:llm]\ncommand=vllm serve {MODEL}\n  --port 8000\nautostart=true\n",
@@ -187,6 +190,21 @@ def test_no_way_through_a_script_keeps_another_config() -> None:
     assert "--speculative" not in off
     (on,) = read_setups(replace(source, text=edit(source, NGRAM, engine_version="0.26.0").text))
     assert [each.setup.spec for each in (on, *on.others)] == [NGRAM, NGRAM]
+
+
+@pytest.mark.parametrize("behind", [" > log 2>&1 &", " 2>&1 | tee log", " >> log", "  # ours", "; echo done", " &"])
+def test_words_stand_before_what_follows_the_command(behind: str) -> None:
+    source = SourceText(text=f"cd /srv && vllm serve {MODEL} --seed 1{behind}\n", name="run.sh")
+    on = edit(source, NGRAM, engine_version="0.26.0").text
+    assert on.endswith(f"'{behind}\n")
+    assert edit(replace(source, text=on), None, engine_version="0.26.0").text == source.text
+
+
+def test_a_service_that_is_based_on_a_config_keeps_its_arguments() -> None:
+    """KServe puts a list of arguments in the place of the config's."""
+    text = FIRST["llm-d's service without a template"].replace("spec:", "spec:\n  baseRefs: [{name: own}]")
+    with pytest.raises(InvalidSetup, match="no edit"):
+        edit(source_of(text), NGRAM, engine_version="0.26.0")
 
 
 UNREAD = {

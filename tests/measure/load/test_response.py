@@ -140,3 +140,12 @@ def test_a_long_answer_is_read_in_parts() -> None:
     assert len(lengths) > 3
     assert max(b - a for a, b in itertools.pairwise(lengths)) < 40
     assert len(response.chunks) == 100
+
+
+def test_a_stream_that_ends_without_a_reason_or_its_last_event_was_cut() -> None:
+    part = completion("a", token_ids=[1])
+    assert read(part).is_cut
+    assert not read(part, DONE).is_cut
+    assert not read(part, *(DONE[at : at + 1] for at in range(len(DONE)))).is_cut, "byte by byte"
+    assert not read(part, completion("b", finish_reason="length")).is_cut
+    assert not read(part, event(error={"message": "gone"})).is_cut, "that is said already"

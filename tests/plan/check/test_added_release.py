@@ -81,12 +81,12 @@ def test_a_missing_table_is_told_and_nothing_is_accepted(add_like_newest: Add, t
     report = judge(reading)
     assert report.accepted is None
     (gap,) = [each for each in report.findings if each.code == "facts-missing"]
-    assert f"The {topic} of vLLM 99.1 are not known" in gap.message
+    assert f"The {topic} of vLLM 99.1 are unknown" in gap.message
 
 
 def test_a_table_without_which_a_command_line_cannot_be_read_is_an_error(add_like_newest: Add) -> None:
     add_like_newest("99.1", flags=lambda _table: None)
-    with pytest.raises(MissingFacts, match=r"The flags of vLLM 99\.1 are not known"):
+    with pytest.raises(MissingFacts, match=r"The flags of vLLM 99\.1 are unknown"):
         check(_setup("99.1", {}))
 
 

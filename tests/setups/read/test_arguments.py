@@ -245,7 +245,7 @@ def test_after_twenty_refusals_the_rest_is_not_read(count, read_on):
     assert found.args == ({"seed": 1} if read_on else {})
 
 
-@pytest.mark.parametrize(("count", "counted"), [(20, []), (21, ["1 more words are not understood."])])
+@pytest.mark.parametrize(("count", "counted"), [(20, []), (21, ["vLLM does not understand 1 more words."])])
 def test_twenty_words_that_nothing_takes_are_explained(count, counted):
     found = read("m", *(f"--nonsense-{index:02}=1" for index in range(count)))
     assert codes(found)[:20] == ["unknown-flag"] * 20

@@ -36,6 +36,7 @@ from draftwise.statistics import (
     find_outlook,
     find_pace_change,
     find_spells,
+    find_unrest,
     goodput_change,
     guard_delay,
     guard_tail,
@@ -425,21 +426,24 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
     """
     if cell.condition.concurrency is None:
         return None
-    times, paces = _read_paces(run, cell)
+    times, paces, scale = _read_paces(run, cell)
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if change := find_pace_change(paces[own], paces[1 - own]):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
     for own, name in enumerate((cell.baseline, cell.candidate)):
-        if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own)) is not None:
+        if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own, claimed=claimed)) is not None:
             return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
+    if claimed > 0 and (ratio := find_unrest(*paces, claimed=claimed, scale=scale)) is not None:
+        return PaceDoubt(arm=cell.baseline, ratio=ratio, share=None, in_spells=True)
     if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
     moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
     return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None
 
 
-def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
-    """Return [T] when paired blocks began, and [T] logarithms of both arms' seconds per decoding step in them.
+def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array], float]:
+    """Return [T] when paired blocks began, [T] logarithms of both arms' seconds per decoding step in them, and how many
+    times as long the candidate's steps are.
 
     All workloads under the condition tell of a server's pace, each as far as it is from its own mean.
     """
@@ -460,10 +464,11 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
     rows.sort()
     kinds = np.array([row[1] for row in rows])
     paces_AT = np.array([[row[2] for row in rows], [row[3] for row in rows]], dtype=np.float64)
+    scale = math.exp(float((paces_AT[1] - paces_AT[0]).mean())) if rows else 1.0
     for kind in dict.fromkeys(kinds.tolist()):
         mine_T = kinds == kind
         paces_AT[:, mine_T] -= paces_AT[:, mine_T].mean(axis=1, keepdims=True)
-    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1])
+    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1]), scale
 
 
 def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_plain: bool) -> float | None:

@@ -155,7 +155,7 @@ def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
     if not evidence.outputs_compared:
         why = "and without outputs at temperature 0, nothing shows that it serves the baseline's model"
         return Finding.error(
-            "not-speculating", f"{text}, {why}.", fix=f"Measure at temperature 0 too. {_NAME_COUNTERS}"
+            "not-speculating", f"{text}, {why}.", fix=f"Measure at temperature 0 too (--temperature). {_NAME_COUNTERS}"
         )
     why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
     return Finding.warning(UNPROVEN, f"{text}; {why}.", fix=_NAME_COUNTERS)

@@ -84,7 +84,7 @@ def _not_reached(
             "the load."
         )
         yield Finding.warning(
-            "load-not-reached", text, fix="Give the workload more prompts, or the load generator more processes."
+            "load-not-reached", text, fix="Give the workload more prompts, or use more client processes (--processes)."
         )
 
 
@@ -137,7 +137,7 @@ def _overload(
             f"turn, {second.mean:.1f} in the middle third; they take {last.e2e_s:.2f} s, and {second.e2e_s:.2f} s in "
             "the middle third"
         )
-        fix = "Such latencies depend on the length of the turn. Compare at a lower rate."
+        fix = "Such latencies depend on the length of the turn. Compare at a lower --rate."
         yield Finding.warning("overload", f"{text}.", where=condition.label, fix=fix)
 
 
@@ -229,7 +229,7 @@ def _count_most_decoding(answers: Sequence[Answer]) -> int:
     return int(under_way.max(initial=0))
 
 
-_ELSEWHERE = "Spread the load over more client processes, stop other work here, or measure from another machine."
+_ELSEWHERE = "Use more client processes (--processes), stop other work here, or measure from another machine."
 _TIMER_S = 0.001
 """Timers of an event loop are that coarse (epoll counts milliseconds): a delay within it says nothing."""
 _MANY_GAPS = 10

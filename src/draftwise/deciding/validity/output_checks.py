@@ -66,8 +66,8 @@ def _judge(
         yield _describe(cell, real or early, views)
         if 2 * len(parted := [*filter(is_early, real), *early]) > len(cell.units):
             text = (
-                f"{len(parted)} of {len(cell.units)} greedy answers part from the baseline's within {_EARLY_TOKENS} "
-                "tokens by more than rounding: it is another model, or broken."
+                f"{len(parted)} of {len(cell.units)} greedy answers diverge from the baseline's within {_EARLY_TOKENS} "
+                "tokens by more than rounding: the server has another model, or is broken."
             )
             yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
     elif unknown:
@@ -143,7 +143,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     if not mine:
         if not any(each.temperature == 0 for each in run.conditions):
             text = "its outputs were not compared with the baseline's: above temperature 0, outputs always differ"
-            fix = "Measure at temperature 0 too."
+            fix = "Measure at temperature 0 too (--temperature)."
             yield Finding.warning("outputs-not-compared", f"{text}, and there are no greedy answers.", fix=fix)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
@@ -155,7 +155,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     if real or is_too_often(len(early), len(mine)):
         text = (
             f"{len(real or early)} of {len(mine)} greedy answers differ from the baseline's by more than rounding: "
-            "it is another model, or broken."
+            "the server has another model, or is broken."
         )
         yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
 
@@ -267,7 +267,8 @@ def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -
         if reasons and cut > thresholds.cut_outputs * len(reasons):
             text = f"{cut} of {len(reasons)} {workload.name} outputs reached max_tokens"
             why = "the run measured neither the length of real answers nor how well their ends are drafted"
-            yield Finding.info("outputs-cut", f"{text}: {why}.", fix="Raise max_tokens.")
+            fix = "Raise --max-tokens, or max_tokens in the workload."
+            yield Finding.info("outputs-cut", f"{text}: {why}.", fix=fix)
 
 
 def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iterator[Finding]:

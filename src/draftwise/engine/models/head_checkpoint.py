@@ -91,7 +91,7 @@ class HeadCheckpoint:
                 "tensors-unknown",
                 f"{self.files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
                 where=str(self.files.path),
-                fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
+                fix="Rename or remove them, or correct config.json. A head without these weights drafts badly.",
             )
 
 
@@ -190,7 +190,7 @@ class LayeredHead(HeadCheckpoint):
                 "wrong-d2t",
                 "The tensor d2t names a token outside the target's vocabulary, or one twice.",
                 where=self.where,
-                fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
+                fix="For each draft token d, d2t must hold its id in the target's vocabulary minus d.",
             )
         return ids_U
 

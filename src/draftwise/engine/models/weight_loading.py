@@ -143,8 +143,8 @@ def _check_place(quantization: str, place: torch.device) -> None:
 def _slow(kind: torch.dtype) -> Finding:
     return Finding.warning(
         "no-integer-products",
-        "This processor has no instructions for quantized weights (AVX2, or dot products on Arm). They are computed "
-        f"with in {str(kind).removeprefix('torch.')}, which takes more memory and time.",
+        "This processor has no instructions for quantized weights (AVX2, or dot products on Arm). The engine computes "
+        f"in {str(kind).removeprefix('torch.')}, which takes more memory and time.",
         where="quantization",
         fix="Use a processor that has them, or a smaller model.",
     )
@@ -221,7 +221,7 @@ def find_device(device: str | torch.device) -> torch.device:
     if resolved.type == "cuda" and find_spec("triton") is None:
         raise InvalidSetup.because(
             "no-triton",
-            "Triton is not installed, which the GPU kernels need.",
+            "The GPU kernels need Triton, which is not installed.",
             where="device",
             fix="pip install triton",
         )

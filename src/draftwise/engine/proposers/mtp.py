@@ -124,7 +124,7 @@ def check_k(n_predict: int, k: int) -> None:
     if k > n_predict and k % n_predict:
         raise InvalidSetup.because(
             "not-a-multiple",
-            f"{k} is no multiple of the {n_predict} tokens that the target's MTP modules predict.",
+            f"{k} is not a multiple of the {n_predict} tokens that the target's MTP modules predict.",
             where="num_speculative_tokens",
             fix=f"Use {k - k % n_predict} or {k - k % n_predict + n_predict}.",
         )

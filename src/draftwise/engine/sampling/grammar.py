@@ -101,6 +101,8 @@ class Grammars:
         self._end_ids = sorted(end_ids)
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self.num_compiling = 0
+        """Grammars that threads compile now."""
         self._lock = threading.Lock()
         self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar", _give_way)
 
@@ -125,7 +127,12 @@ class Grammars:
             if (kept := self._compiled.get(key)) is not None:
                 self._compiled.move_to_end(key)
                 return Grammar(kept.deep_copy())
-        matcher = self._compile(params)
+            self.num_compiling += 1
+        try:
+            matcher = self._compile(params)
+        finally:
+            with self._lock:
+                self.num_compiling -= 1
         with self._lock:
             self._compiled[key] = matcher
             while len(self._compiled) > _KEPT or (
@@ -207,7 +214,7 @@ class Grammars:
         if not self._end_ids:
             raise InvalidSetup.because(
                 "no-end-token",
-                "The model names no end token, by which structured output ends.",
+                "Structured output ends with an end token, but the model names none.",
                 where="structured_outputs",
                 fix="Name eos_token_id in its generation_config.json.",
             )
@@ -231,8 +238,8 @@ class Grammars:
             raise _invalid(params.kind, str(error)) from None
         limits = LLParserLimits(verbose_errors=False)
         matcher = self._compilers.submit(LLMatcher, self._tokenizer, source, log_level=0, limits=limits).result()
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds out whether any token can begin, and does work that all requests share
+        if not matcher.is_error():  # finds out whether any token can begin, and does work that all requests share
+            self._compilers.submit(matcher.compute_bitmask).result()
         for tried in (matcher, *self._try(matcher)):
             if tried.is_error():
                 raise _invalid(params.kind, tried.get_error())
@@ -244,7 +251,7 @@ class Grammars:
         for _ in range(_TRIED):
             if tried.is_error() or tried.is_stopped():
                 return
-            allowed = np.frombuffer(tried.compute_bitmask(), np.uint8)
+            allowed = np.frombuffer(self._compilers.submit(tried.compute_bitmask).result(), np.uint8)
             (bytes_N,) = allowed.nonzero()
             if not len(bytes_N):
                 return

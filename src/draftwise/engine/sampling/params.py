@@ -124,7 +124,7 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
     (
         "forced_token_ids",
         lambda p: p.forced_token_ids is None or p.structured_outputs is None,
-        "does not go together with structured_outputs",
+        "does not work with structured_outputs",
     ),
     ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must lie in 0..2^63-1"),
     ("logit_bias", lambda p: all(math.isfinite(b) for b in (p.logit_bias or {}).values()), "must be finite numbers"),

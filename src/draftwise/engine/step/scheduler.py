@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import abc, deque
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 
 from draftwise.engine.memory.pages import PagePool, page_key, root_key
 from draftwise.engine.step.sequence import Sequence
-
-_RANKED_ROW = 4
-"""Rows that take as long as one whose log-probabilities are wanted: all logits, and the best of them (SmolLM2, CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +81,8 @@ class Scheduler:
         prefix: how much of a cached prefix is used.
 
     Attributes:
-        most_rows_between: tokens of prompts in a step that others decode in, at most; None: no such limit. A token
-            whose log-probabilities are wanted counts several times.
+        most_rows_between: tokens of prompts in a step that others decode in, at most; None: no such limit.
+        ranked_row: tokens as which one counts there whose log-probabilities are wanted.
     """
 
     def __init__(
@@ -100,6 +98,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.most_rows_between: int | None = None
+        self.ranked_row = 1.0
         self._prefix = prefix
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -131,9 +130,9 @@ class Scheduler:
 
         def take(sequence: Sequence) -> None:
             nonlocal budget
-            weight = _RANKED_ROW if most is not None and sequence.params.prompt_logprobs is not None else 1
-            chunks.append(self._next_chunk(sequence, -(-budget // weight)))
-            budget -= chunks[-1].length * weight
+            weight = self.ranked_row if most is not None and sequence.params.prompt_logprobs is not None else 1
+            chunks.append(self._next_chunk(sequence, ceil(budget / weight)))
+            budget -= ceil(chunks[-1].length * weight)
 
         for sequence in self.running:
             if not sequence.is_decoding and budget > 0:

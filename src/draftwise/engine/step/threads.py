@@ -199,10 +199,10 @@ class StepThreads:
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
 
-    def computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:
+    def computing(self, *, prompt_rows: int, taken: int = 0) -> AbstractContextManager[None]:
         """Return the block in which a step with that many rows of prompts is computed; after it torch has as many
-        threads as before."""
-        threads = self._governor.update()
+        threads as before. `taken` are cores on which other threads of this process compute meanwhile."""
+        threads = min(self._governor.update(), max(1, self._governor.most - taken))
         return nullcontext() if threads == self._governor.most or prompt_rows > _MOST_ROWS else _limited(threads)
 
 

@@ -43,7 +43,7 @@ class IncrementalDetokenizer:
         if stop_strings and not tokenizer.makes_text:
             raise InvalidSetup.because(
                 "no-tokenizer-loaded",
-                "Text is not made without a tokenizer (skip_tokenizer_init), so no string can stop it.",
+                "Without a tokenizer (skip_tokenizer_init) there is no text that a string could stop.",
                 where="stop",
                 fix="Use stop_token_ids, or load the tokenizer.",
             )

@@ -32,6 +32,7 @@ _FULL_LENGTH = ("ignore_eos", "min_tokens")
 _LONG = 20
 """Times the shortest request, which is about a block of 16 tokens."""
 _OK = 200
+_CUT = "the stream ended before the answer did"
 _SEEDS = 2**31
 """Servers differ in the integers they take; all take these."""
 
@@ -243,7 +244,7 @@ def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse
         total_exact=response.total_exact,
         acceptance=response.acceptance,
         refusals=exchange.refusals,
-        error=response.error,
+        error=_CUT if request.measured and response.is_cut else response.error,
     )
 
 

@@ -11,6 +11,8 @@ from draftwise.backends import Exchange, Piece
 _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
 """Events that are parsed in one go, about 0.1 ms."""
+_LAST_PIECES = 8
+"""Pieces in which the last event is looked for: the bytes of "[DONE]" may come one by one."""
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 """Text fields of a chat delta; vLLM has used both names for reasoning."""
 
@@ -39,6 +41,13 @@ class ParsedResponse:
     def text(self) -> str:
         """The answer."""
         return "".join(self._text)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its stream ended before the answer did: neither a reason to finish nor the last event has come."""
+        if self.finish_reason is not None or self.error is not None:
+            return False
+        return b"[DONE]" not in b"".join(piece for _, piece in self._exchange.received[-_LAST_PIECES:])
 
     @property
     def total_exact(self) -> bool:

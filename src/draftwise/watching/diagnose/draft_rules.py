@@ -51,16 +51,26 @@ def _find_spec_off(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_partial_rollout(case: PoolCase) -> RuleMatch | None:
-    without = [each for each in case.replicas.values() if each.counts_drafts is False and _generates(each)]
-    drafting = Window.pooled(each for each in case.replicas.values() if each.counts_drafts)
+    without = [each for each in case.replicas.values() if _drafts_nothing(each)]
+    drafting = Window.pooled(each for each in case.replicas.values() if each.counts_drafts and each not in without)
     if not without or drafting is None:
         return None
     return RuleMatch(
         message=f"{len(without)} of {len(case.replicas)} servers of the pool do not speculate.",
-        evidence=tuple(f"{each.instance} has no counter of drafts" for each in without),
+        evidence=tuple(
+            f"{each.instance} {'made no draft' if each.counts_drafts else 'has no counter of drafts'}"
+            for each in without
+        ),
         loss=_lose_beside(case.window, drafting),
         where=without[0].instance,
     )
+
+
+def _drafts_nothing(window: Window) -> bool:
+    if window.counters.spec.num_drafts or not _generates(window):
+        return False
+    few = window.sums.finished is not None and count_requests(window) < MIN_REQUESTS  # lookups may have found nothing
+    return window.counts_drafts is False or bool(window.counts_drafts and not few)
 
 
 def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
@@ -82,10 +92,8 @@ def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_drafts_stopped(case: PoolCase) -> RuleMatch | None:
-    if not case.window.counts_drafts or case.window.counters.spec.num_drafts or not _generates(case.window):
+    if not case.window.counts_drafts or not _drafts_nothing(case.window):
         return None
-    if case.window.sums.finished is not None and count_requests(case.window) < MIN_REQUESTS:
-        return None  # lookups may have found nothing to copy in so few
     return RuleMatch(
         message="The servers generate tokens but make no drafts.",
         evidence=(f"{case.window.output_tokens:,} tokens, no draft",),

@@ -51,7 +51,14 @@ def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
 
 def _list_told(window: Window) -> frozenset[str]:
     sums = {each.name for each in fields(Sums) if getattr(window.sums, each.name) is not None}
-    return frozenset(sums if window.output_tokens is None else {*sums, "generation_tokens"})
+    stats, told = window.counters.spec, set(sums)
+    if window.output_tokens is not None:
+        told.add("generation_tokens")
+    if window.tells_acceptance:
+        told.add("num_accepted_tokens")
+    if stats.num_drafts or window.counts_drafts is not None or not stats.num_accepted_tokens:
+        told.add("num_drafts")
+    return frozenset(told)
 
 
 def _is_busy(window: Window) -> bool:

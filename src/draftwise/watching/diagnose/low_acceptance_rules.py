@@ -43,6 +43,12 @@ def _accepts_little(case: PoolCase) -> bool:
     return case.window.counters.spec.num_drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS
 
 
+def _accepts_all(window: Window) -> bool:
+    stats = window.counters.spec
+    enough = stats.num_drafts >= MIN_DRAFTS and count_requests(window) >= MIN_REQUESTS
+    return enough and stats.num_accepted_tokens > _PERFECT * stats.num_draft_tokens
+
+
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     stats, rates = case.window.counters.spec, case.window.rate_per_pos
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
@@ -128,22 +134,23 @@ def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
         return None
     return RuleMatch(
         message=(
-            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. {case.method} has "
-            f"{prior.low:.0%} to {prior.high:.0%} as published."
+            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. Published for "
+            f"{case.method}: {prior.low:.0%} to {prior.high:.0%}."
         ),
         evidence=(tell("accepted at position 0", conditional[0], prior.low, of="published from"),),
     )
 
 
 def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
-    stats = case.window.counters.spec
-    if not _accepts_little(case) or stats.num_accepted_tokens <= _PERFECT * stats.num_draft_tokens:
+    perfect = [each for each in case.replicas.values() if _accepts_all(each)]
+    if not perfect:
         return None
+    rate, where = perfect[0].counters.spec.acceptance_rate, perfect[0].instance
+    on = f"On {where}, the" if len(perfect) < len(case.replicas) else "The"
     return RuleMatch(
-        message=(
-            f"The target accepts {stats.acceptance_rate:.1%} of the draft tokens, which real text does not allow."
-        ),
-        evidence=(tell("accepted per draft token", stats.acceptance_rate),),
+        message=f"{on} target accepts {rate:.1%} of the draft tokens, which real text does not allow.",
+        evidence=(tell("accepted per draft token", rate),),
+        where=where if len(perfect) < len(case.replicas) else "",
     )
 
 

@@ -27,6 +27,8 @@ _ALL = 5.0
 _PREEMPTIONS_PER_S = 0.05
 _MANY_PREEMPTED = 0.05
 """Share of the requests."""
+_NEARLY_ALL = 0.9
+"""Share of a pool's preemptions with which one replica has the shortage alone."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
 """Share of a request's time from which a queue is worth a finding."""
@@ -81,10 +83,14 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
     if usage <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
+    worst = max(case.replicas.values(), key=lambda each: each.sums.preemptions or 0.0)
+    alone = len(case.replicas) > 1 and (worst.sums.preemptions or 0.0) > _NEARLY_ALL * preempted
+    on = f"On {worst.instance}, the" if alone else "The"
     return RuleMatch(
-        message=f"The KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
+        message=f"{on} KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
         evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
         loss=_lose_queue(case),
+        where=worst.instance if alone else "",
     )
 
 

@@ -18,7 +18,7 @@ from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, walk
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.launch import Launch, find_launches, is_vllm_image, run_image
+from draftwise.setups.read.shell.launch import Launch, find_launch, find_launches, is_vllm_image, run_image
 from draftwise.setups.read.shell.words import Word, split_words
 
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
@@ -128,18 +128,24 @@ def _place(document: YamlDocument, path: Path, launch: Launch, entry: Mapping[st
 
 
 def find_blocks(text: str) -> Iterator[Launch]:
-    """Yield the servers of HCL's innermost blocks that name an image of vLLM with its arguments (Nomad, Terraform)."""
+    """Yield the servers of HCL's innermost blocks: an image of vLLM, or Nomad's command, with its arguments."""
     edges = [0, *(each.end() for each in _HCL_BLOCK.finditer(text)), len(text)]
     for start, end in pairwise(edges):
         found = {each["key"]: each["value"] for each in _HCL_VALUE.finditer(text, start, end)}
-        if "image" not in found:
+        if not {"image", "command"} & found.keys():
             continue
         try:
             entry = {key: json.loads(re.sub(r",\s*\]", "]", value)) for key, value in found.items()}
         except ValueError:
             continue
-        line = text.count("\n", 0, text.index(found["image"], start)) + 1
+        line = text.count("\n", 0, text.index(found.get("image") or found["command"], start)) + 1
         document = YamlDocument(value=entry, lines={(): line}, texts={})
-        launch = _read_container(document, (), entry)
+        launch = _read_container(document, (), entry) if "image" in found else _read_command(document, entry)
         if launch is not None:
             yield launch
+
+
+def _read_command(document: YamlDocument, entry: Mapping[str, Any]) -> Launch | None:
+    parts = [_split(entry.get(key)) for key in ("command", "args")]
+    launch = None if None in parts else find_launch([word for each in parts for word in each or ()])
+    return None if launch is None else _place(document, (), launch, entry, {"command", "args"})
