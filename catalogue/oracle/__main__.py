@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def compare_all(options: argparse.Namespace) -> int:
             if version in (options.releases or [version]) and options.platform in (None, platform):
                 releases.append(compare_release(folder, version, platform))
                 tell(releases[-1], verbose=options.verbose)
-        sets.append({"cases": json.loads((folder / ABOUT).read_text(encoding="utf-8")), "releases": releases})
+        cases = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        sets.append({"cases": cases, "judged": date.today().isoformat(), "releases": releases})
     if options.out:
         write_report(options.out, sets)
     return int(any(falls_short(release) for entry in sets for release in entry["releases"]))
@@ -135,11 +137,14 @@ def read_outcomes(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_report(path: Path, sets: list[dict[str, Any]]) -> None:
-    """Write the report, a line for each release."""
+    """Write the report, a line for each release; sets of the report before that were not compared stay in it."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["sets"] if path.exists() else []
+    compared = [entry["cases"] for entry in sets]
     rows = []
-    for entry in sets:
+    for entry in [*(each for each in kept if each["cases"] not in compared), *sets]:
         releases = ",\n    ".join(json.dumps(release) for release in entry["releases"])
-        rows.append(f'  {{"cases": {json.dumps(entry["cases"])}, "releases": [\n    {releases}]}}')
+        about = json.dumps({key: entry[key] for key in ("cases", "judged")}).removesuffix("}")
+        rows.append(f'  {about}, "releases": [\n    {releases}]}}')
     head = json.dumps(provenance(), indent=1).removesuffix("\n}")
     path.write_text(head + ',\n "sets": [\n' + ",\n".join(rows) + "\n ]\n}\n", encoding="utf-8")
 
@@ -170,6 +175,7 @@ def provenance() -> dict[str, Any]:
         "agreement": "accept or refuse, and, when accepted, method, num_speculative_tokens, lookup bounds and draft TP",
         "platforms": {"cuda": "vLLM's CUDA platform with eight pretended H200", "cpu": "vLLM's CPU platform"},
         "installed": INSTALLED,
+        "judged": "the day of the draftwise that judged a set; sets of other days were not compared again",
     }
 
 

@@ -163,6 +163,8 @@ def test_a_server_that_hides_its_cache_says_nothing() -> None:
 
 RANKS = VLLM + (
     'vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 0.0\n'
+    'vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="m"} 0.0\n'
+    'vllm:spec_decode_num_accepted_tokens_total{engine="1",model_name="m"} 0.0\n'
     'vllm:num_requests_running{engine="1",model_name="m"} 2.0\n'
     'vllm:request_decode_time_seconds_sum{engine="0",model_name="m"} 6.5\n'
     'vllm:request_decode_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 2.0\n'

@@ -190,7 +190,7 @@ def test_a_url_is_no_model(url: str):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("Qwen3-8B", "Write Qwen/Qwen3-8B;"),
+        ("Qwen3-8B", "Write Qwen/Qwen3-8B."),
         ("qwen3:8b", "Did you mean Qwen/Qwen3-8B"),
         ("my model", "Write ORG/NAME"),
         ("org/name-", "Write ORG/NAME"),

@@ -4,7 +4,8 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import EngineRequest
 from draftwise.engine.engine_outputs import CompletionOutput
+from draftwise.engine.sampling import grammar
 
 SCHEMA = {
     "type": "object",
@@ -211,6 +213,59 @@ def test_a_request_without_a_way_out_disturbs_no_other(
     assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason) == ("a" * 9, "abort")
     (alone,) = LLM(str(tiny_target), **SETTINGS).generate(PROMPTS[1], free)
     assert other.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("spec", [None, NGRAM])
+def test_what_is_found_beside_the_steps_is_the_same(
+    spec: dict[str, Any] | None, tiny_target: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "_LONG", 0)
+    llm = LLM(str(tiny_target), speculative_config=spec, **SETTINGS)
+    assert tokens_of(generate(llm, temperature=0)) == tokens_of(plain)
+    check(generate(llm, seed=3, top_k=40))
+
+
+class _Held(Executor):
+    """Does nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        self._jobs.append((Future(), work))
+        return self._jobs[-1][0]
+
+    def release(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        for future, work in jobs:
+            future.set_result(work())
+
+
+def test_nobody_waits_for_a_mask_of_another(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "_LONG", 0)
+    engine, held = LLM(str(tiny_target), **SETTINGS).engine, _Held()
+    engine.grammars._maskers = held  # type: ignore[assignment]
+    for name, form in {"held": StructuredOutputsParams(regex="[a-z]{40}"), "free": None}.items():
+        params = SamplingParams(max_tokens=40, ignore_eos=True, structured_outputs=form)
+        engine.add(EngineRequest(request_id=name, prompt_token_ids=[1, 2], params=params))
+    counts: Counter[str] = Counter()
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            _, deltas = engine.step(())
+            counts.update({delta.request_id: len(delta.token_ids) for delta in deltas})
+
+    step(6)
+    assert counts == {"held": 1, "free": 6}, "the first mask was found when the grammar was compiled"
+    held.release()
+    step(6)
+    assert counts == {"held": 2, "free": 12}
+    engine.abort("free")
+    step(3)
+    assert counts["held"] == 2, "a step without work is none"
+    held.release()
+    step(1)
+    assert counts["held"] == 3
 
 
 def test_several_completions_of_a_prompt_have_places_of_their_own(tiny_target: Path) -> None:

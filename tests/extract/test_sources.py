@@ -96,7 +96,7 @@ def test_an_interpreter_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(InvalidSetup, match="has no vLLM installed"):
         open_installed(sys.executable)
-    with pytest.raises(InvalidSetup, match="cannot be asked"):
+    with pytest.raises(InvalidSetup, match="Cannot find out which vLLM"):
         open_installed("/no/python")
 
 

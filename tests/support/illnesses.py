@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from draftwise.core import Diagnosis, SpecConfig, Sums, Window
+from draftwise.core import Diagnosis, SpecConfig, SpecStats, Sums, Window
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.yardstick import Yardstick
 from tests.support.simulated_service import Server, change
@@ -89,10 +89,10 @@ def _mute(i: int, window: Window) -> Window:
 
 
 def _rename_drafts(i: int, window: Window) -> Window:
-    """Take away the count of drafts, as a release that calls it something else would."""
-    stats = replace(window.counters.spec, num_drafts=0)
-    renamed = replace(window, counters=replace(window.counters, spec=stats), counts_drafts=None)
-    return renamed if i == 2 else window
+    """Take away a count of drafts, as a release that calls it something else would."""
+    renamed = replace(window.counters, spec=SpecStats())
+    unknown = replace(window, counters=renamed, counts_drafts=None, tells_acceptance=False)
+    return unknown if i == 2 else window
 
 
 def _of(*codes: str) -> frozenset[str]:
@@ -181,6 +181,12 @@ ILLNESSES: Sequence[Illness] = (
     ),
     Illness(
         name="answers of 1 of 3 loop", spec=({}, {}, {"perfect": 1.0}), named=_of("too-perfect"), says="On s2, the"
+    ),
+    Illness(
+        name="requests wait at 1 of 3",
+        spec=({}, {}, {"max_running": 5.0}),
+        named=_of("queue-grew"),
+        says="On s2, a request waits",
     ),
     Illness(
         name="KV cache of 1 of 3 is full",

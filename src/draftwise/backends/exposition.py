@@ -27,7 +27,7 @@ _ENGINE_LABELS = ("ReplicaId", "engine")
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
-_OF_DRAFTS = frozenset({"num_draft_tokens", "num_accepted_tokens"})
+_OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
 _UNKNOWN = re.compile(r"^vllm:\w*(?:spec|draft|accept)\w*(?<!_created)(?=[ {])", re.MULTILINE)
 """What a release may call counters of drafts that no known one has."""
 _EDGE = re.compile(r'\ble="([^"]+)"')
@@ -208,18 +208,22 @@ class _EngineSamples:
     def to_reading(self, engine: str, server: str) -> EngineReading:
         """Return what these samples of one engine say."""
         totals = self.totals
-        sleeping = totals.get("sleeping")
+        sleeping, counters = totals.get("sleeping"), self.to_counters(totals)
+        counting = _counts_drafts(totals, server, self.is_renamed)
+        is_whole = counts_drafts(server) and not self.is_renamed
+        if counting is None and is_whole:
+            counters = replace(counters, spec=SpecStats())
         return EngineReading(
             engine=engine,
-            counters=self.to_counters(totals),
+            counters=counters,
             load=_to_load(totals),
             sums=Sums(**{name: totals.get(name) for name in _SUMS}),
-            counts_drafts=_counts_drafts(totals, server, self.is_renamed),
+            counts_drafts=counting,
             sleeping=None if sleeping is None else bool(sleeping),
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
             slower_than=self._slower_than(),
-            told=self._list_told() if counts_drafts(server) and not self.is_renamed else frozenset(),
+            told=self._list_told() if is_whole else frozenset(),
         )
 
     def _list_told(self) -> frozenset[str]:
@@ -238,9 +242,11 @@ def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -
     Exporters that rename metrics show a counter from its first increment on only (vllm v1/metrics/ray_wrappers.py).
     Servers that always show it have drafted once it is above zero.
     """
-    if counts_drafts(server):
-        others = is_renamed or totals.keys() & _OF_DRAFTS  # a release that renames one counter of drafts has the others
-        return True if "num_drafts" in totals else None if others else False
+    if counts_drafts(server) and not is_renamed:
+        known = totals.keys() & _OF_DRAFTS  # a release that renames one of them has the others: nothing is known then
+        return True if known == _OF_DRAFTS else None if known else False
+    if is_renamed:
+        return True if "num_drafts" in totals else None
     return True if totals.get("num_drafts") else None
 
 

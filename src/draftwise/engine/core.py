@@ -28,6 +28,8 @@ __all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "Sp
 Pending = tuple[LaunchedStep, ...]
 """Steps launched and not collected yet, oldest first."""
 
+_AWAIT_S = 0.001
+"""How often an engine looks whether sequences can go on, if none can."""
 _TOLD_AT_ONCE = 64
 """Prompt tokens whose log-probabilities are one increment: more of them would hold up whoever reads increments."""
 
@@ -130,6 +132,8 @@ class Engine:
             schedule = self.scheduler.schedule(k)
         assert schedule is not None, "with nothing under way a sequence is preempted instead"
         self.scheduled = schedule
+        if not schedule:
+            time.sleep(_AWAIT_S)  # masks of grammars are being found
         launched = self._launch(schedule)
         if not self.lag:
             pending, launched = pending + launched, ()
@@ -326,7 +330,7 @@ class Admission:
         else:
             seed = completion_seed(params.seed, index)
         wanted = self._longest if params.max_tokens is None else num_prompt + params.max_tokens
-        return Sequence(
+        sequence = Sequence(
             request=request,
             index=index,
             seed=seed,
@@ -342,6 +346,9 @@ class Admission:
                 prompt_token_ids=request.prompt_token_ids,
             ),
         )
+        if sequence.grammar is not None and sequence.grammar.is_slow:
+            sequence.params = replace(params, num_speculative_tokens=0)
+        return sequence
 
     def _encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if params.bad_word_ids is not None:

@@ -33,7 +33,7 @@ _LANES = 2
 """One reader for short bodies, one for the others."""
 _SHORT = 2**16
 """Bytes of a short body."""
-_NICE = 10
+_NICE = 5
 """How much nicer the reader of long bodies is: the threads of a step wait whenever one of them lacks a core."""
 _CPU_S, _CPU_S_A_MB = 3.0, 2.0
 """Processor time for a body: for any, and for each of its megabytes."""

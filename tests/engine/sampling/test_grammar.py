@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.sampling import grammar as module
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
@@ -115,6 +116,24 @@ def test_many_rows_are_constrained_as_few_are(grammars: Grammars, ids: Any) -> N
         state = grammars.compile(StructuredOutputsParams(regex="ab?c"))
         assert grammars.constrain(alone, [state], Draft.from_lists([drafted], 3)).lengths_B == lengths[b]
         assert torch.equal(alone[0], together[b])
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 320, 321])
+def test_masks_of_slow_grammars_are_the_same(
+    vocab_size: int, tiny_target: Path, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the vocabulary fills the last word of a mask."""
+    grammars = Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[END], vocab_size=vocab_size)
+    seen = []
+    for longest in (2**14, 0):
+        monkeypatch.setattr(module, "_LONG", longest)
+        grammar, logits = grammars.compile(StructuredOutputsParams(regex="ab?c")), torch.zeros(1, 1, vocab_size)
+        assert grammar.is_slow == (longest == 0)
+        assert grammar.advance(ids("a")) == (1, None)
+        grammars.constrain(logits, [grammar], Draft.empty(1))
+        seen.append((logits > -torch.inf).nonzero().tolist())
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 2
 
 
 def test_without_a_grammar_nothing_is_looked_at(grammars: Grammars) -> None:

@@ -223,7 +223,15 @@ class TestConfigFile:
         assert "config-file-nested" in codes(read("m", "--config", "c.yaml", folder=folder, release="0.15.1"))
 
     def test_out_of_reach(self):
-        assert codes(read("m", "--config", "c.yaml")) == ["config-file-unread"]
+        found = read("m", "--config", "c.yaml")
+        assert codes(found) == ["config-file-unread"]
+        assert found.findings[0].effect is Effect.UNKNOWN
+
+    def test_out_of_reach_it_may_name_the_model(self):
+        found = read("--config", "c.yaml")
+        assert codes(found) == ["config-file-unread", "unresolved-variable"]
+        assert found.unknown["model"] is found.findings[1]
+        assert not found.model
 
     def test_missing(self, tmp_path):
         assert codes(read("m", "--config", "no.yaml", folder=tmp_path)) == ["unreadable-file"]

@@ -1,5 +1,6 @@
 import pytest
 
+from draftwise.setups.read import read_setups
 from draftwise.setups.read.shell.launch import find_launches, has_own_entry, image_version, is_vllm_image
 
 
@@ -98,3 +99,16 @@ def test_knows_images_by_name():
     assert not is_vllm_image("postgres:16")
     assert has_own_entry("vllm/vllm-openai@sha256:abc")
     assert not has_own_entry("rocm/vllm:latest")
+
+
+@pytest.mark.parametrize("model", ['"$MODEL"', "org/model"])
+def test_an_image_that_is_not_told_may_be_vllms_by_its_arguments(model: str) -> None:
+    (reading,) = read_setups(f'docker run --gpus all "$IMAGE" {model} --speculative-config \'{{"method": "ngram"}}\'')
+    assert "engine_version" in reading.unknown
+
+
+@pytest.mark.parametrize("text", ["--port {port}", "--port={port}", "--dtype {dtype}", "--speculative-config '{spec}'"])
+def test_a_name_in_braces_is_filled_in_later(text: str) -> None:
+    (reading,) = read_setups(f"vllm serve org/model {text}")
+    assert {finding.code for finding in reading.findings} <= {"unresolved-variable", "template-left"}
+    assert reading.findings

@@ -30,7 +30,13 @@ TRTLLM = "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 3\n  sp
         (TRTLLM, ("TensorRT-LLM", "eagle3", 3, None, "/models/head")),
         ("trtllm-serve serve m --backend pytorch", ("TensorRT-LLM", "", None, None, "")),
         ("speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}", ("TensorRT-LLM", "mtp", 2, None, "")),
+        ("python3 -m sglang.launch_server --model m --speculative-algorithm NEXTN --speculative-draft-model-path m "
+         "--speculative-num-steps 1 --speculative-num-draft-tokens 1 --speculative-eagle-topk 1",
+         ("SGLang", "mtp", 1, None, "")),
         ("llama-server -m a.gguf --model-draft b --draft-max 16", ("llama.cpp", "draft_model", 16, None, "b")),
+        ("llama-server -m a.gguf --spec-type draft-mtp --spec-draft-n-max 2", ("llama.cpp", "mtp", 2, None, "")),
+        ("llama-server -m a.gguf --spec-type ngram-mod,draft-mtp", ("llama.cpp", "ngram", None, None, "")),
+        ("llama-server -m a.gguf --spec-type none", ("llama.cpp", "", None, None, "")),
         ("services:\n  a:\n    image: lmsysorg/sglang:v0.5.9\n    command: [python3, -m, sglang.launch_server, "
          "--model-path, m, --speculative-algorithm, EAGLE3, --speculative-num-steps, '3']",
          ("SGLang", "eagle3", 3, None, "")),
@@ -44,6 +50,23 @@ def test_speculation_in_terms_of_vllm(text: str, expected: tuple[str, str, int |
         read_setups(text)
     assert [each.code for each in error.value.findings] == ["other-engine"]
     assert expected[0] in error.value.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("S='--spec-type draft-mtp --spec-draft-n-max 9'\nllama-server -m a.gguf $S > log &",
+         "Depending on S, it drafts"),
+        ("A=()\nA+=(--speculative-algorithm NEXTN --speculative-num-steps 3)\nsglang serve --model m \"${A[@]}\" -x",
+         "Depending on A, it drafts"),
+        ("sglang serve --model m $EXTRA", "Whether it speculates depends on EXTRA."),
+        ("sglang serve --model $MODEL\necho $DONE", "It does not speculate."),
+    ],
+)  # fmt: skip
+def test_words_that_are_not_told_leave_it_open(text: str, told: str):
+    found = find_other_engine(text)
+    assert found is not None
+    assert told in found.describe()
 
 
 def test_the_line_for_vllm_can_be_read():

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,10 @@ _KEPT, _KEPT_CHARACTERS = 64, 2**20
 _WHITESPACE = r"[ \t\r\n]{1,40}"
 """Space between the parts of JSON, unless a request sets it: enough for indentation. Small models that may write more
 write nothing else."""
+_LONG = 2**14
+"""Characters from which on a grammar may have masks that take a step's time to find."""
+_STEP_ITEMS = 10_000
+"""Items that llguidance's parser makes for a mask at most; its own 50,000 take half a second."""
 _TRIED = 3
 """Tokens after which a grammar that is too complex has failed, as a rule."""
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~/])")
@@ -59,10 +63,20 @@ def _give_way() -> None:
 
 
 class Grammar:
-    """How far one completion has come in its grammar."""
+    """How far one completion has come in its grammar.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
+    Args:
+        matcher: at the grammar's start.
+        maskers: find masks while steps go on, for a grammar in which that may take long. Such a completion has no
+            drafts.
+
+    Attributes:
+        mask: tokens that may follow, found or being looked for; None: the step that wants them looks for them.
+    """
+
+    def __init__(self, matcher: LLMatcher, maskers: Executor | None = None) -> None:
+        self.matcher, self._maskers = matcher, maskers
+        self.mask: Future[bytes] | None = None  # compiling has found the first one
         self.refused_draft = False
         """Whether the last step had a draft of which not even the first token was allowed."""
 
@@ -77,7 +91,22 @@ class Grammar:
                 return count, "stop" if self.matcher.is_accepting() else "abort"
             if self.matcher.is_stopped():
                 return count + 1, "abort" if self.matcher.is_error() else "stop"
+        self._look_ahead()
         return len(token_ids), None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether masks are found while steps go on."""
+        return self._maskers is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step would not wait for the mask."""
+        return self.mask is None or self.mask.done()
+
+    def _look_ahead(self) -> None:
+        if self._maskers is not None:
+            self.mask = self._maskers.submit(self.matcher.compute_bitmask)
 
     def explain_abort(self) -> str:
         """Return why a text that is not complete cannot be continued."""
@@ -105,6 +134,7 @@ class Grammars:
         """Grammars that threads compile now."""
         self._lock = threading.Lock()
         self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar", _give_way)
+        self._maskers = ThreadPoolExecutor(_COMPILERS, "draftwise-mask", _give_way)
 
     def has(self, params: StructuredOutputsParams) -> bool:
         """Return whether a grammar is compiled already."""
@@ -126,7 +156,7 @@ class Grammars:
         with self._lock:
             if (kept := self._compiled.get(key)) is not None:
                 self._compiled.move_to_end(key)
-                return Grammar(kept.deep_copy())
+                return self._start(kept, key)
             self.num_compiling += 1
         try:
             matcher = self._compile(params)
@@ -139,7 +169,10 @@ class Grammars:
                 len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS
             ):
                 self._compiled.popitem(last=False)
-            return Grammar(matcher.deep_copy())
+            return self._start(matcher, key)
+
+    def _start(self, matcher: LLMatcher, key: str) -> Grammar:
+        return Grammar(matcher.deep_copy(), self._maskers if len(key) > _LONG else None)
 
     def constrain(self, logits_BSV: Tensor, grammars: Sequence[Grammar | None], draft: Draft) -> Draft:
         """Set to -inf, in place, what the grammars do not allow; waits for the draft. Return it up to the first token
@@ -158,8 +191,8 @@ class Grammars:
             return draft
         num_rows = logits_BSV.shape[1]
         drafted = torch.cat((draft.lengths_B.unsqueeze(1), draft.tokens_BK), dim=1).tolist()
-        matchers = [grammar.matcher for grammar in grammars if grammar is not None]
-        masks_NSW = self._find_masks(matchers, [drafted[b][1 : 1 + drafted[b][0]] for b in members], num_rows)
+        constrained = [grammar for grammar in grammars if grammar is not None]
+        masks_NSW = self._find_masks(constrained, [drafted[b][1 : 1 + drafted[b][0]] for b in members], num_rows)
         # An empty mask is one that was not computed: at least the end is allowed.
         reached_NS: NDArray[np.bool_] = np.any(masks_NSW, axis=2)
         places_R2 = np.argwhere(reached_NS)
@@ -178,25 +211,31 @@ class Grammars:
         lengths_B = upload(lengths, draft.lengths_B.device)
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
 
-    def _find_masks(self, matchers: list[Any], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
+    def _find_masks(self, grammars: list[Grammar], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
         """Return masks_NSW, 0 in rows behind a draft token that is not allowed.
 
         Args:
-            matchers: LLMatcher, whose stubs leave one method out.
+            grammars: of N completions.
             drafts: of each.
             num_rows: S.
         """
-        masks_NSW = np.zeros((len(matchers), num_rows, self._num_words), np.uint32)
+        masks_NSW = np.zeros((len(grammars), num_rows, self._num_words), np.uint32)
         num_bytes = 4 * self._num_words
-        if len(matchers) <= _FEW:
-            for matcher, draft, masks_SW in zip(matchers, drafts, masks_NSW, strict=True):
+        jobs: list[tuple[Any, int, list[int]]] = []  # LLMatcher, whose stubs leave one method out
+        for n, (grammar, draft) in enumerate(zip(grammars, drafts, strict=True)):
+            if grammar.mask is None:
+                jobs.append((grammar.matcher, n * num_rows, draft))
+            else:
+                masks_NSW[n, 0] = np.frombuffer(grammar.mask.result(), np.uint32)[: self._num_words]
+        if len(jobs) <= _FEW:
+            for matcher, row, draft in jobs:
+                masks_SW = masks_NSW[row // num_rows]
                 if draft:
                     matcher.unsafe_compute_mask_ptr_with_draft_token(masks_SW.ctypes.data, num_bytes, draft)
                 else:
                     matcher.unsafe_compute_mask_ptr(masks_SW.ctypes.data, num_bytes)
             return masks_NSW
-        out = masks_NSW.ctypes.data, num_bytes, len(matchers) * num_rows
-        jobs = [(matcher, n * num_rows, drafts[n]) for n, matcher in enumerate(matchers)]
+        out = masks_NSW.ctypes.data, num_bytes, len(grammars) * num_rows
         if with_draft := [job for job in jobs if job[2]]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(with_draft, *out)
         if without := [(matcher, first_row) for matcher, first_row, draft in jobs if not draft]:
@@ -236,7 +275,7 @@ class Grammars:
             source = _to_llguidance(params)
         except ValueError as error:
             raise _invalid(params.kind, str(error)) from None
-        limits = LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, step_max_items=_STEP_ITEMS)
         matcher = self._compilers.submit(LLMatcher, self._tokenizer, source, log_level=0, limits=limits).result()
         if not matcher.is_error():  # finds out whether any token can begin, and does work that all requests share
             self._compilers.submit(matcher.compute_bitmask).result()

@@ -192,6 +192,8 @@ class Scheduler:
         for sequence in [each for each in self.running if each.is_decoding]:
             if sequence.slot is None or sequence.num_left <= sequence.num_underway:
                 continue  # preempted by an older one; or what is under way ends it
+            if sequence.grammar is not None and not sequence.grammar.is_ready:
+                continue
             while not self._ensure_pages(sequence, sequence.longest):
                 if any(each.num_underway for each in self.running):
                     return None

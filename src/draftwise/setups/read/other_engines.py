@@ -16,8 +16,12 @@ from typing import Any
 from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_data
 
-_WORD = re.compile(r"""[^\s"',\[\]{}=\\;&|]+""")
+_WORD = re.compile(r"""[^\s"',\[\]{}()=\\;&|]+""")
 _VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
+_VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?["']?""")
+_FOR_FLAGS = re.compile(r"ARG|OPT|EXTRA|FLAG|SPEC", re.IGNORECASE)
+_CONTINUED = re.compile(r"(?<!\\)\n")
+"""Ends of lines that no backslash joins to the next."""
 _KEY = r"""["']?\b{name}\b["']?\s*:\s*["']?([\w./-]+)"""
 
 
@@ -37,12 +41,16 @@ class OtherEngine:
     num_verified: int | None = None
     """Tokens that a step verifies, of all paths of a tree; None for a chain."""
     drafter: str = ""
+    depends_on: tuple[str, ...] = ()
+    """Variables with further words of the command, which may hold its speculation."""
     source: str = ""
 
     def describe(self) -> str:
         """Return its speculation in one sentence."""
+        names = join_names(self.depends_on) if self.depends_on else ""
         if not (self.method or self.algorithm):
-            return f"The text starts {self.name}, not vLLM. It does not speculate."
+            told = f"Whether it speculates depends on {names}." if names else "It does not speculate."
+            return f"The text starts {self.name}, not vLLM. {told}"
         parts = [f"method {self.method}" if self.method else f"{self.algorithm}, which vLLM does not have"]
         if self.num_drafts is not None:
             parts.append(f"k {self.num_drafts}")
@@ -50,7 +58,8 @@ class OtherEngine:
             parts.append(f"a tree of {self.num_verified} tokens")
         if self.drafter:
             parts.append(f"drafter {self.drafter}")
-        return f"The text starts {self.name}, not vLLM. In vLLM's terms it drafts with {join_names(parts)}."
+        terms = f"Depending on {names}, it drafts in vLLM's terms" if names else "In vLLM's terms it drafts"
+        return f"The text starts {self.name}, not vLLM. {terms} with {join_names(parts)}."
 
     def to_vllm(self) -> str:
         """Return vLLM's line for it; empty where something that the line needs is not known."""
@@ -71,8 +80,26 @@ def find_other_engine(text: str) -> OtherEngine | None:
         keyed = dict(_find_keys(row.get("keys", {}), text))
         if starts is not None or "algorithm" in keyed:
             words = _WORD.findall(text[starts.start() :]) if starts is not None else []
-            return _read_engine(row, {**dict(_find_flags(row["flags"], words)), **keyed})
+            said = {**keyed, **dict(_find_flags(row["flags"], words))}
+            if "algorithm" in said or any(each in said for each in row.get("implied", ())):
+                return _read_engine(row, said)
+            command = text[starts.start() :] if starts is not None else ""
+            names = tuple(dict.fromkeys(_find_further(_CONTINUED.split(command, maxsplit=1)[0])))
+            elsewhere = dict(_find_flags(row["flags"], _WORD.findall(text))) if names else {}
+            return _read_engine(row, {**elsewhere, **said}, names)
     return None
+
+
+def _find_further(command: str) -> Iterator[str]:
+    """Yield the variables that are words of their own and hardly a flag's value: they may stand for any flags."""
+    before = ""
+    for word in command.split():
+        variable = _VARIABLE.fullmatch(word)
+        if variable is not None and (
+            not before.startswith("-") or "=" in before or variable[2] or _FOR_FLAGS.search(variable[1])
+        ):
+            yield variable[1]
+        before = word
 
 
 def _find_flags(flags: Mapping[str, Sequence[str]], words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -94,8 +121,10 @@ def _find_keys(keys: Mapping[str, Sequence[str]], text: str) -> Iterator[tuple[s
                 break
 
 
-def _read_engine(row: Mapping[str, Any], found: Mapping[str, str]) -> OtherEngine:
-    algorithm, drafter = found.get("algorithm", ""), found.get("drafter", "")
+def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[str, ...] = ()) -> OtherEngine:
+    algorithm, drafter, target = (found.get(name, "") for name in ("algorithm", "drafter", "target"))
+    drafter = "" if drafter == target else drafter  # modules of the target's own
+    algorithm = "" if algorithm == "none" else algorithm
     implied = next((method for meaning, method in row.get("implied", {}).items() if meaning in found), "")
     method = row["methods"].get(algorithm.upper(), implied)
     if not drafter:
@@ -103,15 +132,16 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str]) -> OtherEngin
     steps, verified, width = (_to_int(found.get(name)) for name in ("steps", "verified", "width"))
     is_tree = (width or 1) > 1
     if verified is not None and not is_tree and steps in (None, 1):
-        steps = verified - 1  # the token before the drafts is verified with them
+        steps = max(verified - 1, steps or 0)  # the token before the drafts is verified with them
     return OtherEngine(
         name=row["name"],
-        target=found.get("target", ""),
+        target=target,
         method=method,
         algorithm=algorithm,
         num_drafts=steps,
         num_verified=verified if is_tree else None,
         drafter=drafter,
+        depends_on=names,
         source=row["source"],
     )
 

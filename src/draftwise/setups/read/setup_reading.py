@@ -19,7 +19,8 @@ from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
 from draftwise.setups.read.shell.words import Word, check_length
 
-_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|(?:\A|(?<==))\{[A-Za-z_]\w*\}\Z", re.DOTALL)
+"""Helm's `{{ value }}`, and `{value}` as the whole of a word, which recipes fill in."""
 _HIDDEN = frozenset({"VLLM_API_KEY"})
 _DECIDING = frozenset(
     {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}

@@ -51,14 +51,12 @@ def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
 
 def _list_told(window: Window) -> frozenset[str]:
     sums = {each.name for each in fields(Sums) if getattr(window.sums, each.name) is not None}
-    stats, told = window.counters.spec, set(sums)
-    if window.output_tokens is not None:
-        told.add("generation_tokens")
-    if window.tells_acceptance:
-        told.add("num_accepted_tokens")
-    if stats.num_drafts or window.counts_drafts is not None or not stats.num_accepted_tokens:
-        told.add("num_drafts")
-    return frozenset(told)
+    known = {
+        "generation_tokens": window.output_tokens is not None,
+        "num_accepted_tokens": window.tells_acceptance,
+        "num_requests_running": window.load.running is not None,
+    }
+    return frozenset(sums | {name for name, is_known in known.items() if is_known})
 
 
 def _is_busy(window: Window) -> bool:

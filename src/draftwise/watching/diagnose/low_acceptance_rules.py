@@ -46,7 +46,7 @@ def _accepts_little(case: PoolCase) -> bool:
 def _accepts_all(window: Window) -> bool:
     stats = window.counters.spec
     enough = stats.num_drafts >= MIN_DRAFTS and count_requests(window) >= MIN_REQUESTS
-    return enough and stats.num_accepted_tokens > _PERFECT * stats.num_draft_tokens
+    return enough and stats.num_accepted_tokens > _PERFECT * stats.num_draft_tokens > 0
 
 
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:

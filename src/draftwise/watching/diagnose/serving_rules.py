@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, sqrt
 
@@ -28,7 +29,7 @@ _PREEMPTIONS_PER_S = 0.05
 _MANY_PREEMPTED = 0.05
 """Share of the requests."""
 _NEARLY_ALL = 0.9
-"""Share of a pool's preemptions with which one replica has the shortage alone."""
+"""Share of a pool's preemptions, or of what waits there, with which one replica has the shortage alone."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
 """Share of a request's time from which a queue is worth a finding."""
@@ -74,6 +75,13 @@ def _find_engine_hung(case: PoolCase) -> RuleMatch | None:
     )
 
 
+def _find_alone(case: PoolCase, read: Callable[[Window], float | None]) -> str:
+    """Return the replica of several that has nearly all of something; empty for none."""
+    counts = {name: read(window) or 0.0 for name, window in case.replicas.items()}
+    most = max(counts, key=lambda name: counts[name])
+    return most if len(counts) > 1 and counts[most] > _NEARLY_ALL * sum(counts.values()) else ""
+
+
 def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     window = case.window
     rate, usage = window.preemptions_per_s, window.load.kv_usage
@@ -83,14 +91,13 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
     if usage <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
-    worst = max(case.replicas.values(), key=lambda each: each.sums.preemptions or 0.0)
-    alone = len(case.replicas) > 1 and (worst.sums.preemptions or 0.0) > _NEARLY_ALL * preempted
-    on = f"On {worst.instance}, the" if alone else "The"
+    where = _find_alone(case, lambda each: each.sums.preemptions)
+    on = f"On {where}, the" if where else "The"
     return RuleMatch(
         message=f"{on} KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
         evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
         loss=_lose_queue(case),
-        where=worst.instance if alone else "",
+        where=where,
     )
 
 
@@ -102,11 +109,14 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
         return None
     if loss < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
         return None
-    says = f"A request waits {queued:.2g} s before it runs, and {_waiting(window):.0f} wait for an engine"
+    where = _find_alone(case, lambda each: each.load.waiting)
+    ill = case.replicas.get(where, window)
+    says = f"On {where}, a" if where else "A"
+    says += f" request waits {ill.mean_queue_s or 0.0:.2g} s before it runs, and {_waiting(ill):.0f} wait for an engine"
     evidence, plain = [tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))], case.plain
     in_plain = None if plain is None else plain.mean_queue_s
     if plain is None or in_plain is None or not _has_requests(plain):
-        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss)
+        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss, where=where)
     evidence.append(tell("queue in the plain pool", in_plain, unit=" s"))
     if _waiting(plain) >= 1 and in_plain >= _BOTH_QUEUE * queued:
         return RuleMatch(
@@ -115,6 +125,7 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
             loss=loss,
             fix="Add replicas, or admit less traffic. Speculation does not use the memory.",
             excludes=frozenset({"admission-squeezed"}),
+            where=where,
         )
     same = "at a similar load" if is_same_load(window, plain) else "under another load"
     return RuleMatch(
@@ -126,6 +137,7 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
         )
         if is_same_load(window, plain)
         else ("Before you compare them, spread the load evenly over both pools, or add replicas to this one."),
+        where=where,
     )
 
 

@@ -300,6 +300,12 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
         found.report_unknown("The model", positional, name="model")
     if "model" in found.unknown:
         return
+    if positional is None and by_flag is None:
+        unread = (each for each in found.findings if each.code == "config-file-unread")
+        if file := found.unknown.get("config") or next(unread, None):
+            found.unknown["model"] = explain_unknown("The model", ["the file behind --config"], where=file.where)
+            found.findings.append(found.unknown["model"])
+            return
     default = str(release.table("engine_defaults").get("model") or "")
     if serves or positional is None:
         chosen = positional.text if positional is not None else by_flag

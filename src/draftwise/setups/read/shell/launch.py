@@ -53,6 +53,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
 _SWITCHES_OF_RUN = frozenset(read_data("docker_run")["switches"])
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _ONLY_OF_VLLM = frozenset({"--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"})
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
@@ -329,7 +330,8 @@ def run_image(
 def _is_for_vllm(args: Sequence[Word]) -> bool:
     """Say whether arguments can only be meant for vLLM, whatever the image is that takes them."""
     flags = {word.text.partition("=")[0] for word in args}
-    return "--model" in flags and not flags.isdisjoint(_ONLY_OF_VLLM)
+    has_model = "--model" in flags or bool(args and (args[0].unknown or _HUB_NAME.fullmatch(args[0].text)))
+    return has_model and not flags.isdisjoint(_ONLY_OF_VLLM)
 
 
 def _repeated(image: str, word: Word) -> Finding:
