@@ -16,7 +16,7 @@ import draftwise
 from tests.support.combinations import tries
 
 pytest_plugins = [
-    f"tests.support.{name}" for name in ("machine", "package_index", "releases", "reports", "tiny_models")
+    f"tests.support.{name}" for name in ("machine", "package_index", "raised", "releases", "reports", "tiny_models")
 ]
 
 HERE = Path(__file__).parent

@@ -284,6 +284,9 @@ SCALES = {
         batches=(1, 8, 32),
         large_batches=(),
     ),
+    "falcon3-10b": replace(
+        _8B, target=_llama(3072, 40, 12, 4, 256, 23040, 131072), output_tokens=128, batches=(1, 8, 64), large_batches=()
+    ),
     "tiny": _TINY,
     "tiny-fp8": replace(_TINY, engine=_FP8),
 }

@@ -97,6 +97,7 @@ def write_cases(folder: Path, defaults: Path | None) -> int:
     few = [
         {"id": f"{name}:{key}", "target": name, **row} for name in sorted(names.values()) for key, row in FEW.items()
     ] + unpublished
+    few.sort(key=lambda row: not row["id"].endswith(":default"))
     for name, wanted in (("cases", rows), ("few", few)):
         kept = [row for row in wanted if _makes_sense(row, configs[row["target"]])]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,38 +41,81 @@ def main(arguments: list[str]) -> int:
         "--folder", type=Path, default=Path("build/kv_law"), help="of cases and answers, which are kept"
     )
     parser.add_argument("--few", action="store_true", help="a shorter grid")
+    parser.add_argument("--new", action="store_true", help="take the answers of the committed record as they are")
+    parser.add_argument(
+        "--only",
+        type=lambda text: frozenset(text.split(",")),
+        help="architectures; others keep what was proved of them",
+    )
     given = parser.parse_args(arguments)
-    tree, here = given.wheels / given.release, Path(__file__).parent
+    tree, folder, here = given.wheels / given.release, given.folder.resolve(), Path(__file__).parent
     if not (tree / "vllm").is_dir():
         print(f"{tree} holds no sources: python -m catalogue.wheels {given.wheels} {given.release}", file=sys.stderr)
         return 2
-    names, defaults, answers = (
-        given.folder / name for name in ("names.json", "defaults.json", f"{given.release}.jsonl")
-    )
+    names, defaults, answers = (folder / name for name in ("names.json", "defaults.json", f"{given.release}.jsonl"))
     if not defaults.exists():
-        given.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         names.write_text(json.dumps(sorted(get_release(given.release).table("architectures"))))
         subprocess.run([given.python, here / "transformers_defaults.py", names, defaults], check=True)
-    write_cases(given.folder, defaults)
-    cases = given.folder / ("few.jsonl" if given.few else "cases.jsonl")
-    paths = ["--cases", cases, "--models", given.folder / "models", "--out", answers, "--tree", tree]
+    write_cases(folder, defaults)
+    if given.new and not answers.exists():
+        answers.write_text("".join(json.dumps(each) + "\n" for each in _read_record(given.release, folder)))
+    cases = folder / ("few.jsonl" if given.few else "cases.jsonl")
+    if given.only:
+        rows = [each for each in _read_lines(cases) if _architecture_of(folder / "models", each) in given.only]
+        cases = folder / "only.jsonl"
+        cases.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = ["--cases", cases, "--models", folder / "models", "--out", answers, "--tree", tree.resolve()]
     subprocess.run([given.python, here / "worker.py", *paths], check=True)
-    _prove(given.folder, [answers], given.release)
+    _prove(folder, answers, given.release, given.only)
     return 0
 
 
-def _prove(folder: Path, answers: list[Path], release: str) -> None:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _architecture_of(models: Path, case: dict[str, Any]) -> str:
+    return str(json.loads((models / case["target"] / "config.json").read_text())["architectures"][0])
+
+
+def _read_grid(folder: Path) -> dict[str, dict[str, Any]]:
     files = [folder / "cases.jsonl", folder / "few.jsonl"]
-    cases = {row["id"]: row for path in files for row in map(json.loads, path.read_text().splitlines())}
-    models = folder / "models"
+    return {row["id"]: row for path in files for row in _read_lines(path)}
+
+
+def _read_record(release: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield vLLM's answers of the committed record, as far as case and models are those of the grid."""
+    grid, same = _read_grid(folder), set()
+    for row in _read_lines(RECORDS / f"{release}.jsonl.gz"):
+        if "model" in row:
+            path = folder / "models" / row["model"] / "config.json"
+            if path.exists() and json.loads(path.read_text()) == row["config"]:
+                same.add(row["model"])
+            continue
+        case = row["case"]
+        models = {case["target"], (case.get("spec") or {}).get("model", case["target"])}
+        if grid.get(case["id"]) == case and models <= same:
+            yield {"id": case["id"], **row["answer"]}
+
+
+def _prove(folder: Path, answers: Path, release: str, only: frozenset[str] | None) -> None:
+    cases, models = _read_grid(folder), folder / "models"
     said: defaultdict[str, list[tuple[frozenset[str], bool]]] = defaultdict(list)
     kept, count = [], Counter[str]()
-    for answer in (json.loads(line) for path in answers for line in path.read_text().splitlines()):
-        case = cases[answer["id"]]
+    weights = []
+    for answer in _read_lines(answers):
+        if (case := cases.get(answer["id"])) is None:
+            continue  # of a grid before this one
+        config = json.loads((models / case["target"] / "config.json").read_text())
+        if "weights" in answer and case["id"].endswith(":default"):
+            weights.append({"model": case["target"], "config": config, "weights": answer["weights"]})
+        if only and config["architectures"][0] not in only:
+            continue
         if "error" in answer:
             count["vLLM gives no number"] += 1
             continue
-        config = json.loads((models / case["target"] / "config.json").read_text())
         alone = config.get("model_type") in STATE_ALONE  # what decides on their prefix caching is not in the case
         found = None if alone else compare(case, answer, models, release)
         count["no number here" if found is None else "differ" if found else "agree"] += 1
@@ -82,8 +126,21 @@ def _prove(folder: Path, answers: list[Path], release: str) -> None:
         if found == []:
             kept.append({"case": case, "answer": {key: answer[key] for key in sorted(answer) if key in _KEPT}})
     proofs = {name: judge(rows) for name, rows in sorted(said.items())}
+    names = {row["case"]["target"] for row in kept}
+    names |= {spec["model"] for row in kept if (spec := row["case"].get("spec")) and "model" in spec}
+    configs = {name: json.loads((models / name / "config.json").read_text()) for name in names}
+    if only:
+        before = _read_lines(RECORDS / f"{release}.jsonl.gz")
+        configs |= {row["model"]: row["config"] for row in before if "model" in row and row["model"] not in configs}
+        kept += [
+            row for row in before
+            if "case" in row and configs[row["case"]["target"]]["architectures"][0] not in only
+        ]  # fmt: skip
+        proofs = json.loads(PROOFS.read_text())["releases"][release] | proofs
     _write_proofs(release, proofs)
-    _write_record(release, kept, models)
+    _write_lines(RECORDS / f"{release}.jsonl.gz", [*_rows_of(configs), *kept])
+    if weights:
+        _write_lines(RECORDS / "weights" / f"{release}.jsonl.gz", weights)
     print(dict(count), len(proofs), "architectures")
 
 
@@ -135,13 +192,12 @@ def _write_proofs(release: str, proofs: dict[str, str]) -> None:
     PROOFS.write_text(text)
 
 
-def _write_record(release: str, kept: list[dict[str, Any]], models: Path) -> None:
-    """Write the agreeing cases as JSON lines: first the config.json of each model, then cases with vLLM's answers."""
-    names = {row["case"]["target"] for row in kept}
-    names |= {spec["model"] for row in kept if (spec := row["case"].get("spec")) and "model" in spec}
-    configs = {name: json.loads((models / name / "config.json").read_text()) for name in sorted(names)}
-    lines = [json.dumps({"model": name, "config": config}) for name, config in configs.items()]
-    lines += [json.dumps(row, sort_keys=True) for row in kept]
-    RECORDS.mkdir(exist_ok=True)
-    with (RECORDS / f"{release}.jsonl.gz").open("wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=0) as packed:
-        packed.write(("\n".join(lines) + "\n").encode())
+def _rows_of(configs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"model": name, "config": configs[name]} for name in sorted(configs)]
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write JSON lines, packed."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=0) as packed:
+        packed.write("".join(json.dumps(row, sort_keys="case" in row) + "\n" for row in rows).encode())

@@ -168,8 +168,8 @@ def be_rank(tp: int, pp: int, stage: int) -> None:
     parallel_state.ensure_model_parallel_initialized(tp, pp)
 
 
-def build(config: Any, model_config: Any, *, is_draft: bool = False) -> None:
-    """Construct a model, which registers its layers in the config's forward context."""
+def build(config: Any, model_config: Any, *, is_draft: bool = False) -> Any:
+    """Construct and return a model, which registers its layers in the config's forward context."""
     from contextlib import ExitStack
 
     from vllm.compilation import backends
@@ -182,4 +182,4 @@ def build(config: Any, model_config: Any, *, is_draft: bool = False) -> None:
         stack.enter_context(torch_utils.set_default_torch_dtype(model_config.dtype))
         stack.enter_context(torch.device("meta"))
         stack.enter_context(OnMeta())
-        initialize_model(config, model_config=model_config)
+        return initialize_model(config, model_config=model_config)

@@ -39,15 +39,14 @@ def main() -> None:
     if options.child:
         answer_all(options)
         return
-    total = sum(1 for _ in options.cases.open())
-    while (done := count_answers(options.out)) < total:
+    while waiting := find_waiting(options):
         command = [sys.executable, __file__, *sys.argv[1:], "--child"]
-        if subprocess.run(command, check=False).returncode and count_answers(options.out) < total:
-            case = json.loads(options.cases.read_text().splitlines()[count_answers(options.out)])
+        died = subprocess.run(command, check=False).returncode
+        if died and (left := find_waiting(options)):
             with options.out.open("a") as out:
-                out.write(json.dumps({"id": case["id"], "error": "the process died"}) + "\n")
-        if count_answers(options.out) == done:
-            sys.exit(f"no progress after {done} cases")
+                out.write(json.dumps({"id": left[0]["id"], "error": "the process died"}) + "\n")
+        if len(find_waiting(options)) == len(waiting):
+            sys.exit(f"no progress with {len(waiting)} cases to go")
 
 
 def read_options() -> argparse.Namespace:
@@ -60,19 +59,23 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def count_answers(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def find_waiting(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the cases without an answer, in their order."""
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    answered = {json.loads(line)["id"] for line in lines}
+    return [case for case in map(json.loads, options.cases.read_text().splitlines()) if case["id"] not in answered]
 
 
 def answer_all(options: argparse.Namespace) -> None:
-    cases = options.cases.read_text().splitlines()[count_answers(options.out) :]
+    cases = find_waiting(options)
     out = options.out.resolve().open("a")
     os.environ.update(OFFLINE)
     oracle = str(Path(__file__).resolve().parents[1] / "oracle")
     here = str(Path(__file__).resolve().parent)
     sys.path[0] = str(options.tree.resolve())
     sys.path[1:1] = [oracle, here]
-    os.chdir(options.models)
+    models = options.models.resolve()
+    os.chdir(models)
     import no_device
     import surroundings
 
@@ -80,9 +83,8 @@ def answer_all(options: argparse.Namespace) -> None:
     sys.path.remove(here)
     surroundings.prepare("cuda")
     no_device.prepare()
-    know_types(options.models)
-    for line in cases:
-        case = json.loads(line)
+    know_types(models)
+    for case in cases:
         out.write(json.dumps({"id": case["id"], **judge(case)}) + "\n")
         out.flush()
 
@@ -132,23 +134,27 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
         flags["speculative_config"] = case["spec"]
     given = AsyncEngineArgs(model=case["target"], skip_tokenizer_init=True, load_format="dummy", **flags)
     tp, pp = flags.get("tensor_parallel_size", 1), flags.get("pipeline_parallel_size", 1)
-    specs = []
+    specs, weights = [], Counter[str]()
     for stage in range(pp):
         config = given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        specs.append(layers_of(config, tp, pp, stage))
+        specs.append(layers_of(config, tp, pp, stage, weights))
     resolve_layout(config, specs)
-    return describe(config, specs)
+    return describe(config, specs) | ({"weights": weights} if tp * pp == 1 else {})
 
 
-def layers_of(config: Any, tp: int, pp: int, stage: int) -> dict[str, Any]:
-    """Return the specs of the layers that one pipeline stage builds, its drafter's among them."""
+def layers_of(config: Any, tp: int, pp: int, stage: int, weights: Counter[str]) -> dict[str, Any]:
+    """Return the specs of the layers that one pipeline stage builds, its drafter's among them.
+
+    `weights` counts the target's parameters by the first part of their names.
+    """
     import no_device
     from vllm.config import set_current_vllm_config
     from vllm.platforms import current_platform
 
     with set_current_vllm_config(config):
         no_device.be_rank(tp, pp, stage)
-    no_device.build(config, config.model_config)
+    for name, parameter in no_device.build(config, config.model_config).named_parameters():
+        weights[name.partition(".")[0]] += parameter.numel()
     spec = config.speculative_config
     if spec is not None and stage == pp - 1 and draws_a_model(spec):
         own = spec.apply_draft_overrides(config) if hasattr(spec, "apply_draft_overrides") else config

@@ -11,6 +11,7 @@ import re
 import shlex
 import struct
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from click.testing import CliRunner, Result
-from docs.site.markdown import fence
+from docs.site.markdown import fence, plain
 from packaging.version import Version
 
 import draftwise
@@ -37,6 +38,7 @@ _LANGUAGES = {
 }  # fmt: skip
 _DETAIL = re.compile(r"[+-] {6}\S")
 """Lines that belong to a finding, as `check` prints it: message, fix, source."""
+_WIDTH = 100
 _BYTES = {"BF16": 2, "I64": 8, "BOOL": 1}
 
 
@@ -92,12 +94,22 @@ def show_example(code: str, example: RuleExample) -> str:
     Raises:
         ValueError: the answer does not depend on the rule.
     """
+    if example.tested:
+        return _show_seen(example)
     shown = [*_files(example), fence(example.line, "sh")]
     if said := next((finding for finding in run_example(example) if finding.code == code), None):
         return "\n\n".join([*shown, fence(str(said), "text")])
     if effect := find_effect(code, example):
         return "\n\n".join([*shown, "The rule changes the answer, here from `-` to `+`:", fence(effect, "diff")])
     raise ValueError(f"{code}: its example does not meet the rule")
+
+
+def _show_seen(example: RuleExample) -> str:
+    """Return what a test did and saw, as Markdown."""
+    typed = fence(example.line, "sh" if example.line.startswith("draftwise ") else "python")
+    said = "\n".join(textwrap.wrap(example.says, _WIDTH, break_long_words=False, break_on_hyphens=False))
+    shown = [*_files(example), *([typed] if example.line else []), "draftwise says:", fence(said, "text")]
+    return "\n\n".join([*shown, plain(f"Checked by {example.test}.")])
 
 
 @contextlib.contextmanager

@@ -210,6 +210,16 @@ def test_a_finding_is_shown_with_its_fix_its_threshold_and_the_page() -> None:
     assert told["finding"]["room"] == "Measurement validity"
 
 
+def test_a_finding_is_shown_with_what_a_test_typed_and_saw() -> None:
+    text = CliRunner().invoke(main, ["explain", "not-a-baseline"], catch_exceptions=False).stdout
+    assert "example, setup.json:\n  {}\n" in text
+    assert "example: draftwise watch http://127.0.0.1:1 --baseline setup.json --once" in text
+    assert "draftwise says:\n  error: setup.json is not a baseline." in text
+    assert 'checked by the test "bad input names its fix" of tests/cli/test_watch.py' in text
+    (told,) = explained("not-a-baseline")
+    assert told["example"]["tested"].startswith("tests/cli/test_watch.py::")
+
+
 @pytest.mark.parametrize(
     ("mistyped", "meant"),
     [("output-differs", "outputs-differ"), ("unknown-keys", "unknown-key"), ("k-by-costs", "k-by-cost")],

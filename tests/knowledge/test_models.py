@@ -79,11 +79,21 @@ def vision(c: Mapping[str, Any]) -> int:
     return depth * (4 * hidden * hidden + 2 * hidden * c.get("intermediate_size", 0))
 
 
+def count_without_gate(c: Mapping[str, Any]) -> int:
+    hidden, heads = c.get("hidden_size") or c.get("n_embd") or c["n_embed"], c.get("num_attention_heads") or c["n_head"]
+    inner = c.get("intermediate_size") or c.get("n_inner") or c.get("ffn_dim") or 4 * hidden
+    key_value = hidden // heads if c.get("multi_query") else hidden
+    layer = hidden * (2 * inner + 2 * hidden + 2 * key_value)
+    rows = c["vocab_size"] * (2 if c.get("tie_word_embeddings") is False else 1)
+    if c["model_type"] in ("gpt2", "gpt_bigcode", "opt"):
+        rows += c.get("n_positions") or c["max_position_embeddings"]
+    return int(rows * hidden + (c.get("num_hidden_layers") or c["n_layer"]) * layer)
+
+
 def count(model: KnownModel) -> int:
     c = text_of(model.config)
-    if model.config["model_type"] == "gpt2":
-        hidden = c["n_embd"]
-        return (c["vocab_size"] + c["n_positions"]) * hidden + c["n_layer"] * 12 * hidden * hidden
+    if model.config["model_type"] in ("bloom", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi"):
+        return count_without_gate(c)
     if "hybrid_override_pattern" in c:
         return count_nemotron(c)
     every = c.get("full_attention_interval", 1)

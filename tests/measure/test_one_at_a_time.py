@@ -93,6 +93,24 @@ def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -
     assert comparison.verdict is Verdict.ADOPT
 
 
+@pytest.mark.parametrize("prompts", [3, 12, 40])
+def test_where_no_prompt_comes_back_each_repetition_has_prompts_of_its_own(tmp_path: Path, prompts: int) -> None:
+    """A single repetition would be a single block, of which nothing is known."""
+    scripts = tuple(replace(each, prefix_caching=True, refuses=("cache_salt",)) for each in (PLAIN, FASTER))
+    plan = make_plan(
+        one_at_a_time=True, repeats=5, adaptive=False, workloads=(make_workload(num_prompts=prompts),), minutes=5.0
+    )
+    session = make_one_at_a_time(tmp_path / "run", plan, [], scripts=scripts, budget_s=300.0)
+    virtual_time.run(session.run())
+    run = RunDirectory(tmp_path / "run").read()
+    for arm in ("plain", "candidate 1"):
+        asked = [each.prompt_id for each in run.answers if each.arm == arm and each.measured]
+        assert len(asked) == len(set(asked)) >= prompts - 2, "two may be spared for the first look"
+    assert len({turn.repeat for turn in run.turns}) == min(5, prompts)
+    (each,) = conclude_run(run).decision.comparisons
+    assert each.verdict is (Verdict.ADOPT if prompts > 6 else Verdict.INCONCLUSIVE)
+
+
 def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_start_once_more(tmp_path: Path) -> None:
     log: list[str] = []
     plan = make_plan(one_at_a_time=True, repeats=3, adaptive=False, workloads=(make_workload(num_prompts=16),))

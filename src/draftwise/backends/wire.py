@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from base64 import b64encode
@@ -237,4 +238,6 @@ def _explain(error: OSError) -> str:
             f"{error.strerror}: for thousands of streams, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
-    return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__
+    number = error.errno or 0
+    why = os.strerror(number) if number > 0 else error.strerror  # asyncio puts a tuple into its own
+    return f"{type(error).__name__}: {why}" if why else type(error).__name__

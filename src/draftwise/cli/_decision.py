@@ -83,13 +83,13 @@ def show_outcome(console: Console, decision: Decision, run: Run) -> None:
     for finding, told in findings[:_MOST_FINDINGS]:
         _show_finding(console, finding, f"{told[:_MOST_LETTERS]}..." if len(told) > _MOST_LETTERS + 3 else told)
     left_out, actions = len(describe_unmeasured(decision)), list_actions(decision, run)
-    counts = {
-        "verdicts": len(decision.comparisons) - len(leading),
-        "findings": len(_findings(decision)) - len(findings[:_MOST_FINDINGS]),
-        "configs": len(actions[_MOST_ACTIONS:]),
-        "parts of the plan that were not measured": left_out,
-    }
-    if others := [f"{number} {name}" for name, number in counts.items() if number > 0]:
+    counts = (
+        ("verdict", len(decision.comparisons) - len(leading), ""),
+        ("finding", len(_findings(decision)) - len(findings[:_MOST_FINDINGS]), ""),
+        ("config", len(actions[_MOST_ACTIONS:]), ""),
+        ("part", left_out, " of the plan not measured as planned"),
+    )
+    if others := [f"{number} {noun}{'s' * (number > 1)}{more}" for noun, number, more in counts if number > 0]:
         show_prose(console, f"Also in the report: {', '.join(others)}.", "dim")
     console.print()
     show_prose(console, describe_decision(decision), "bold")

@@ -16,7 +16,7 @@ from rich.text import Text
 from draftwise.cli._own_options import find_options
 from draftwise.cli._results import json_option, show
 from draftwise.core import InvalidSetup
-from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, VllmRule, show_template
+from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
 
 
@@ -83,10 +83,8 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
             _print(console, f"needs: {', '.join(told.needs)}{parent}", "dim")
             _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
-    if example := explanation.example:
-        for name, text in example.titles():
-            _print(console, f"example, {name}:\n{text.rstrip()}")
-        _print(console, f"example: {example.line}")
+    if explanation.example:
+        _show_example(console, explanation.example)
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")
     if explanation.see:
@@ -98,6 +96,16 @@ def _show(console: Console, explanation: Explanation, result: ExplainResult) -> 
         for rule in explanation.related:
             console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4), expand=False))
     console.print()
+
+
+def _show_example(console: Console, example: RuleExample) -> None:
+    for name, text in example.titles():
+        _print(console, f"example, {name}:\n{text.rstrip()}")
+    if example.line:
+        _print(console, f"example: {example.line}")
+    if example.tested:
+        _print(console, f"draftwise says:\n{example.says}")
+        _print(console, f"checked by {example.test}", "dim")
 
 
 def _show_rule(console: Console, rule: VllmRule, result: ExplainResult) -> None:

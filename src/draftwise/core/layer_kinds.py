@@ -65,8 +65,8 @@ def read_window(config: Config) -> int | None:
 
 
 def read_kv_heads(config: Config, heads: int) -> int:
-    """Return the key-value heads of a layer; Falcon says them in flags, and Step as groups."""
-    if _type_of(config) == "falcon":
+    """Return the key-value heads of a layer; Falcon and BigCode say them in flags, and Step as groups."""
+    if _type_of(config) in ("falcon", "gpt_bigcode"):
         if config.get("new_decoder_architecture"):
             return positive_of(config, "num_kv_heads") or heads
         return 1 if config.get("multi_query", True) else heads

@@ -277,6 +277,7 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
         note_late_compilations,
         prepare,
     )
+    from draftwise.engine.kernels.cuda.matmul import loading_library
 
     rehearsal = Rehearsal(engine)
     if compilers is not None:
@@ -286,7 +287,8 @@ def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bo
     with startup.phase("capture steps"):
         try:
             prepare()
-            rehearsal.run()
+            with torch.inference_mode(), loading_library():
+                rehearsal.run()
             torch.cuda.synchronize()
         except Exception:  # requests that need no more than what went well are served
             logger.exception("Some steps could not be rehearsed. Requests wait while these compile or are captured.")

@@ -36,18 +36,29 @@ _Class = tuple[Module, ast.ClassDef]
 
 def architectures(tree: Tree) -> Facts:
     """Every architecture of the registry: the class it loads, the list it stands in, the interfaces of the class."""
+    return {
+        architecture: ({"module": module, "class": cls, "group": _group(name)} | _inspect(tree, module, cls), source)
+        for architecture, (module, cls, name, source) in read_registry(tree).items()
+    }
+
+
+def read_registry(tree: Tree) -> dict[str, tuple[str, str, str, str]]:
+    """Return the module and class of every architecture, the list it stands in, and where that is."""
     registry = tree.get(_REGISTRY)
     whole = registry.names.get(_ALL)
     if not isinstance(whole, ast.Dict):
         raise NotFound(f"vLLM {tree.version}: {_ALL} is no dictionary in {registry.path}")
-    found: Facts = {}
+    found: dict[str, tuple[str, str, str, str]] = {}
     for group in whole.values:
         name = ast.unparse(group)
-        for architecture, (module, cls) in _entries(registry, group).items():
-            if architecture not in found:
-                row = {"module": module, "class": cls, "group": _group(name)}
-                found[architecture] = (row | _inspect(tree, module, cls), registry.source(name))
+        for architecture, entry in _entries(registry, group).items():
+            found.setdefault(architecture, (*entry, name, registry.source(name)))
     return found
+
+
+def find_module(tree: Tree, dotted: str) -> Module | None:
+    """Return a module of model classes as the registry names it."""
+    return tree.module(dotted if dotted.startswith("vllm.") else f"{_PACKAGE}.{dotted}")
 
 
 def _entries(registry: Module, group: ast.expr) -> dict[str, tuple[str, str]]:
@@ -79,7 +90,7 @@ def _group(name: str) -> str:
 
 def _inspect(tree: Tree, dotted: str, cls: str) -> dict[str, Any]:
     """Return the interfaces of a model class; an architecture whose class cannot be found is a gap, and says so."""
-    module = tree.module(dotted if dotted.startswith("vllm.") else f"{_PACKAGE}.{dotted}")
+    module = find_module(tree, dotted)
     if module is None:
         raise NotFound(f"vLLM {tree.version}: no module {dotted} for {cls}")
     ancestors = list(dict.fromkeys(_ancestors(module, ast.Name(cls))))

@@ -1,6 +1,7 @@
-"""Examples that meet rules of vLLM and findings, one a code; the rows are in `data/examples.json`.
+"""Examples that meet rules of vLLM and findings, one a code.
 
-`python -m catalogue.examples` keeps them, and looks for those of new rules.
+The rows of `data/examples.json` run whenever their pages are built; `python -m catalogue.examples` keeps them. Those of
+`data/seen.json` are of findings that need more than files: tests brought them (`python -m catalogue.seen`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ class RuleExample:
 
     vllm: str = ""
     """Empty where the files name a release, or none counts."""
-    command: str
-    """What `draftwise check` is given: a server's command line, or the name of a file. Or a whole `draftwise ...`."""
+    command: str = ""
+    """What `draftwise check` is given: a server's command line, or the name of a file. Or a whole `draftwise ...`.
+    Empty where `tested` names a test of a part of draftwise."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of each file that the command reads; of weights, JSON of their header."""
+    says: str = ""
+    """What it said in the test, where `tested` names one."""
+    tested: str = ""
+    """The test that had this answer, and fails without it, e.g. `tests/cli/test_watch.py::test_a_server_is_away`."""
+
+    @property
+    def test(self) -> str:
+        """Its test in words, with the file."""
+        name = self.tested.rpartition("::test_")[2].partition("[")[0].replace("_", " ")
+        return f'the test "{name}" of {self.tested.partition("::")[0]}'
 
     @property
     def line(self) -> str:
         """The command to type."""
-        if self.command.startswith("draftwise "):
+        if self.tested or self.command.startswith("draftwise "):
             return self.command
         return " ".join(["draftwise check", *(["--vllm", self.vllm] if self.vllm else []), self.command])
 
@@ -42,11 +54,19 @@ class RuleExample:
 
 def find_example(code: str) -> RuleExample | None:
     """Return the example of a rule or finding; None for a code without."""
-    row = _rows().get(code)
+    row = read_examples().get(code) or read_seen().get(code)
     return None if row is None else RuleExample(**row)
 
 
 @cache
-def _rows() -> dict[str, dict[str, Any]]:
+def read_examples() -> Mapping[str, dict[str, Any]]:
+    """Return the examples that can be run, by code."""
     rows: dict[str, dict[str, Any]] = read_rows("examples")
+    return rows
+
+
+@cache
+def read_seen() -> Mapping[str, dict[str, Any]]:
+    """Return the examples from tests, by code."""
+    rows: dict[str, dict[str, Any]] = read_rows("seen")
     return rows

@@ -7,12 +7,20 @@ from functools import cache
 from typing import Any
 
 from draftwise.knowledge.stored import read_data, read_rows
+from draftwise.knowledge.vllm import history
 
 
 @cache
 def types_with(trait: str) -> frozenset[str]:
     """Return the model types that have a trait of `data/model_types.json`; KeyError for an unknown trait."""
     return frozenset(read_data("model_types")[trait]["types"])
+
+
+def find_matrices(config: Mapping[str, Any]) -> int:
+    """Return the matrices of a feed-forward layer: 2 without a gate, by the newest release that shows it; else 3."""
+    named = config.get("architectures")
+    spans = history("feed_forward", str(named[0])) if isinstance(named, list | tuple) and named else ()
+    return 2 if spans and spans[-1].value == "plain" else 3
 
 
 @cache

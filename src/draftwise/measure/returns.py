@@ -12,8 +12,9 @@ from draftwise.core import BackendError, Finding, Omission, Progress
 from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
 
-_AWAY_S, _AWAY, _POLL_S = 180.0, 0.25, 1.0
-"""Most seconds that a server that broke is waited for, the same as a share of what is left, and those between looks."""
+_AWAY_S, _AWAY, _LEAST_S, _POLL_S = 180.0, 0.25, 30.0, 1.0
+"""Most seconds that a server that broke is waited for, the same as a share of what is left, those that it gets anyway,
+and those between looks."""
 _MOST_RETURNS = 3
 """Times that a server may break and come back."""
 _MOST_BREAKS = 30
@@ -56,7 +57,8 @@ class Returns:
         count[arm] += 1
         if count[arm] > most:
             raise BackendError(f"{error}\nIt came back {most} times before: see why it ends.") from error
-        patience_s = min(_AWAY_S, _AWAY * max(0.0, self.left_s()))
+        left_s = max(0.0, self.left_s())
+        patience_s = min(_AWAY_S, left_s, max(_AWAY * left_s, _LEAST_S))
         if not was_there:
             text = f"its server failed: {why} Waiting up to {patience_s:.0f} s for it. Ctrl-C keeps all measurements."
             self.progress.notice(Finding.warning("server-away", text, where=arm, fix="Start it again, unchanged."))

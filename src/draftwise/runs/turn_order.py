@@ -291,7 +291,10 @@ def share_out(
     for group in (plan.conditions, *((condition,) for condition in added)):
         for condition, dealt in _deal(plan, workload, group, used).items():
             if dealt:
-                shares[condition.label, 1] = tuple(dealt)
+                # With one server up at a time a repetition is one paired block: each gets prompts of its own.
+                rounds = min(plan.repeats, len(dealt)) if plan.one_at_a_time else 1
+                for number in range(rounds):
+                    shares[condition.label, number + 1] = tuple(dealt[number::rounds])
                 used |= {
                     prompt.id
                     for block in dealt[: _count_begun(plan, workload, condition, settled)]

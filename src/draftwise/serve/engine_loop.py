@@ -183,9 +183,6 @@ class _EngineLoop:
         began = time.monotonic()
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
-        if self._trim is not None and ended - self._trimmed > _TRIM_S:
-            self._trim(0)
-            self._trimmed = ended
         if self._pace is not None and (schedule := self._engine.scheduled) is not None:
             rows = sum(chunk.length for chunk in schedule.chunks)
             ranked = sum(c.length for c in schedule.chunks if c.sequence.params.prompt_logprobs is not None)
@@ -196,6 +193,9 @@ class _EngineLoop:
         if deltas or stats != self._sent_stats:
             self._sent_stats = stats
             self._channel.send(StepResult.pack(deltas, stats, began=began, ended=ended))
+        if self._trim is not None and ended - self._trimmed > _TRIM_S:  # nobody waits for this step any more
+            self._trim(0)
+            self._trimmed = ended
 
 
 def _describe(failure: BaseException) -> Sequence[Finding]:

@@ -22,9 +22,10 @@ _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 _FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALL_OF_IT, _ALIKE_Z = 20, math.log(1.25), 0.8, 3.3
 """Readings from which on spells are looked for, how much longer the slower half's steps take that is one, the share of
 what is claimed that may be all of it, and standard errors of an autocorrelation that are no chance."""
-_UNREST_ALPHA, _MOST_OF_UNREST = 0.001, 3.0
-"""Error of calling an arm's pace less even than the other's, and the multiple of that unevenness (a mean distance from
-the median) that a ratio may owe to it: 2 of what rises evenly, 1 of what is slow half of the time."""
+_UNREST_ALPHA, _MOST_OF_UNREST, _MOST_SHARED = 0.001, 2.5, 2.0
+"""Error of calling an arm's pace less even than the other's, the multiple of that unevenness (a mean distance from the
+median) that a ratio may owe to it (2 of what rises evenly, 1 of what is slow half of the time), and how many times as
+far both may be moved by what they share."""
 _SHARED = 0.5
 """Share of a change that the other arm has to leave for it to be the arm's own."""
 _FEWEST_ANCHORS = 4
@@ -124,29 +125,31 @@ def find_spells(own_T: Array, other_T: Array, *, lags: int = 1, claimed: float =
     return math.exp(apart) if apart > least else None
 
 
-def find_unrest(own_T: Array, other_T: Array, *, claimed: float, scale: float = 1.0) -> float | None:
+def find_unrest(own_T: Array, other_T: Array, *, claimed: float) -> float | None:
     """Return how many times as long the slower half of an arm's steps takes, where its pace is less even than the other
     arm's, and that may be all of what is claimed; None where it is not.
 
     A balancer over unlike replicas, say, or a limit on one server. What prompts and the machine do to a pace they do to
-    both (paired t test of the distances from the median, 0.1 %, one-sided: Brown and Forsythe, JASA 1974).
+    both, and this part is taken off first (paired t test of the distances from the median, 0.1 %, one-sided: Brown and
+    Forsythe, JASA 1974).
 
     Args:
         own_T: as for `find_pace_change`, of an arm whose steps hold no drafts.
         other_T: likewise.
         claimed: the logarithm of the ratio of the whole.
-        scale: seconds of the other arm's steps over those of this one's: long prompts add as many to either.
     """
     count = len(own_T)
     if count < _FEWEST_IN_SPELLS:
         return None
-    own_far_T, other_far_T = (np.abs(each - np.median(each)) for each in (own_T, other_T))
-    apart_T = own_far_T - max(1.0, scale) * other_far_T
-    error = max(float(apart_T.std(ddof=1)), _ROUNDING) / math.sqrt(count)
-    excess = math.sqrt(max(0.0, float(own_far_T.mean()) ** 2 - (max(1.0, scale) * float(other_far_T.mean())) ** 2))
-    if apart_T.mean() <= student_quantile(1 - _UNREST_ALPHA, count - 1) * error or claimed > _MOST_OF_UNREST * excess:
+    own, other = own_T - own_T.mean(), other_T - other_T.mean()
+    shared = min(_MOST_SHARED, max(0.0, float(other @ own) / max(float(other @ other), _ROUNDING)))
+    own_far_T, other_far_T = (np.abs(each - np.median(each)) for each in (own - shared * other, other))
+    more_T = own_far_T - other_far_T
+    error = max(float(more_T.std(ddof=1)), _ROUNDING) / math.sqrt(count)
+    excess = math.sqrt(max(0.0, float(own_far_T.mean()) ** 2 - float(other_far_T.mean()) ** 2))
+    if more_T.mean() <= student_quantile(1 - _UNREST_ALPHA, count - 1) * error or claimed > _MOST_OF_UNREST * excess:
         return None
-    return math.exp(_find_halves(own_T))
+    return math.exp(_find_halves(own))
 
 
 def _find_halves(series_T: Array) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
+from draftwise.knowledge.examples import RuleExample
 from draftwise.knowledge.rules import VllmRule
 from draftwise.knowledge.vllm import Span, releases
 from draftwise.plan.explanations import Explanation, list_names, show_template
@@ -15,7 +16,16 @@ from draftwise.plan.explanations import explain as look_up
 from draftwise.verbs.own_names import find_alert, find_key, list_own
 from draftwise.verbs.verb import Result, refuse, verb
 
-__all__ = ["ExplainRequest", "ExplainResult", "Explanation", "Span", "VllmRule", "explain", "show_template"]
+__all__ = [
+    "ExplainRequest",
+    "ExplainResult",
+    "Explanation",
+    "RuleExample",
+    "Span",
+    "VllmRule",
+    "explain",
+    "show_template",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ def _fetch(base: str, stack: ExitStack, *, where: str) -> Path:
             (folder / _CONFIG).write_bytes(_get(client, f"{base}/{_CONFIG}", where=where))
             index = _get(client, f"{base}/{INDEX}", where=where, optional=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _unreachable(where, f"{base} cannot be reached ({str(error) or type(error).__name__})") from None
+        why = str(error).rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
+        raise _unreachable(where, f"{base} cannot be reached ({why})") from None
     if index:
         (folder / INDEX).write_bytes(index)
     return folder

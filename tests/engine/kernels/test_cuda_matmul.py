@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,3 +253,29 @@ def test_no_config_beyond_the_limits():
 def test_one_byte_products_are_cut_as_was_measured_to_be_best(num_rows, shape, gated, way):
     config = choose(num_rows, *shape, H200, gated=gated, weight_bytes=1)
     assert way == (config.outputs, config.columns, config.fold, config.stages)
+
+
+@pytest.mark.parametrize("most", [1, 70, 512, 1501])
+def test_the_library_has_loaded_what_any_fewer_rows_need(most, monkeypatch):
+    """To load a kernel of cuBLAS later waits for all that is under way; tiles of rows decide which one it is."""
+    multiplied = []
+
+    def linear(x, weight, bias):
+        multiplied.append((len(x), weight.data_ptr(), bias is None))
+        return x.new_empty(len(x), len(weight))
+
+    monkeypatch.setattr(products, "F", SimpleNamespace(linear=linear))
+    same, alike, bias = torch.empty(8, 4), torch.empty(8, 4), torch.empty(8)
+    with products.loading_library():
+        for rows, weight in ((1, same), (most, same), (most, alike)):  # torch multiplies float32
+            products.matmul(torch.empty(rows, 4), weight)
+        products.matmul(torch.empty(1, 4), same, bias)
+    products.matmul(torch.empty(most + 1, 4), same)
+    loaded = [rows for rows, pointer, has_none in multiplied[4:-1] if (pointer, has_none) == (same.data_ptr(), True)]
+    assert multiplied[4 + len(loaded) :] == [(1, same.data_ptr(), False), (most + 1, same.data_ptr(), True)]
+    assert max(loaded) == most
+    for rows in range(1, most // 8 * 8 + 1):
+        tile = 1 if rows <= 256 else 32 if rows <= 1024 else 256
+        alike = [each for each in loaded if -(-each // tile) == -(-rows // tile)]
+        assert any(min(each & -each, 8) == min(rows & -rows, 8) for each in alike), rows
+    assert len(loaded) <= 256 + 24 * 4 + 3 * 4

@@ -341,3 +341,42 @@ def test_prompts_are_short_only_between_the_steps_of_others() -> None:
             scheduler.advance(schedule.decodes[0], [8], bound=1)
         else:
             assert lengths == [3], "the older one goes on and takes all"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 40), min_size=2, max_size=12),
+    arrivals=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    lags=st.booleans(),
+    budget=st.integers(2, 24),
+    k=st.integers(0, 3),
+    data=st.data(),
+)
+def test_every_step_decodes_for_all_that_can_beside_one_budget_of_prompts(
+    prompts: list[int], arrivals: list[int], lags: bool, budget: int, k: int, data: st.DataObject
+) -> None:
+    """So a reader waits for one pass over prompts, whatever arrives."""
+    scheduler = make_scheduler(400, budget=budget, max_num_seqs=12)
+    device = Device(scheduler, lags=lags, k=k)
+    late = [make_sequence(str(i), [i] * n, max_tokens=n + 12) for i, n in enumerate(prompts)]
+    alive = list(late)
+    schedule_once, schedules = scheduler.schedule, list[StepSchedule]()
+
+    def schedule(k: int) -> StepSchedule | None:
+        able = [s for s in scheduler.running if s.is_decoding and s.num_left > s.num_underway]
+        found = schedule_once(k)
+        assert found is not None, "pages last"
+        assert found.decodes == able
+        schedules.append(found)
+        return found
+
+    scheduler.schedule = schedule  # type: ignore[method-assign]
+    for step in range(2000):
+        for _ in range(min(len(late), max(arrivals[step % 12], not scheduler.running))):
+            scheduler.add(late.pop(0))
+        device.step(lambda bound: data.draw(st.integers(1, bound)))
+        rows = sum(chunk.length for chunk in schedules[-1].chunks)
+        assert rows <= max(budget - len(schedules[-1].decodes) * (k + 1), BLOCK)
+        if not late and not any(sequence.num_left for sequence in alive):
+            break
+    assert not any(sequence.num_left for sequence in alive)

@@ -16,6 +16,10 @@ from catalogue.kv_law.law import judge
 from packaging.version import Version
 
 from draftwise.knowledge import kv_proofs
+from draftwise.knowledge.model_types import types_with
+from draftwise.plan.size.decoder_parts import decoder_parts
+from draftwise.plan.size.shapes import read_shape, read_text_config
+from draftwise.plan.size.weight_parts import elements
 
 RECORDS = Path(__file__).with_name("kv_law")
 RELEASES = sorted(path.name.removesuffix(".jsonl.gz") for path in RECORDS.glob("*.jsonl.gz"))
@@ -79,3 +83,23 @@ def test_what_was_not_compared_is_not_what_differs(
     monkeypatch.setattr(kv_proofs, "_read", lambda: {Version("0.10.0"): older, Version("0.20.0"): newer})
     found = kv_proofs.find_unproved(architecture, Version("0.15.0"), ("plain", "fp8"), is_simple=is_simple)
     assert (found.unknown, found.different) == (unknown, different)
+
+
+@pytest.mark.parametrize(("release", "is_told_apart"), [("0.32.0", True), ("0.33.0", False), ("0.28.0", False)])
+def test_releases_without_marks_say_no_more_than_that_nothing_confirms(release: str, *, is_told_apart: bool) -> None:
+    found = kv_proofs.find_unproved("NobodyForCausalLM", Version(release), ("plain",), is_simple=True)
+    assert (found.unknown, found.is_told_apart) == (("plain",), is_told_apart)
+
+
+def test_parameters_are_those_that_vllm_builds() -> None:
+    """vLLM pads vocabularies to 64 rows, and its norms have biases in some families."""
+    wrong, seen = [], set()
+    for row in map(json.loads, gzip.decompress((RECORDS / "weights/0.32.0.jsonl.gz").read_bytes()).splitlines()):
+        kind, architecture = str(row["config"]["model_type"]), row["config"]["architectures"][0]
+        if kind in types_with("known") and architecture.endswith(("CausalLM", "HeadModel")):
+            text = read_text_config(row["config"])
+            share = elements(decoder_parts(text, read_shape(text))) / sum(row["weights"].values())
+            seen.add(kind)
+            wrong += [] if 0.999 < share < 1.001 else [(row["model"], share)]
+    assert wrong == []
+    assert len(seen) >= 50

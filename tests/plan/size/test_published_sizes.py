@@ -7,7 +7,7 @@ import re
 import pytest
 
 from draftwise.core import InvalidSetup
-from draftwise.knowledge.model_types import types_with
+from draftwise.knowledge.model_types import find_matrices, types_with
 from draftwise.knowledge.models import KnownModel, read_models
 from draftwise.plan.size.decoder_parts import decoder_parts
 from draftwise.plan.size.shapes import read_shape, read_text_config
@@ -25,7 +25,7 @@ def stated(model: KnownModel) -> float | None:
 
 
 def counted(model: KnownModel) -> float | None:
-    """Return the parameters by config.json; None for a model type that is taken as Llama, which `size` says."""
+    """Return the parameters by config.json; None for a model type of which `size` gives no number."""
     try:
         config = read_text_config(model.config)
         known = config.get("model_type") in types_with("known")
@@ -38,7 +38,13 @@ PAIRS = [(model.id, count, told) for model in read_models() if (told := stated(m
 
 
 def test_most_models_tell() -> None:
-    assert len(PAIRS) >= 90
+    assert len(PAIRS) >= 100
+    without_gate = {str(model.config["model_type"]) for model in read_models() if find_matrices(model.config) == 2}
+    told = {name for name, *_ in PAIRS}
+    assert len(without_gate) >= 9
+    assert all(
+        any(model.id in told for model in read_models() if model.config["model_type"] == kind) for kind in without_gate
+    )
 
 
 @pytest.mark.parametrize(("name", "count", "told"), PAIRS, ids=[name for name, *_ in PAIRS])

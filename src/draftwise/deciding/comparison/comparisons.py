@@ -393,7 +393,7 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         comparison=comparison,
         estimates=estimates,
         outlook=outlook,
-        pace=_find_doubt_of_pace(run, cell, ratios.deciding.log),
+        pace=_find_doubt_of_pace(run, cell, _find_claim(ratios)),
         lost=_sum_up(lost, run, estimates.whole),
         order_break=_find_order_break(estimates),
         left=next((each.reason for each in reversed(run.settled) if each.key == comparison.key), ""),
@@ -418,6 +418,14 @@ def _find_order_break(estimates: Estimates) -> tuple[int, OrderBreak] | None:
     return None if found is None else (rows[ordered[found.place - 1]], found)
 
 
+def _find_claim(ratios: Ratios) -> float:
+    """Return the logarithm of what decoding has of the deciding ratio: first tokens are judged by themselves."""
+    whole = ratios.deciding.log
+    if ratios.tpot is None or ratios.throughput is not None:
+        return whole
+    return min(max(-ratios.tpot.log, min(0.0, whole)), max(0.0, whole))
+
+
 def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | None:
     """Return which of the two servers changed its pace in the course of the run, by its own decoding steps or by
     prompts that were asked again; None where neither did.
@@ -426,14 +434,14 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
     """
     if cell.condition.concurrency is None:
         return None
-    times, paces, scale = _read_paces(run, cell)
+    times, paces = _read_paces(run, cell)
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if change := find_pace_change(paces[own], paces[1 - own]):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own, claimed=claimed)) is not None:
             return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
-    if claimed > 0 and (ratio := find_unrest(*paces, claimed=claimed, scale=scale)) is not None:
+    if claimed > 0 and (ratio := find_unrest(*paces, claimed=claimed)) is not None:
         return PaceDoubt(arm=cell.baseline, ratio=ratio, share=None, in_spells=True)
     if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
@@ -441,9 +449,8 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
     return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None
 
 
-def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array], float]:
-    """Return [T] when paired blocks began, [T] logarithms of both arms' seconds per decoding step in them, and how many
-    times as long the candidate's steps are.
+def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
+    """Return [T] when paired blocks began, and [T] logarithms of both arms' seconds per decoding step in them.
 
     All workloads under the condition tell of a server's pace, each as far as it is from its own mean.
     """
@@ -464,11 +471,10 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array], float
     rows.sort()
     kinds = np.array([row[1] for row in rows])
     paces_AT = np.array([[row[2] for row in rows], [row[3] for row in rows]], dtype=np.float64)
-    scale = math.exp(float((paces_AT[1] - paces_AT[0]).mean())) if rows else 1.0
     for kind in dict.fromkeys(kinds.tolist()):
         mine_T = kinds == kind
         paces_AT[:, mine_T] -= paces_AT[:, mine_T].mean(axis=1, keepdims=True)
-    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1]), scale
+    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1])
 
 
 def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_plain: bool) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.core.layer_kinds import read_layer_kinds
-from draftwise.knowledge.model_types import types_with
+from draftwise.knowledge.model_types import find_matrices, types_with
 from draftwise.plan.size.weight_parts import Part, Sharding
 
 Config = Mapping[str, Any]
@@ -18,7 +18,7 @@ _FEED_FORWARD = frozenset({"mlp", "moe"})
 
 
 def known_family(model_type: str) -> bool:
-    """Say whether the inventory of a model type was checked; others are taken as Llama."""
+    """Say whether the inventory of a model type was checked; for others there is no number."""
     return model_type in types_with("known")
 
 
@@ -35,10 +35,11 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
             name="embed_tokens",
             role="embedding",
             rows=vocab,
-            cols=hidden,
+            cols=config.get("word_embed_proj_dim") or hidden,
             split=Sharding.VOCABULARY,
             quantized=False,
         ),
+        *_position_parts(config, shape),
         *_layer_parts(config, shape),
         norm("norm", hidden, last=True),
     ]
@@ -55,6 +56,14 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
             )
         )
     return tuple(parts)
+
+
+def _position_parts(config: Config, shape: ModelShape) -> Iterator[Part]:
+    if config.get("model_type") in types_with("learned_positions"):
+        rows, cols = shape.max_position_embeddings, shape.hidden_size
+        yield Part(
+            name="embed_positions", role="embedding", rows=rows, cols=cols, split=Sharding.COPIED, quantized=False
+        )
 
 
 def norm(name: str, width: int, layers: tuple[int, ...] = (), *, last: bool = False) -> Part:
@@ -105,7 +114,7 @@ def attention_parts(
     yield part(name="q_proj", rows=gate * queries, cols=width)
     yield by_head(name="kv_proj", rows=2 * keys, cols=width)
     yield part(name="o_proj", rows=queries, cols=hidden)
-    bias = bool(config.get("attention_bias", kind in types_with("always_biased")))
+    bias = bool(config.get("attention_bias", config.get("bias", kind in types_with("always_biased"))))
     if bias:
         yield part(name="q_proj.bias", rows=gate * queries)
         yield by_head(name="kv_proj.bias", rows=2 * keys)
@@ -177,14 +186,14 @@ def _mamba_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> 
 
 def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Iterator[Part]:
     """Yield the feed-forward matrices: dense layers, and those with a mixture of experts."""
-    hidden, matrices = shape.hidden_size, 2 if config.get("model_type") in types_with("two_matrices") else 3
+    hidden, matrices = shape.hidden_size, find_matrices(config)
     sparse = tuple(layer for layer in layers if _is_sparse(config, layer))
     dense = tuple(layer for layer in layers if layer not in set(sparse))
     if dense:
         inner = config.get("intermediate_size_mlp") or shape.intermediate_size
         yield Part(name="mlp", role="mlp", rows=matrices * inner, cols=hidden, layers=dense)
-        if config.get("mlp_bias"):
-            yield Part(name="mlp.bias", role="mlp", rows=2 * inner + hidden, layers=dense)
+        if config.get("mlp_bias", config.get("bias", config.get("model_type") in types_with("mlp_biased"))):
+            yield Part(name="mlp.bias", role="mlp", rows=(matrices - 1) * inner + hidden, layers=dense)
     if not sparse:
         return
     inner, count = config.get("moe_intermediate_size") or shape.intermediate_size, num_experts(config)

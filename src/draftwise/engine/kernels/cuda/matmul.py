@@ -6,7 +6,9 @@ Shape letters: R rows, K columns of a weight, O outputs, I outputs of a gated pa
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,10 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
+_TILES = ((256, 1), (1024, 32), (1 << 62, 256))
+"""(limit, rows): up to `limit` rows, cuBLAS's kernels are the same for all numbers that fill as many tiles and are
+multiples of the same power of two up to `_ALIGNED`."""
+_ALIGNED = 8
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
 
@@ -56,7 +62,64 @@ def gated_matmul(x_RK: Tensor, weight_2IK: Tensor, *, scale_2I: Tensor | None = 
 
 
 def _library_matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, scale_O: Tensor | None) -> Tensor:
+    if _noted is not None:
+        kind = weight_OK.shape, weight_OK.dtype, bias_O is None
+        _noted.setdefault(kind, _LibraryProduct(weight_OK, bias_O, scale_O, x_RK.dtype)).note(len(x_RK))
     return F.linear(x_RK, weight_OK, bias_O) if scale_O is None else linear_fp8(x_RK, weight_OK, scale_O, bias_O)
+
+
+@dataclass(slots=True, eq=False)
+class _LibraryProduct:
+    """A weight that cuBLAS multiplies, for all of its shape."""
+
+    weight_OK: Tensor
+    bias_O: Tensor | None
+    scale_O: Tensor | None
+    dtype: torch.dtype
+    """The type of the activations."""
+    most_rows: int = 0
+
+    def note(self, num_rows: int) -> None:
+        self.most_rows = max(self.most_rows, num_rows)
+
+    def run(self) -> None:
+        """Multiply rows of every number for which cuBLAS may choose another kernel."""
+        x_RK = torch.empty(self.most_rows, self.weight_OK.shape[1], dtype=self.dtype, device=self.weight_OK.device)
+        for num_rows in row_counts(self.most_rows):
+            _library_matmul(x_RK[:num_rows], self.weight_OK, self.bias_O, self.scale_O)
+
+
+_noted: dict[object, _LibraryProduct] | None = None
+"""Products of cuBLAS in `loading_library`, by kind."""
+
+
+@contextmanager
+def loading_library() -> Iterator[None]:
+    """Have the kernels loaded that cuBLAS needs for the products made inside, and for the same ones of fewer rows.
+
+    cuBLAS chooses among many by the number of rows. CUDA loads each before its first launch, and the host then waits
+    for all that is under way: a reader got no tokens for as long as two passes over prompts take.
+    """
+    global _noted
+    found: dict[object, _LibraryProduct] = {}
+    _noted = found
+    try:
+        yield
+    finally:
+        _noted = None
+    for product in found.values():
+        product.run()
+
+
+def row_counts(most: int) -> list[int]:
+    """Return numbers of rows up to `most` that show each kernel, by `_TILES`; ascending."""
+    counts, before = {most}, 0
+    for end, tile in _TILES:
+        for full in range(before + tile, min(end, most + tile - 1) + 1, tile):
+            last = min(full, most // _ALIGNED * _ALIGNED) if tile > 1 else full
+            counts.update(last - short for short in (0, 1, 2, 4) if short < tile)
+        before = end
+    return sorted(counts)
 
 
 def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool, in_parts: bool = False) -> Config | None:
