@@ -142,7 +142,8 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
                 await asyncio.sleep(0.005)
 
     tasks = [asyncio.create_task(stream()), asyncio.create_task(probe())]
-    await asyncio.sleep(0.5)
+    while len(gaps) < 10:
+        await asyncio.sleep(0.1)
     gaps.clear()
     answers.clear()
     began = time.perf_counter()

@@ -266,3 +266,14 @@ def test_what_a_text_does_not_tell_is_given_by_a_file(tmp_path):
     assert (result.exit_code, "Breaks: nothing\n" in result.stdout) == (1, False)
     assert run("upgrade", str(compose), *releases, *given).exit_code == 0
     assert run("check", str(compose), "--env-file", "no-such-file").exit_code == 2
+
+
+def test_a_kustomization_is_named_with_the_command_that_renders_it(deploy: Path) -> None:
+    overlay = deploy / "prod"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text("resources: [../base]\n")
+    command = f"kubectl kustomize {overlay} | draftwise check -"
+    for words, code in ((("check", str(overlay)), 2), (("check", str(deploy)), 0)):
+        result = run(*words)
+        assert (result.exit_code, command in result.stderr) == (code, True)
+    assert "kustomize" not in run("check", str(deploy / "a")).stderr

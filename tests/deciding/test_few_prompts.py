@@ -45,7 +45,8 @@ def test_a_few_prompts_decide_nothing_and_the_reason_counts_them(factor: float, 
     run = make_run({"ngram k=3": gains(factor)}, workloads=[workload("code", num_prompts)])
     (found,) = gather_evidence(run).comparisons
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert describe_reason(found.reason) == f"rests on {num_prompts} prompts; at least 6 are needed"
+    prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+    assert describe_reason(found.reason) == f"rests on {prompts}; at least 6 are needed"
 
 
 @pytest.mark.parametrize(("speedup", "verdict"), [(FASTER, Verdict.ADOPT), (SLOWER, Verdict.REJECT)])

@@ -183,6 +183,14 @@ ILLNESSES: Sequence[Illness] = (
         name="answers of 1 of 3 loop", spec=({}, {}, {"perfect": 1.0}), named=_of("too-perfect"), says="On s2, the"
     ),
     Illness(
+        name="1 of 3 prefills slowly",
+        always={"shared": 0.2},
+        spec=({}, {"prefill": 6.0}, {}),
+        plain=None,
+        named=_of("replica-outlier"),
+        never=(),
+    ),
+    Illness(
         name="requests wait at 1 of 3",
         spec=({}, {}, {"max_running": 5.0}),
         named=_of("queue-grew"),

@@ -9,9 +9,17 @@ import pytest
 from draftwise.core.progress import Silent
 from draftwise.verbs.ui import ui
 from tests.support.browser import WIDTHS, Visit, browser
-from tests.ui.test_pages_server import COMMAND, DOCUMENTS, counting, make_runs
+from tests.ui.test_pages_server import COMMAND, DOCUMENTS, counting, make_run_of_one_load, make_runs
 
 __all__ = ["browser", "counting"]
+
+
+OVERLAPS = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect()]);
+  const touch = (a, b) => a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom;
+  return texts.flatMap(([one, a], at) => texts.slice(at + 1).filter(([, b]) => touch(a, b)).map(([two]) => [one, two]));
+})"""
+"""Pairs of labels of a chart that lie on each other."""
 
 
 class Until(Silent):
@@ -29,6 +37,7 @@ class Until(Silent):
 def url(tmp_path_factory):
     folder = make_runs(tmp_path_factory.mktemp("runs"), 12)
     shutil.copytree(DOCUMENTS / "run", folder / "whole")
+    make_run_of_one_load(folder / "one-load")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         until = Until()
@@ -67,9 +76,24 @@ def test_a_run_and_the_chart_of_it(browser, url, width):
         read = "[...document.querySelectorAll('figure text')].map((each) => each.getBoundingClientRect().height)"
         sizes = visit.page.evaluate(read)
         assert min(sizes) >= 11  # drawn for the width, not scaled down
+        assert not visit.page.evaluate(OVERLAPS)
         assert visit.overflow <= 0
         assert not visit.find_barriers()
         assert not visit.troubles
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_list_of_runs_of_few_days_and_a_run_of_one_load(browser, url, width):
+    with Visit(browser, url, width=width) as visit:
+        visit.page.wait_for_selector("figure svg")
+        assert not visit.page.evaluate(OVERLAPS)
+        visit.page.click("a:text-is('one-load')")
+        visit.page.wait_for_selector("figcaption:text-is('Requests in flight: 4, temperature 0')")
+        assert not visit.page.evaluate(OVERLAPS)
+        read = "[...document.querySelector('figure svg').children].map((each) => parseFloat(each.textContent))"
+        assert 0 not in visit.page.evaluate(read)  # an interval that is not known bounds nothing
+        assert visit.overflow <= 0
+        assert not visit.find_barriers()
 
 
 def test_two_runs_by_keyboard_alone(browser, url):

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from draftwise.verbs.listed_runs import list_runs
 from draftwise.verbs.pages.answers import answer
-from draftwise.verbs.pages.pages_app import make_app
+from draftwise.verbs.pages.pages_app import _draw_loads, make_app
 from draftwise.verbs.ui import ui
 
 DOCUMENTS = Path(__file__).parents[1] / "core" / "documents"
@@ -34,6 +34,24 @@ def make_runs(folder: Path, count: int) -> Path:
         summary["scope_values"]["model"] = f"org/model-{index % 3}"
         (run / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def make_run_of_one_load(folder: Path) -> None:
+    """Two workloads and two candidates at one load; one interval is not known."""
+    shutil.copytree(DOCUMENTS / "run", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    (first, *_) = summary["comparisons"]
+    summary["comparisons"] = [
+        first | {
+            "workload": workload, "candidate": candidate, "temperature": 0.0,
+            "load": {"kind": "closed", "concurrency": 4}, "deciding": {"value": value, "low": low, "high": high},
+        }
+        for workload, candidate, value, low, high in (
+            ("chat", "ngram", 0.9, 0.8, 1.0), ("chat", "eagle3", 1.4, 1.3, 1.5),
+            ("code", "ngram", 1.6, 1.2, 2.1), ("code", "eagle3", 1.25, 0.0, None),
+        )
+    ]  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture(autouse=True)
@@ -289,3 +307,20 @@ def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
 
     with pytest.raises(InvalidSetup, match="There is no folder"):
         ui(tmp_path / "nowhere")
+
+
+def test_runs_of_one_load_are_rows_and_others_lines(tmp_path):
+    make_run_of_one_load(tmp_path / "one")
+    comparisons = json.loads((tmp_path / "one" / "summary.json").read_text())["comparisons"]
+    (chart,) = _draw_loads(comparisons)
+    assert (chart["x"], chart["title"]) == ("rows", "Requests in flight: 4, temperature 0")
+    assert [(each["name"], [point["x"] for point in each["points"]]) for each in chart["series"]] == [
+        ("ngram", ["chat", "code"]),
+        ("eagle3", ["chat", "code"]),
+    ]
+    more = [each | {"load": {"kind": "closed", "concurrency": 16}} for each in comparisons]
+    assert [(each["x"], each["title"]) for each in _draw_loads([*more, *comparisons])] == [
+        ("log", "chat, temperature 0"),
+        ("log", "code, temperature 0"),
+    ]
+    assert [point["x"] for point in _draw_loads([*more, *comparisons])[0]["series"][0]["points"]] == [4, 16]

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from shutil import which
 from threading import Event, Thread
@@ -384,6 +384,78 @@ def test_a_client_that_goes_away_ends_the_server(tmp_path: Path) -> None:
         assert process.wait(30) == 0
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
+
+
+STUCK = """
+import sys
+from threading import Event
+from typing import Any
+from draftwise.cli import main
+from draftwise.verbs.tool_calls import TOOLS
+
+def never_end(_request, _progress) -> Any:
+    print("began", file=sys.stderr, flush=True)
+    Event().wait()
+
+TOOLS["explain"].request._function = never_end
+sys.argv = ["draftwise", "mcp", *sys.argv[1:]]
+main()
+"""
+"""A server with a verb that neither ends nor looks whether it should."""
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+    },
+}  # fmt: skip
+READY = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+CALL = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "explain", "arguments": {"name": "k"}}}
+
+
+@contextmanager
+def stuck(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, *words], env=start(cwd=folder, **variables).env, cwd=folder,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["client-gone", "terminated"])
+def test_a_verb_that_never_ends_holds_no_server_up(tmp_path: Path, is_gone: bool) -> None:
+    with stuck(tmp_path) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("".join(f"{json.dumps(each)}\n" for each in (HELLO, READY, CALL)))
+        process.stdin.flush()
+        assert "began\n" in iter(process.stderr.readline, "")
+        if is_gone:
+            process.stdin.close()
+        else:
+            process.terminate()
+        assert process.wait(60) == (0 if is_gone else 130)
+
+
+def test_a_verb_that_never_ends_holds_no_http_server_up(tmp_path: Path) -> None:
+    import httpx
+
+    with stuck(tmp_path, "--http", "0", DRAFTWISE_MCP_TOKEN="t") as process:
+        assert process.stderr is not None
+        url = next(line.strip() for line in process.stderr if line.startswith("http://127.0.0.1:"))
+        headers = {"Authorization": "Bearer t", "Accept": "application/json, text/event-stream"}
+        headers["mcp-session-id"] = httpx.post(url, json=HELLO, headers=headers).headers["mcp-session-id"]
+        httpx.post(url, json=READY, headers=headers)
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(url, json=CALL, headers=headers, timeout=None)
+
+        Thread(target=ask, daemon=True).start()
+        assert "began\n" in iter(process.stderr.readline, "")
+        process.terminate()
+        assert process.wait(60) == 130
 
 
 INSPECTOR = os.environ.get("DRAFTWISE_MCP_INSPECTOR") or which("mcp-inspector")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
 import importlib
 import io
@@ -36,6 +37,9 @@ _INSTEAD = {
 }
 """Options of a verb -> what to do where others have --force."""
 _DURATIONS = "a time, such as 500ms, 30s or 5m"
+_PLAINER = {
+    **dict.fromkeys("█▉▊▋▌▍▎▏", "#"), "✓": "+", "✗": "x", "·": "-", "→": "->", "≥": ">=", "≤": "<=", "…": "...",
+}  # fmt: skip
 _URL = re.compile(r"https?://", re.I)
 
 BEGAN = "draftwise.began_s"
@@ -332,15 +336,23 @@ class _Pipe(io.FileIO):
             return len(data)  # type: ignore[arg-type]
 
 
+def _write_plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAINER.get(each, "?") for each in text), error.end
+
+
 def _settle_streams() -> None:
-    """Replace characters that the encoding lacks by `?` (PYTHONIOENCODING=ascii), and survive closed pipes."""
+    """Write plainer what the encoding lacks (PYTHONIOENCODING=ascii, pipes on Windows), and survive closed pipes."""
+    codecs.register_error("draftwise", _write_plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="draftwise")
     try:
         descriptor, is_terminal = sys.stdout.fileno(), sys.stdout.isatty()
     except (OSError, ValueError, AttributeError):  # not a file, closed, or none at all
         return
     if not is_terminal:
         pipe = io.BufferedWriter(_Pipe(descriptor, "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(pipe, encoding=sys.stdout.encoding, errors="replace")
+        sys.stdout = io.TextIOWrapper(pipe, encoding=sys.stdout.encoding, errors="draftwise")

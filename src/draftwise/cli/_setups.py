@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from draftwise.cli._options import PanelCommand, add_options
-from draftwise.verbs.sources import find_command, flags_of_vllm, join_command
+from draftwise.verbs.sources import find_command, flags_of_vllm, hint_kustomize, join_command
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
@@ -121,4 +121,4 @@ def report_skipped(names: Sequence[str], *, verbose: bool) -> None:
             click.echo(f"{name} starts no vLLM server.", err=True)
     elif names:
         number = "1 file starts" if len(names) == 1 else f"{len(names)} files start"
-        click.echo(f"{number} no vLLM server (--verbose names them).", err=True)
+        click.echo(f"{number} no vLLM server (--verbose names them). {hint_kustomize(names)}".rstrip(), err=True)

@@ -54,7 +54,7 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
-@click.option("--gpu", required=True, metavar="NAME", help="GPU: H200, H100, A100, L40S, B200, MI300X ...")
+@click.option("--gpu", required=True, metavar="NAME", help="GPU, e.g. H200, H100, A100, L40S, B200 or MI300X")
 @click.option("--gpus", "--tp", "--tensor-parallel-size", "gpus", type=click.IntRange(1), default=1,
               show_default=True, metavar="N", help="GPUs of the deployment.")  # fmt: skip
 @click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release to run.")
@@ -192,7 +192,8 @@ def _row(advice: MethodRanking, candidate: RankedMethod) -> tuple[str, ...]:
 
 def _with_range(value: float, ends: tuple[float, float]) -> str:
     """Return a number with its range; alone where one measurement is all that is known."""
-    low, high = (f"{end:.1f}" for end in ends)
+    places = 1 if round(ends[0], 1) <= value <= round(ends[1], 1) else 2
+    low, high = (f"{end:.{places}f}" for end in ends)
     return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"
 
 

@@ -190,8 +190,8 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         return _fit_stretches(plan, estimate, seconds)
     fitted, needed_s = plan, _expect_least(plan, estimate)
     reason = (
-        f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, but only {seconds / 60:.1f} "
-        "min are left"
+        f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, but only "
+        f"{max(0.0, seconds) / 60:.1f} min are left"
     )
     while _expect_least(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
@@ -208,8 +208,8 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
         fitted = replace(fitted, workloads=tuple(each for each in fitted.workloads if each.name != name))
     if (least_s := _expect_least(fitted, estimate)) > seconds:
         reason = (
-            f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, but only {seconds / 60:.1f} min "
-            "are left"
+            f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, but only "
+            f"{max(0.0, seconds) / 60:.1f} min are left"
         )
         found.append(Omission(what="enough prompts for a verdict", reason=reason, is_final=True))
     return fitted, found
@@ -273,7 +273,7 @@ def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
 def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
     count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, estimate)
     what = f"{count} prompts of each workload in {plan.repeats} repetitions"
-    return f"{what} would take {needed / 60:.1f} min, but only {seconds / 60:.1f} min are left"
+    return f"{what} would take {needed / 60:.1f} min, but only {max(0.0, seconds) / 60:.1f} min are left"
 
 
 def name_repetitions(first: int, last: int) -> str:

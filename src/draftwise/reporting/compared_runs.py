@@ -119,7 +119,8 @@ def _percentile(change: ReadingChange, side: dict[float, float], q: float) -> st
     value = side.get(q)
     if value is None:
         return "-"
-    return f"{value:.0f}" if change.reading == TOKENS_PER_S else f"{1e3 * value:.3g}"
+    shown = value if change.reading == TOKENS_PER_S else 1e3 * value
+    return f"{shown:.0f}" if change.reading == TOKENS_PER_S or shown >= 999.5 else f"{shown:.3g}"
 
 
 def _ratio(ratio: Interval) -> str:

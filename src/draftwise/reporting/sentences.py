@@ -28,6 +28,7 @@ from draftwise.reporting.units import (
     LOAD_UNITS,
     count_drawn,
     count_load,
+    count_prompts,
     describe_load,
     format_load,
     format_ratio,
@@ -375,7 +376,9 @@ def _list_remedies(found: _Values) -> Iterator[str]:
 
 
 _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
-    ReasonCode.FEW_PROMPTS: "rests on {count} prompts; at least {fewest} are needed".format_map,
+    ReasonCode.FEW_PROMPTS: (
+        lambda found: f"rests on {count_prompts(found['count'])}; at least {found['fewest']} are needed"
+    ),
     ReasonCode.DISTURBED: (
         "{count} of {of} pairs of turns were disturbed and do not count ({why}); at least {left:.0%} must remain"
     ).format_map,

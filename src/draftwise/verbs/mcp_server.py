@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from mcp.shared.exceptions import MCPError
 from draftwise.core import InvalidRequest, InvalidSetup, cause_of
 from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
+from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
 from draftwise.machine.folders import cache_folder
 from draftwise.serve.entrance import AccessRules, Entrance
@@ -337,10 +339,20 @@ def _confine(permissions: Permissions) -> None:
 
 
 def serve_stdio(permissions: Permissions) -> None:
-    """Serve one client over standard input and output until it goes away; running jobs then end with their data."""
+    """Serve one client over standard input and output until it goes away; running jobs then end with their data.
+
+    SIGINT ends the process: the thread that waits for the client's next line cannot be woken.
+    """
     _confine(permissions)
     jobs = Jobs()
     server = make_server(permissions, jobs)
+
+    def end(_number: int, _frame: object) -> None:
+        jobs.stop_all(_LAST_WAIT_S)
+        os._exit(ExitCode.INTERRUPTED)
+
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, end)
 
     async def run() -> None:
         async with stdio_server() as (read, write):
@@ -373,7 +385,8 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
             "cannot-bind", f"Port {port} of 127.0.0.1 cannot be used ({cause_of(error)}).", where="--http",
             fix="Give another port, or 0 for a free one.",
         ) from None  # fmt: skip
-    config = uvicorn.Config(Entrance(app, AccessRules(api_key=token)), log_level="warning", lifespan="on")
+    entrance = Entrance(app, AccessRules(api_key=token))
+    config = uvicorn.Config(entrance, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
     tell(address)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -111,11 +111,10 @@ class FoundSetups:
             UnreadableSource: there is no server.
         """
         if self.skipped and not (self.readings or self.unread or self.may_be_empty):
-            raise UnreadableSource.because(
-                "nothing-to-read",
-                f"None of the {len(self.skipped)} files starts a vLLM server.",
-                fix="Name the file that does. If none should, add --skip-other-files.",
-            )
+            number = len(self.skipped)
+            said = f"None of the {number} files starts" if number > 1 else "The file does not start"
+            fix = f"Name the file that does. If none should, add --skip-other-files. {hint_kustomize(self.skipped)}"
+            raise UnreadableSource.because("nothing-to-read", f"{said} a vLLM server.", fix=fix.rstrip())
 
     def require_one(self) -> SetupReading:
         """Return the only setup as it was read.
@@ -129,10 +128,18 @@ class FoundSetups:
             raise InvalidSetup.because(
                 "several-servers",
                 f"The source starts {len(self.readings)} servers, but deploy handles one at a time.",
-                fix="Give the file or the command line of one server.",
+                fix="Give the file or the command line of one server, or the setup.json of a folder that deploy wrote.",
             )
         self.readings[0].require()
         return self.readings[0]
+
+
+def hint_kustomize(names: Iterable[str]) -> str:
+    """Return how to judge what the last kustomization among files makes, or nothing."""
+    folders = [Path(each).parent for each in names if Path(each).stem.lower() == "kustomization"]
+    return (
+        "" if not folders else f"To judge what Kustomize makes: `kubectl kustomize {folders[-1]} | draftwise check -`."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

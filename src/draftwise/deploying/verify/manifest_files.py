@@ -111,8 +111,8 @@ def verify_text(
     known = (
         replace(each, severity=Severity.WARNING) if each.code == _NOT_MOUNTED else each for each in report.findings
     )
-    findings = (*refused, *differences, *_tell_lost(name, lost), *known, *_size(judged, gpu))
-    return replace(report, findings=findings)
+    findings = dict.fromkeys((*refused, *differences, *_tell_lost(name, lost), *known, *_size(judged, gpu)))
+    return replace(report, findings=tuple(findings))
 
 
 def _read_one(source: SourceText, ordered: Setup, index: int | None) -> SetupReading:

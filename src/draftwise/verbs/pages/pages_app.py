@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ class Pages:
             summary = None
         charts = []
         if summary is not None and run.decision:
-            charts = [*_draw_loads(summary["comparisons"]), _draw_timeline(Path(run.path))]
+            charts = [*_draw_loads(summary["comparisons"]), *_draw_timeline(Path(run.path))]
         return self._show("run", run=run, summary=summary if run.decision else None, charts=charts)
 
     def report(self, request: Request) -> Response:
@@ -286,7 +286,7 @@ def _draw_trend(runs: Iterable[ListedRun]) -> dict[str, Any]:
 
 
 def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a chart of the speed-up by load for each workload and temperature."""
+    """Return a chart of the speed-up by load for each workload and temperature; a single load has them as rows."""
     charts: dict[tuple[str, float, str], dict[str, list[Any]]] = {}
     for each in comparisons:
         axis = "rate" if "rate" in each["load"] else "concurrency"
@@ -296,33 +296,36 @@ def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
             label = f"{each['candidate']}: {each['verdict']}"
             series.setdefault(each["candidate"], []).append(_point(load, deciding, label))
     units = {"rate": "requests a second", "concurrency": "requests in flight"}
-    return [
-        {
-            "title": f"{workload}, temperature {temperature:g}",
-            "x": "log",
-            "xLabel": units[axis],
-            "yLabel": "speed-up",
+    drawn: dict[str, dict[str, Any]] = {}
+    for (workload, temperature, axis), series in charts.items():
+        loads = {point["x"] for points in series.values() for point in points}
+        title, names = f"{workload}, temperature {temperature:g}", {"x": "log", "xLabel": units[axis]}
+        if len(loads) == 1:
+            title = f"{units[axis].capitalize()}: {loads.pop():g}, temperature {temperature:g}"
+            names = {"x": "rows", "xLabel": "workload"}
+        chart = drawn.setdefault(title, {"title": title, **names, "yLabel": "speed-up", "series": []})
+        for name, points in series.items():
+            if (one := next((each for each in chart["series"] if each["name"] == name), None)) is None:
+                chart["series"].append(one := {"name": name, "points": []})
+            points.sort(key=lambda each: float(each["x"]))
+            one["points"] += [each | {"x": workload} for each in points] if names["x"] == "rows" else points
+    return list(drawn.values())
+
+
+def _draw_timeline(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a chart of speed over time, unless every prompt was asked once: nothing then tells slow from long."""
+    traced = trace_run(path)
+    if any(y != 1.0 for points in traced.values() for _, y in points):
+        yield {
+            "title": "The run over time",
+            "x": "linear",
+            "xLabel": "minutes since the first turn",
+            "yLabel": "speed over its median",
             "series": [
-                {"name": name, "points": sorted(points, key=lambda each: float(each["x"]))}
-                for name, points in series.items()
+                {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in points]}
+                for arm, points in traced.items()
             ],
         }
-        for (workload, temperature, axis), series in charts.items()
-    ]
-
-
-def _draw_timeline(path: Path) -> dict[str, Any]:
-    """Return a chart of speed over time."""
-    return {
-        "title": "The run over time",
-        "x": "linear",
-        "xLabel": "minutes since the first turn",
-        "yLabel": "speed over its median",
-        "series": [
-            {"name": arm, "points": [{"x": round(x, 2), "y": y} for x, y in points]}
-            for arm, points in trace_run(path).items()
-        ],
-    }
 
 
 def _point(place: Any, ratio: Mapping[str, Any], label: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The law of this module: without the reading that tells a cause from its neighbor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -94,7 +94,8 @@ def _diagnose_pool(
     if ill := find_outliers(windows):
         # What is said of the pool is said of the rest: one engine's illness is neither traffic nor configuration.
         rest = replace(case, windows=tuple(each for each in windows if each not in ill))
-        hits = {code: hit for code, hit in hits.items() if hit.found.where or code in _OF_ONE} | {
+        names = {each.instance for each in ill}
+        hits = {code: hit for code, hit in hits.items() if code in _OF_ONE or _stays(hit, names)} | {
             hit.code: hit for hit in _apply(rest)
         }
         if not any(hit.found.where for code, hit in hits.items() if code in _OF_ONE and code not in unlike):
@@ -105,6 +106,11 @@ def _diagnose_pool(
     for hit in hits.values():
         diagnosis = replace(_write(hit, where=hit.found.where or pool), follows_from=explained.get(hit.code, ""))
         yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits, hit.found.excludes)
+
+
+def _stays(hit: _Hit, ill: Collection[str]) -> bool:
+    """Return whether what is said of one server is more than that requests queue where the engine is ill."""
+    return bool(hit.found.where) and not (hit.code == "queue-grew" and hit.found.where in ill)
 
 
 def _apply(case: PoolCase) -> Iterator[_Hit]:

@@ -16,9 +16,12 @@ const forms = document.getElementById("forms");
 if (forms) start(forms, (verb, fields) => post(`/api/answer/${verb}`, fields), JSON.parse(forms.dataset.choices));
 
 const digits = (value) => (typeof value === "number" ? +value.toPrecision(4) : value ?? "unknown");
+const SHARES = new Set(["kv_usage", "coverage", "prefix_hit_rate", "decode_share"]);
+const unit = (name) => (name.endsWith("_per_s") ? " per second" : name.endsWith("_s") ? " s" : "");
+const reading = (name, value) => [name.replace(/(_per)?_s$/, "").replaceAll("_", " "), SHARES.has(name) ? `${digits(100 * value)} %` : `${digits(value)}${unit(name)}`];
 function look(found) { // one look of `watch`
   const looked = new Date(found.at_s * 1000).toLocaleTimeString();
-  const rows = found.pools.map((pool) => Object.entries(pool).filter(([, value]) => ["number", "string", "boolean"].includes(typeof value)).map(([name, value]) => [name, String(digits(value))]));
+  const rows = found.pools.map((pool) => Object.entries(pool).filter(([name, value]) => ["number", "string", "boolean"].includes(typeof value) && name !== "start_s").map((each) => reading(...each)));
   return [h("h2", {}, found.findings.some(({ severity }) => severity !== "info") ? badge("bad", "something is wrong") : badge("good", "nothing found"), h("small", {}, looked)),
     findings(found.findings), rows.map((row) => table(["what", "value"], row)), found.unanswered.map((each) => h("p", { class: "open" }, each))];
 }
