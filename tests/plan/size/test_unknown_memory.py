@@ -73,11 +73,11 @@ def test_layers_that_were_not_compared_with_vllm_have_no_number(tmp_path: Path, 
 
 def test_weights_of_an_unknown_family_have_no_number(tmp_path: Path) -> None:
     config = {
-        "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12,
-        "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50272,
+        "architectures": ["PersimmonForCausalLM"], "model_type": "persimmon", "hidden_size": 768,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50272,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidSetup, match="Memory unknown: the weights of opt"):
+    with pytest.raises(InvalidSetup, match="Memory unknown: the weights of persimmon"):
         size(Setup(target=str(tmp_path), engine="vllm", engine_version="0.33.0"), gpu="H200")
 
 

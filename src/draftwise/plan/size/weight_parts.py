@@ -65,14 +65,13 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
 
 
 def precision_of(config: Mapping[str, Any]) -> Precision:
-    """Return what a config.json says its weights are stored in; 16 bit where it says nothing."""
+    """Return what vLLM holds the weights of a config.json in; 16 bit unless quantized: it downcasts float32."""
     inner = config.get("text_config")
     given = config.get("quantization_config") or (
         inner.get("quantization_config") if isinstance(inner, Mapping) else None
     )
     if not isinstance(given, Mapping):
-        dtype = str(config.get("torch_dtype") or config.get("dtype") or "bf16").removeprefix("torch.")
-        return PRECISIONS["fp32"] if dtype in ("float32", "float") else BF16
+        return BF16
     if given.get("quant_method", "") is None:
         raise InvalidSetup.because(
             "unknown-precision",
