@@ -28,6 +28,8 @@ def serve(path: str, _: dict[str, str]) -> Answer:
     if asked["query"].startswith("process_start"):
         labels = {"instance": "new:8000", "pool": "spec"}
         result = [{"metric": labels, "value": [NOW_S, str(ROLLED_S)]}]
+    elif asked["query"].startswith("up{"):
+        result = []  # no target is down
     elif "time" in asked:
         assert float(asked["time"]) == ROLLED_S
         result = record(SPEC, "spec", "old:8000")
@@ -169,4 +171,4 @@ def test_a_prometheus_that_fails_in_between_ends_with_a_message() -> None:
         done = CliRunner().invoke(main, ["watch", "--prometheus", url, "--model", "m", "--since-rollout", "last"])
     assert done.exit_code == 3
     assert "answers 503" in done.output
-    assert len(asked) == 5
+    assert len(asked) == 6
