@@ -52,7 +52,7 @@ def test_of_two_servers_in_one_manifest_neither_is_deployed(tmp_path: Path) -> N
     (tmp_path / "two.yaml").write_text("---\n".join(POD.replace("NAME", name) for name in ("one", "two")))
     said = refused(tmp_path, tmp_path / "two.yaml")
     assert "starts 2 servers" in said
-    assert "Give the file or the command line of one server." in said
+    assert "Give the file or the command line of one server, or the setup.json of a folder that deploy wrote." in said
 
 
 @pytest.mark.parametrize(

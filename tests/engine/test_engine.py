@@ -464,7 +464,7 @@ class ChangingThreads(StepThreads):
         self.prompt_rows: list[int] = []
 
     @contextmanager
-    def computing(self, *, prompt_rows: int) -> Iterator[None]:
+    def computing(self, *, prompt_rows: int, taken: int = 0) -> Iterator[None]:
         self.prompt_rows.append(prompt_rows)
         before = torch.get_num_threads()
         torch.set_num_threads(1 + len(self.prompt_rows) % 3)

@@ -74,11 +74,15 @@ def watch(
     """Return what is seen, and what was asked."""
     asked: list[str] = []
 
+    def named(query: str) -> list[dict]:
+        wanted = re.compile(json.loads(re.search(r'__name__=~("(?:[^"\\]|\\.)*")', query)[1]))
+        return [each for each in series if wanted.fullmatch(each["metric"]["__name__"])]
+
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
         vectors = turns if "resets(" in query else starts
-        result = list(vectors) if "process_start" in query else list(down) if query.startswith("up{") else series
+        result = list(vectors) if "process_start" in query else list(down) if query.startswith("up{") else named(query)
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
     with serving_answers(answer) as url:
@@ -108,6 +112,17 @@ def test_recorded_counters_are_the_windows_of_each_server() -> None:
     assert first.load.running == pytest.approx(SPEC.running)
     assert (first.uptime_s, second.uptime_s) == (4000.0, None)
     assert snapshot.of("plain")[0].counts_drafts is False
+
+
+def test_drafts_that_a_release_counts_under_other_names_are_unknown_and_not_off() -> None:
+    series = [*record(SPEC, "spec", "a:8000"), *record(PLAIN, "plain", "c:8000")]
+    for each in series:
+        each["metric"]["__name__"] = each["metric"]["__name__"].replace("spec_decode_num", "spec_decode_count")
+    snapshot, asked = watch(series)
+    assert [(each.code, each.where) for each in snapshot.findings] == [("metrics-renamed", "a:8000")]
+    assert "vllm:spec_decode_count_drafts" in snapshot.findings[0].message
+    assert [window.counts_drafts for window in snapshot.recent] == [None, False]
+    assert r'{__name__=~"vllm:\\w*(?:spec|draft|accept)\\w*",model_name="m"}' in asked
 
 
 def test_a_restart_within_is_counted_from_its_start() -> None:

@@ -28,8 +28,9 @@ _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
 _OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
-_UNKNOWN = re.compile(r"^vllm:\w*(?:spec|draft|accept)\w*(?<!_created)(?=[ {])", re.MULTILINE)
-"""What a release may call counters of drafts that no known one has."""
+OF_DRAFTS = r"vllm:\w*(?:spec|draft|accept)\w*"
+"""What a release may call counters of drafts, also one that is not known."""
+_NAMES_OF_DRAFTS = re.compile(rf"^{OF_DRAFTS}(?=[ {{])", re.MULTILINE)
 _EDGE = re.compile(r'\ble="([^"]+)"')
 
 
@@ -75,8 +76,13 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
 
 def find_unknown(text: str) -> tuple[str, ...]:
     """Return names on a page that speak of drafts and are of no known release."""
+    return leave_out_known(_NAMES_OF_DRAFTS.findall(text))
+
+
+def leave_out_known(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name that no known release has, once; when a series was created is no counter."""
     known = read_server_metrics()
-    return tuple(dict.fromkeys(name for name in _UNKNOWN.findall(text) if name not in known))
+    return tuple(dict.fromkeys(name for name in names if name not in known and not name.endswith("_created")))
 
 
 def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReading, ...]:

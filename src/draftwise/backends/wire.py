@@ -238,6 +238,7 @@ def _explain(error: OSError) -> str:
             f"{error.strerror}: for thousands of streams, widen the range of local ports "
             "(sysctl net.ipv4.ip_local_port_range)"
         )
-    number = error.errno or 0
-    why = os.strerror(number) if number > 0 else error.strerror  # asyncio puts a tuple into its own
+    why = error.strerror
+    if why and error.errno and why.startswith("Connect call failed"):  # asyncio's, with a tuple of Python
+        why = os.strerror(error.errno)
     return f"{type(error).__name__}: {why}" if why else type(error).__name__

@@ -101,7 +101,9 @@ class _EngineLoop:
         """Requests that the engine is to take next."""
         self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()  # glibc has it
         config = engine.config
-        self._pace = None if engine.lag else PromptPace(config.block_size, config.num_step_tokens)
+        governed = engine.runner.threads
+        most = min(config.num_step_tokens, governed.most_rows) if governed else config.num_step_tokens
+        self._pace = None if engine.lag else PromptPace(config.block_size, most)
 
     def run(self) -> None:
         """Run until `receive` raises because the other end is gone."""

@@ -380,6 +380,7 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen()
     except OSError as error:
         raise InvalidRequest.because(
             "cannot-bind", f"Port {port} of 127.0.0.1 cannot be used ({cause_of(error)}).", where="--http",

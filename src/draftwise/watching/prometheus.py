@@ -8,7 +8,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
-from draftwise.backends.exposition import Sample, gather_engines, make_sample
+from draftwise.backends.exposition import OF_DRAFTS, Sample, gather_engines, leave_out_known, make_sample
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
@@ -175,7 +175,7 @@ class PrometheusWatcher:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
-            pages = list(looks)
+            pages = await self._leave_unknown(list(looks))
             gone = await self._find_gone(pages)
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
@@ -196,6 +196,18 @@ class PrometheusWatcher:
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
         )
+
+    async def _leave_unknown(self, pages: list[list[Look]]) -> list[list[Look]]:
+        """Return the looks. A server with names of no known release that speak of drafts may draft."""
+        if not any(engine.counts_drafts is False for looks in pages for look in looks for engine in look.engines):
+            return pages
+        names = defaultdict(list)
+        for each in await self.api.query(f"{{__name__=~{json.dumps(OF_DRAFTS)}{self._selection.matchers}}}"):
+            names[_place(each["metric"])].append(each["metric"]["__name__"])
+        unknown = {place: leave_out_known(found) for place, found in names.items()}
+        return [
+            [_without_drafts(look, unknown.get((look.pool, look.instance), ())) for look in looks] for looks in pages
+        ]
 
     async def _find_gone(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
@@ -320,6 +332,12 @@ def _place(labels: Mapping[str, str]) -> tuple[str, str]:
 
 def _write_labels(labels: Mapping[str, str]) -> str:
     return ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
+
+
+def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
+    """Return a look of which it is unknown whether drafts are counted, if names of no known release speak of some."""
+    engines = tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in look.engines)
+    return replace(look, unknown=unknown, engines=engines) if unknown else look
 
 
 def _alternates(looks: Sequence[Look]) -> bool:

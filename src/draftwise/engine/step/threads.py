@@ -3,6 +3,7 @@
 The threads of a step wait for each other dozens of times. One that has no core is missed each time for a slice of the
 scheduler, which is milliseconds, longer than a whole step of a small model: with one of two cores taken, two threads
 decode at a tenth of their speed, and one thread at more than half. So they decode with one less while that lasts.
+Whether there is a core for one more, a thread tries that computes nothing of use.
 
 Long prompts always get all threads: a row has the same bits on any number of threads, but in bfloat16 not where a
 product has hundreds of rows, and the same prompt should have the same answer whatever else the machine does.
@@ -10,8 +11,10 @@ product has hundreds of rows, and the same prompt should have the same answer wh
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -33,8 +36,11 @@ half the time."""
 _ROOM = 0.65
 """Idle cores from which on there is room for one more thread."""
 _WAITS_ALREADY = 0.25
-"""Share of its time that the process waits from which on no additional thread is tried without room: each step with one
-too many takes twenty times as long."""
+"""Share of its time that the process waits from which on no additional thread is tried without room."""
+_TRIAL_S = 0.03
+"""Computing of a trial: ten slices of the scheduler."""
+_GIVES_WAY = 0.8
+"""Share of a trial with a core from which on a step gets one more thread; beside a process of equal priority: half."""
 _SOON_S = 1.0
 """A thread that is given up again within this time, or at the first look, was tried in vain."""
 _MOST_ROWS = 128
@@ -52,6 +58,9 @@ class Cores(Protocol):
 
     def cpu_s(self) -> float:
         """Return the CPU time of this process."""
+
+    def try_core(self) -> Callable[[], float | None]:
+        """Let one more thread compute for a moment. Return what says which share of that it had a core; None before."""
 
 
 class Governor:
@@ -75,6 +84,8 @@ class Governor:
         self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
         self._tried = self._for_room
         """What the last additional thread had waited for."""
+        self._trial: Callable[[], float | None] | None = None
+        """Of a thread that computes nothing of use: a step with one too many takes twenty times as long."""
         self._raised_s = self._reduced_s = -math.inf
         self._is_first_look = False
 
@@ -91,12 +102,24 @@ class Governor:
             pause, self._pause = self._pause, _Window(now, self._cores)
             if pause.free_cores(self._pause, self.threads) > _ROOM:
                 self._raise(self._for_room)
+            elif self._trial is not None:
+                self._end_trial(self._trial(), now)
             elif (
                 now - self._reduced_s >= self._without_room.seconds
                 and pause.share_of_waiting(self._pause) < _WAITS_ALREADY
             ):
-                self._raise(self._without_room)
+                self._trial = self._cores.try_core()
         return self.threads
+
+    def _end_trial(self, had_core: float | None, now: float) -> None:
+        if had_core is None:
+            return
+        self._trial = None
+        if had_core > _GIVES_WAY:
+            self._raise(self._without_room)
+        else:
+            self._without_room.lengthen()
+            self._reduced_s = now
 
     def _reduce(self, *, by: int) -> None:
         self.threads = max(1, self.threads - by)
@@ -161,6 +184,8 @@ class LinuxCores:
 
     def __init__(self) -> None:
         self._threads: dict[str, int] = {}
+        self._trying = ""
+        """The thread of the last trial, which is no thread of a step."""
         self._stat = os.open("/proc/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._names = frozenset(f"cpu{core}".encode() for core in os.sched_getaffinity(0))
         Path("/proc/self/schedstat").read_bytes()
@@ -171,7 +196,7 @@ class LinuxCores:
 
     def waits(self) -> dict[str, float]:
         """See `Cores`: the second number of /proc/self/task/*/schedstat, in nanoseconds (sched-stats.rst)."""
-        names = set(os.listdir("/proc/self/task"))
+        names = set(os.listdir("/proc/self/task")) - {self._trying}
         for ended in self._threads.keys() - names:
             os.close(self._threads.pop(ended))
         waits = {}
@@ -192,9 +217,30 @@ class LinuxCores:
         """See `Cores`."""
         return time.process_time()
 
+    def try_core(self) -> Callable[[], float | None]:
+        """See `Cores`: the first two numbers of the thread's schedstat, time with a core and time without."""
+        found: list[float] = []
+
+        def compute() -> None:
+            self._trying = str(threading.get_native_id())
+            began_s, data = time.monotonic(), bytes(2**20)
+            while time.thread_time() < _TRIAL_S and time.monotonic() - began_s < 10 * _TRIAL_S:
+                hashlib.sha256(data)  # without the lock of the interpreter
+            ran, waited = map(int, Path(f"/proc/self/task/{self._trying}/schedstat").read_text().split()[:2])
+            found.append(ran / (ran + waited))
+
+        threading.Thread(target=compute, name="trial of a core", daemon=True).start()
+        return lambda: found[0] if found else None
+
 
 class StepThreads:
-    """Computes steps with as many threads as the governor says."""
+    """Computes steps with as many threads as the governor says.
+
+    Attributes:
+        most_rows: of prompts, up to which it does; a step with more has all threads.
+    """
+
+    most_rows = _MOST_ROWS
 
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
@@ -203,7 +249,7 @@ class StepThreads:
         """Return the block in which a step with that many rows of prompts is computed; after it torch has as many
         threads as before. `taken` are cores on which other threads of this process compute meanwhile."""
         threads = min(self._governor.update(), max(1, self._governor.most - taken))
-        return nullcontext() if threads == self._governor.most or prompt_rows > _MOST_ROWS else _limited(threads)
+        return nullcontext() if threads == self._governor.most or prompt_rows > self.most_rows else _limited(threads)
 
 
 @contextmanager

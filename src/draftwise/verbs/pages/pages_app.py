@@ -363,6 +363,7 @@ def serve(folders: Iterable[Path], port: int, token: str, progress: Progress, te
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
+            listening.listen()  # a browser that opens the address at once waits, and is not refused
         except OSError as error:
             raise BackendError(f"Port {port} cannot be taken ({cause_of(error)}). Give another --port.") from None
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
