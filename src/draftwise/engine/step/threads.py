@@ -237,7 +237,7 @@ class StepThreads:
     """Computes steps with as many threads as the governor says.
 
     Attributes:
-        most_rows: of prompts, up to which it does; a step with more has all threads.
+        most_rows: a step with more rows of prompts has all threads.
     """
 
     most_rows = _MOST_ROWS
