@@ -40,7 +40,7 @@ _WAITS_ALREADY = 0.25
 _TRIAL_S = 0.03
 """Computing of a trial: ten slices of the scheduler."""
 _GIVES_WAY = 0.8
-"""Share of a trial with a core from which on a step gets one more thread. Next to a process of equal priority it is half."""
+"""Share of a trial with a core from which on a step gets one more thread. An equal process leaves half."""
 _SOON_S = 1.0
 """A thread that is given up again within this time, or at the first look, was tried in vain."""
 _MOST_ROWS = 128
