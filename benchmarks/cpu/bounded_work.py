@@ -195,14 +195,10 @@ def main() -> None:
             rows = asyncio.run(measure(url, vocab_size, given.only, Path(folder)))
     finally:
         busy.kill()
-    keys = ("largest_gap_ms", "health_p99_ms")
-    alone = rows["alone"]["largest_gap_ms"]
-
-    def most(row: dict[str, Any]) -> float:
-        """Return 50 ms and a step: the slowest alone, or the usual one with what the request brings."""
-        return 200.0 if given.busy else 50 + max(alone, row["step_ms"])
-
-    over = [f"{name}: {key} {row[key]}" for name, row in rows.items() for key in keys if row[key] > most(row)]
+    step = rows["alone"]["largest_gap_ms"]
+    most = {name: 200.0 if given.busy else 50 + max(step, row["step_ms"]) for name, row in rows.items()}
+    readings = ((name, key, row[key]) for name, row in rows.items() for key in ("largest_gap_ms", "health_p99_ms"))
+    over = [f"{name}: {key} {reading}" for name, key, reading in readings if reading > most[name]]
     about = {"model": Path(given.model).name, "busy": given.busy, "load": [load, os.getloadavg()[0]]}
     write(provenance("torch", "httpx") | about | {"over": over, "rows": rows}, given.out)
     print("over 200 ms:" if given.busy else "over 50 ms and a step:", over or "none")

@@ -45,9 +45,7 @@ def run_one(plain: str, candidate: str, log: Path, seed: int, seconds: float) ->
                 out=Path(folder) / "run",
             )
             (each,) = result.decision.comparisons
-        except ValueError:
-            return {"seed": seed, "verdict": "nothing to compare"}
-        except DraftwiseError as error:
+        except (ValueError, DraftwiseError) as error:  # nothing was compared, or the time ran out
             return {"seed": seed, "verdict": str(error)[:80]}
     found = each.deciding
     return {"seed": seed, "verdict": str(each.verdict), "reason": each.reason.code if each.reason else None,
@@ -60,22 +58,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--method", choices=SPECS, default="eagle3")
     parser.add_argument("--workload", choices=("code", "prose", "rewrite"), default="code")
-    parser.add_argument("--rows", type=Path, help="JSON lines of finished runs, read and appended to")
+    parser.add_argument("--rows", type=Path, default=Path("real_intervals.jsonl"), help="finished runs, appended to")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     spec = json.dumps({"method": given.method, **SPECS[given.method]})
-    rows = (
-        [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows and given.rows.exists() else []
-    )
+    given.rows.touch()
+    rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
     log = BUNDLE / "heldout" / f"{given.workload}.jsonl"
     model = str(BUNDLE / "target")
     with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
         for seed in range(len(rows), given.runs):
             rows.append(run_one(plain, candidate, log, seed, given.seconds))
             print(json.dumps(rows[-1]), flush=True)
-            if given.rows:
-                with given.rows.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+            with given.rows.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
     measured = [row["ratio"] for row in rows if "ratio" in row]
     logs, ends = np.log([ratio[0] for ratio in measured]), np.log([ratio[1:] for ratio in measured])
     truth = logs.mean()
