@@ -100,10 +100,7 @@ class _EngineLoop:
         self._queue: deque[_Entry] = deque()
         """Requests that the engine is to take next."""
         self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()  # glibc has it
-        config = engine.config
-        governed = engine.runner.threads
-        most = min(config.num_step_tokens, governed.most_rows) if governed else config.num_step_tokens
-        self._pace = None if engine.lag else PromptPace(config.block_size, most)
+        self._pace = None if engine.lag else _make_pace(engine)
 
     def run(self) -> None:
         """Run until `receive` raises because the other end is gone."""
@@ -207,3 +204,9 @@ def _describe(failure: BaseException) -> Sequence[Finding]:
     logger.error("A grammar could not be compiled.", exc_info=failure)
     message = "The grammar could not be compiled; the server's log says more."
     return [Finding.error("invalid-grammar", message, where="structured_outputs")]
+
+
+def _make_pace(engine: Engine) -> PromptPace:
+    """Return the pace of prompts, whose pieces are no longer than what fewer threads may compute."""
+    governed, most = engine.runner.threads, engine.config.num_step_tokens
+    return PromptPace(engine.config.block_size, min(most, governed.most_rows) if governed else most)
