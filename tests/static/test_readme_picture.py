@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "assets" / "demo-real.svg"
-RESULT = re.compile(r"(\S+(?: k=\d+)?) answers (\w+) ([\d.]+)x as fast \(([\d.]+)-([\d.]+)")
+RESULT = re.compile(r"(?:(\S+(?: k=\d+)?) answers )?(\w+) ([\d.]+)x as fast \(([\d.]+)-([\d.]+)")
 WHOLE = re.compile(r"one setting for all of it: (\S+(?: k=\d+)?), ([\d.]+)x \(([\d.]+)-([\d.]+)\)")
 WIDTH, ROW, LEFT, RIGHT, TOP = 760, 36, 210, 590, 20
 ENDS = (0.8, 4.5)
@@ -23,7 +23,10 @@ def read_results() -> list[tuple[str, float, float, float]]:
     quote = " ".join(
         line[2:] for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line[:2] == "> "
     )
-    rows = [(f"{workload} · {method}", *values) for method, workload, *values in RESULT.findall(quote)]
+    rows, last = [], ""
+    for method, workload, *values in RESULT.findall(quote):
+        last = method or last  # named once for several workloads
+        rows.append((f"{workload} · {last}", *values))
     rows += [(f"all · {method}", *values) for method, *values in WHOLE.findall(quote)]
     return [(name, *map(float, values)) for name, *values in rows]
 
