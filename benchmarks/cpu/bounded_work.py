@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="cases whose name has this text")
-    parser.add_argument("--busy", action="store_true", help="beside a core that a process keeps busy")
+    parser.add_argument("--busy", action="store_true", help="keep a core busy with another process")
     parser.add_argument("arguments", nargs="*", help="for draftwise serve, after --")
     given = parser.parse_args()
     load = os.getloadavg()[0]  # of other processes; it grows by what runs here

@@ -28,9 +28,9 @@ _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
 _OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
-OF_DRAFTS = r"vllm:\w*(?:spec|draft|accept)\w*"
+DRAFT_NAMES = r"vllm:\w*(?:spec|draft|accept)\w*"
 """What a release may call counters of drafts, also one that is not known."""
-_NAMES_OF_DRAFTS = re.compile(rf"^{OF_DRAFTS}(?=[ {{])", re.MULTILINE)
+_NAMES_OF_DRAFTS = re.compile(rf"^{DRAFT_NAMES}(?=[ {{])", re.MULTILINE)
 _EDGE = re.compile(r'\ble="([^"]+)"')
 
 
@@ -70,8 +70,13 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
     server = find_engine(text)
     found = () if server is None else gather_engines(_samples(text), server)
     if any(each.counts_drafts is False for each in found) and find_unknown(text):
-        return tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in found)
+        return leave_drafts_unknown(found)
     return found
+
+
+def leave_drafts_unknown(engines: Iterable[EngineReading]) -> tuple[EngineReading, ...]:
+    """Return readings that do not say that drafts are not counted."""
+    return tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in engines)
 
 
 def find_unknown(text: str) -> tuple[str, ...]:

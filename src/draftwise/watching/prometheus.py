@@ -16,7 +16,14 @@ from urllib.parse import quote, urlencode
 
 from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
-from draftwise.backends.exposition import OF_DRAFTS, Sample, gather_engines, leave_out_known, make_sample
+from draftwise.backends.exposition import (
+    DRAFT_NAMES,
+    Sample,
+    gather_engines,
+    leave_drafts_unknown,
+    leave_out_known,
+    make_sample,
+)
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, Window
 from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
@@ -202,7 +209,7 @@ class PrometheusWatcher:
         if not any(engine.counts_drafts is False for looks in pages for look in looks for engine in look.engines):
             return pages
         names = defaultdict(list)
-        for each in await self.api.query(f"{{__name__=~{json.dumps(OF_DRAFTS)}{self._selection.matchers}}}"):
+        for each in await self.api.query(f"{{__name__=~{json.dumps(DRAFT_NAMES)}{self._selection.matchers}}}"):
             names[_place(each["metric"])].append(each["metric"]["__name__"])
         unknown = {place: leave_out_known(found) for place, found in names.items()}
         return [
@@ -336,8 +343,7 @@ def _write_labels(labels: Mapping[str, str]) -> str:
 
 def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
     """Return a look of which it is unknown whether drafts are counted, if names of no known release speak of some."""
-    engines = tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in look.engines)
-    return replace(look, unknown=unknown, engines=engines) if unknown else look
+    return replace(look, unknown=unknown, engines=leave_drafts_unknown(look.engines)) if unknown else look
 
 
 def _alternates(looks: Sequence[Look]) -> bool:

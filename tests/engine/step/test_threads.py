@@ -88,6 +88,18 @@ def test_while_the_core_stays_busy_no_step_gets_one_more_thread_and_trials_are_r
     assert 5 < cores.trials < 20  # what runs there may have lower priority
 
 
+def test_a_trial_of_a_machine_that_has_changed_says_nothing(cores: FairCores) -> None:
+    governor, cores.others = Governor(2, cores, cores.clock), 1.0
+    drive(governor, cores, 0.2)
+    cores.try_core = lambda: lambda: 1.0 if cores.others else None
+    drive(governor, cores, 0.55)  # a trial is under way
+    cores.others = 0.0
+    assert drive(governor, cores, 1)[-1] == 2
+    cores.others, cores.try_core = 1.0, lambda: lambda: None
+    drive(governor, cores, 0.2)
+    assert set(drive(governor, cores, 2)) == {1}
+
+
 def test_where_one_thread_waits_already_no_other_is_tried(cores: FairCores) -> None:
     """With many busy processes a step of two threads takes seconds, which outlast the time for a trial."""
     governor, cores.others = Governor(2, cores, cores.clock), 8.0

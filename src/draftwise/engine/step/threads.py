@@ -132,6 +132,7 @@ class Governor:
 
     def _raise(self, after: _Patience) -> None:
         self.threads += 1
+        self._trial = None  # what it says is of a machine that may have changed by the time it is asked
         self._window, self._raised_s, self._tried = self._pause, self._pause.begun_s, after
 
 
