@@ -91,10 +91,12 @@ def test_while_the_core_stays_busy_no_step_gets_one_more_thread_and_trials_are_r
 def test_a_trial_of_a_machine_that_has_changed_says_nothing(cores: FairCores) -> None:
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
     drive(governor, cores, 0.2)
-    cores.try_core = lambda: lambda: 1.0 if cores.others else None
-    drive(governor, cores, 0.55)  # a trial is under way
+    ended: list[float] = []
+    cores.try_core = lambda: lambda: ended[0] if ended else None
+    assert set(drive(governor, cores, 1)) == {1}  # a trial is under way
     cores.others = 0.0
     assert drive(governor, cores, 1)[-1] == 2
+    ended.append(1.0)
     cores.others, cores.try_core = 1.0, lambda: lambda: None
     drive(governor, cores, 0.2)
     assert set(drive(governor, cores, 2)) == {1}
