@@ -134,7 +134,6 @@ def render(console: Console, result: PickResult, *, why: bool = False) -> None:
 
 
 def _head(advice: MethodRanking) -> str:
-    """Return one line with the requirements."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
     return "  ".join(
         (
@@ -198,7 +197,6 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
 
 
 def _basis(advice: MethodRanking) -> str:
-    """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
         return (
             "There is no speed-up estimate, because the target's shape or the GPU's speed is unknown. The guides' "

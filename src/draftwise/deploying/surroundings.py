@@ -106,7 +106,6 @@ def _follow(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def _read_object(place: Place) -> Iterator[SourceItem]:
-    """Yield what an object of Kubernetes, or the other objects of its text, hold around a container."""
     path = place.path
     in_model = path[-1:] == ("model",)
     pod_path = path[:-1] if in_model else path[:-2]
@@ -302,7 +301,6 @@ def _read_values(place: Place) -> Iterator[SourceItem]:
 
 
 def _read_compose(place: Place) -> Iterator[SourceItem]:
-    """Yield what a compose file holds around a service."""
     service = _mapping(place.value, place.path)
     for key, value in service.items():
         here = get_text((*place.path, key))
@@ -381,7 +379,6 @@ def _read_variables(value: Any, here: str) -> Iterator[SourceItem]:
 
 
 def _read_unit(place: Place) -> Iterator[SourceItem]:
-    """Yield the settings of a unit around ExecStart."""
     for section, name, value in place.value:
         where = f"[{section}] {name}"
         if name == "Environment":
@@ -398,7 +395,6 @@ def _read_unit(place: Place) -> Iterator[SourceItem]:
 
 
 def _read_command(place: Place) -> Iterator[SourceItem]:
-    """Yield the options of `docker run`."""
     for option, value in place.value:
         where = f"{option} {value}".strip()
         if option in ("-e", "--env"):

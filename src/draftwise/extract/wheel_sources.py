@@ -346,7 +346,6 @@ def open_released(version: Version, progress: Progress = lambda _done, _all: Non
 
 
 def _find_version(root: Path, read_from: str) -> Version:
-    """Return the version in the sources, else the one in the metadata."""
     file = root / "vllm" / "_version.py"
     found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     texts = [found.group(1)] if found else []

@@ -68,10 +68,6 @@ class Explanation:
 def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) -> tuple[Explanation, ...]:
     """Return everything that is known under a name, of a pasted message, or of what a question is about.
 
-    Args:
-        name: a name, which a method and a flag may share; a message of vLLM; or a question in your own words.
-        own: explanations of further names.
-
     Raises:
         InvalidSetup: name or message are unknown; the nearest names are suggested.
     """
@@ -131,7 +127,6 @@ def _find_releases(name: str) -> Iterator[Explanation]:
 
 
 def _list_rules(release: Release, *, first: bool) -> Iterable[str]:
-    """Return the codes of the rules that hold from a release on, or up to it."""
     at = 0 if first else 1
     return (code for code, rule in all_rules().items() if any(str(span[at]) == str(release) for span in rule.spans))
 
@@ -165,7 +160,6 @@ def _show(defect: Defect) -> RuleExample | None:
 
 
 def _find_terms(name: str) -> Iterator[Explanation]:
-    """Yield words of the field, and environment variables."""
     if term := find_term(name):
         yield _explain_term(term)
     elif spans := history("env", name):
@@ -173,7 +167,6 @@ def _find_terms(name: str) -> Iterator[Explanation]:
 
 
 def _find_settings(name: str) -> Iterator[Explanation]:
-    """Yield keys of --speculative-config, their values, and engine flags."""
     bare = name.lstrip("-").replace("-", "_")
     if spans := history("spec_fields", bare):
         key = read_spec_keys().get(bare)
@@ -224,7 +217,6 @@ def _explain_term(term: Term) -> Explanation:
 
 
 def _find_messages(text: str) -> Iterator[Explanation]:
-    """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
         told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
@@ -343,7 +335,6 @@ def _tell_origin(method: Method) -> str:
 
 
 def _find_rules(name: str) -> tuple[VllmRule, ...]:
-    """Return the rules whose text contains a name as a word."""
     return tuple(rule for rule in all_rules().values() if name in _words(f"{rule.title} {rule.explains} {rule.code}"))
 
 

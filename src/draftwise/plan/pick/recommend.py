@@ -229,7 +229,6 @@ _BEYOND_GRAPHS = "cudagraph-cliff"
 
 
 def _find_caveats(case: PickCase, proposal: Proposal, report: Report, k: int) -> Iterator[Finding]:
-    """Yield what `check` warns of, and what follows from load, use and target."""
     warnings = [each for each in report.findings if each.severity is Severity.WARNING or each.code in _SHOWN]
     yield from (each for each in warnings if each.code != _BEYOND_GRAPHS)
     if (beyond := _find_beyond_graphs(case, proposal, k)) is not None:

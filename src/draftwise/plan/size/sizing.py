@@ -68,7 +68,6 @@ def _unknown(what: str, where: str, fix: str) -> Finding:
 
 
 def _features(request: SizeRequest) -> set[str]:
-    """Return what a proof about the request's cache must cover."""
     needed = {"plain"}
     if (dtype := request.kv_cache_dtype) not in ("auto", "bfloat16", "float16", "half"):
         needed.add("fp8" if dtype == "fp8_e4m3" else dtype)
@@ -159,7 +158,6 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
 
 
 def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield which part of the CUDA graphs the release plans with."""
     if budget.graphs <= budget.graphs_counted:
         return
     codes = ["size-graphs-not-counted", "size-graphs-opt-in", "size-graphs-counted"]
@@ -170,7 +168,6 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 
 
 def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield what a first start costs over one with a compile cache."""
     warm = measure(replace(request, cold_start=False))
     if (more := budget.activations - warm.activations) > 0:
         yield from request.rules.ruling(
@@ -179,7 +176,6 @@ def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 
 
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
-    """Yield what is an estimate rather than a count."""
     drafter = request.drafter
     if drafter.typical and drafter.parts:
         message = (

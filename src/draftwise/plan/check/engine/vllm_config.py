@@ -30,12 +30,7 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield the refusal of what the target, the other flags or the server as a whole do not carry.
-
-    Args:
-        context: the setup.
-        target: the served model; None where its config.json cannot be read here.
-    """
+    """Yield the refusal of what the target, the other flags or the server as a whole do not carry."""
     if target is not None:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
@@ -58,7 +53,6 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
 
 
 def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
-    """Yield flags for which the target's class or its config.json has nothing."""
     routed = "enable_return_routed_experts"
     if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
         yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
@@ -73,7 +67,6 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
-    """Yield sizes that do not go with the target's context, its states or its experts."""
     threshold, block = context.sizes.get("long_prefill_token_threshold"), context.sizes.get("mamba_block_size")
     if threshold is not None and threshold > target.max_model_len:
         yield from context.rules.ruling("long-prefill-beyond-context", asked=threshold, length=target.max_model_len)
@@ -96,7 +89,6 @@ def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_compilation(context: Context) -> Iterator[Ruling]:
-    """Yield compilation settings that contradict each other."""
     compiled = context.objects.get("compilation_config", {})
     switches = compiled.get("custom_ops")
     if isinstance(switches, list) and all(isinstance(each, str) for each in switches):
@@ -163,7 +155,6 @@ def _find_metrics_release(context: Context) -> Iterator[Ruling]:
 
 
 def _find_idle_flags(context: Context) -> Iterator[Ruling]:
-    """Yield flags about requests that need speculation and do not have it."""
     given = context.given.get("per_request_spec_decode_metrics")
     if context.spec is None and given not in (None, "none"):
         yield from context.rules.ruling("request-metrics-without-speculation", given=given)
@@ -212,7 +203,6 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
 
 
 def _find_providers(context: Context) -> Iterator[Ruling]:
-    """Yield implementations of vLLM's IR that are asked for and do not exist."""
     inner = context.objects.get("kernel_config", {}).get("ir_op_priority")
     for asked in (context.objects.get("ir_op_priority"), inner):
         for op, names in asked.items() if isinstance(asked, Mapping) else ():
@@ -237,7 +227,6 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
 
 
 def _find_package(context: Context) -> Iterator[Ruling]:
-    """Yield that an implementation of models needs a package, or that nobody here sees whether it is there."""
     package = "terratorch"
     if context.given.get("model_impl") == package and package not in (context.installed or ()):
         code = "model-impl-package" if context.installed is None else "model-impl-needs-package"
@@ -349,7 +338,6 @@ def find_early(context: Context) -> Iterator[Ruling]:
 
 
 def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield why the scheduler refuses the batch sizes."""
     tokens, seqs = context.flags.get(_TOKENS), context.flags.get(_SEQS)
     if not isinstance(tokens, int):
         return
@@ -360,7 +348,6 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
 
 
 def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
-    """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
     yield from find_v0(context, resolved)
     if context.spec is None:
         yield from find_runner_alone(context)
@@ -382,7 +369,6 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
 
 
 def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
-    """Yield what V0 refuses and V1 does not."""
     if resolved is not None and context.chunks_prefill:
         yield from context.rules.ruling("v0-rejects-chunked-eagle", method=resolved.method)
     length = context.given.get("max_model_len")
@@ -391,19 +377,13 @@ def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[
 
 
 def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config, with `runner` filled in.
-    """
+    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes."""
     yield from _find_adaptive(context)
     yield from _find_conflicts(context, resolved)
     return (yield from fit_steps(context, resolved))
 
 
 def _find_adaptive(context: Context) -> Iterator[Ruling]:
-    """Yield what adaptive verification cannot be combined with."""
     if not context.keys.get(_ADAPTIVE):
         return
     if "enable_lora" in context.on:
@@ -426,7 +406,6 @@ def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
 
 
 def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield settings that the engine's config refuses or lowers with this drafter."""
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)
     yield from _find_watermark(context, resolved)
@@ -437,7 +416,6 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_watermark(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what text watermarks do not go with."""
     if (asked := context.objects.get("watermark_config")) is None:
         return
     if (drawn := context.keys.get("draft_sample_method", "greedy")) != "probabilistic":

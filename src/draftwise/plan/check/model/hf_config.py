@@ -123,7 +123,6 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
 
 
 def _is_trusted(context: Context, config: Mapping[str, Any]) -> bool:
-    """Say whether the server runs the checkpoint's own configuration class."""
     return _has_own_class(config) and context.flags.get("trust_remote_code") is True
 
 

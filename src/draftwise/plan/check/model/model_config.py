@@ -238,7 +238,6 @@ def _rope_parts(config: HfConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int, role: str) -> Iterator[Ruling]:
-    """Yield the refusal of a context beyond the one that the model was made for."""
     declared = config.text.get("model_max_length")
     if isinstance(declared, int) and asked <= declared:
         return
@@ -248,14 +247,7 @@ def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int,
 
 
 def _resolve_quantization(context: Context, config: HfConfig, asked: str | None, role: str) -> Step[str | None]:
-    """Return the method that a model is loaded with, and yield why that is refused.
-
-    Args:
-        context: whose release loads.
-        config: the model's config.
-        asked: method of the flag or key; None takes the checkpoint's.
-        role: `drafter` or `target`.
-    """
+    """Return the method that a model is loaded with, and yield why that is refused."""
     own = config.quantization
     method = asked.lower() if asked is not None and context.rules.holds("quantization-any-case") else asked
     chosen = method or own

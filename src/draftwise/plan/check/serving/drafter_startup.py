@@ -38,7 +38,6 @@ def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
 
 
 def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what speculation meets on a CPU server."""
     if context.platform != "cpu":
         return
     yield from context.rules.ruling("cpu-without-speculation")
@@ -53,7 +52,6 @@ def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_drafters(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what fails, or drafts less than it could, once the drafter is built."""
     yield from _find_tensor_parallel(context, resolved)
     yield from _find_aux_states(context, resolved)
     yield from _find_standalone(context, resolved)
@@ -185,7 +183,6 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
 
 
 def _find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield the needs, besides an accepted config, of the method that drafts nothing."""
     if resolved.facts.drafts_from != "none":
         return
     k, method = resolved.num_speculative_tokens, resolved.method
@@ -219,7 +216,6 @@ def _find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
 
 
 def _judge_pair_of_configs(context: Context, resolved: Resolved) -> Iterator[Finding]:
-    """Yield where a head and its target do not fit, wherever their config.json were found."""
     head, target = context.drafter, context.target
     if head is None or target is None or resolved.facts.drafts_from != "target_states":
         return
@@ -230,7 +226,6 @@ def _judge_pair_of_configs(context: Context, resolved: Resolved) -> Iterator[Fin
 
 
 def _find_in_files(context: Context, resolved: Resolved) -> Iterator[Finding]:
-    """Yield what is wrong or worth knowing about tensors and tokenizers that lie here."""
     target = None if context.target is None else context.target.directory
     if target is None or resolved.facts.weights == "none":
         return

@@ -67,7 +67,6 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
 
 
 def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
-    """Yield that the package is missing, or that it cannot be seen from here whether it is."""
     if package not in (context.installed or ()):
         code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
         yield from context.rules.ruling(code, package=package)
@@ -145,12 +144,7 @@ def _is_for_plugin(context: Context) -> bool:
 
 
 def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
-    """Return what the speculative config becomes where that can be known, and yield every finding about it.
-
-    Args:
-        context: with a speculative config.
-        target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
-    """
+    """Return what the speculative config becomes where that can be known, and yield every finding about it."""
     if _is_for_plugin(context) and context.rules.holds("plugin-reads-config"):
         yield from context.rules.ruling("plugin-reads-config")
         return None
@@ -256,7 +250,6 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
-    """Yield that the target is not on an old release's list of those that give out hidden states."""
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return
@@ -268,7 +261,6 @@ def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
-    """Judge the number that every other step has had its say about."""
     if not spec.known(_TOKENS):
         return spec
     tokens = spec.tokens
@@ -289,7 +281,6 @@ def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
-    """Yield what speaks against the vocabularies, or against the key that maps between them."""
     if not spec.known("method", _MAPPING):
         return
     if spec.get(_MAPPING):
@@ -366,7 +357,6 @@ def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[f
 
 
 def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
-    """Fill in the window of FLy, which accepts some rejected tokens, and yield what it cannot work with."""
     if spec.get(_SAMPLING) != "fly" or not spec.known("num_speculative_tokens", "method"):
         return spec
     window = spec.get(_WINDOW)
