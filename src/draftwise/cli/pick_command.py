@@ -138,17 +138,13 @@ def _head(advice: MethodRanking) -> str:
     return "  ".join(
         (
             f"vLLM {advice.version}",
-            _short(requirements.target),
+            ("config.json" if requirements.target.lstrip().startswith("{") else requirements.target),
             f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",
             f"temperature {traffic.temperature:g}",
             f"concurrency {traffic.concurrency}",
         )
     )
-
-
-def _short(target: str) -> str:
-    return "config.json" if target.lstrip().startswith("{") else target
 
 
 def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     meaning: str
 
     def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """Return a code with what it means."""
         code = int.__new__(cls, value)
         code._value_ = value
         code.meaning = meaning

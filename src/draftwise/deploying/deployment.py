@@ -237,7 +237,7 @@ def deploy(
 
 
 def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
-    """Yield what `check` warns of, and the directories of this machine that the server would look for on another one."""
+    """Yield what `check` warns of, and directories of this machine, which a server on another one lacks."""
     yield from (finding for finding in check(setup).findings if finding.severity is Severity.WARNING)
     bringing = name_targets("brings_weights")
     drafter = None if setup.spec is None else setup.spec.model

@@ -151,7 +151,14 @@ def _read_container(container: Any, path: Sequence[str | int]) -> Iterator[Sourc
             for index, each in enumerate(value if isinstance(value, list) else ()):
                 yield SourceItem(part="env-file", key=here, value=each, where=f"{here}[{index}]")
         elif key == "resources":
-            yield from _read_resources(value, here)
+            for kind, amounts in value.items() if isinstance(value, Mapping) else ():
+                if not isinstance(amounts, Mapping):
+                    yield SourceItem(part="container", key="resources", value={kind: amounts}, where=f"{here}.{kind}")
+                    continue
+                for name, amount in amounts.items():
+                    if not _is_gpu(str(name)):
+                        where = f"{here}.{kind}.{name}"
+                        yield SourceItem(part="container", key="resources", value={kind: {name: amount}}, where=where)
         elif key in _FIELDS["container"]:
             yield from _split("container", str(key), value, here)
         elif key not in _FIELDS["told"]:
@@ -165,17 +172,6 @@ def _read_env(value: Any, path: Sequence[str | int]) -> Iterator[SourceItem]:
             yield SourceItem(part="env", key=str(each["name"]), value=dict(each), where=f"{where} ({each['name']})")
         else:
             yield SourceItem(part="other", key=where, value=each, where=where)
-
-
-def _read_resources(value: Any, here: str) -> Iterator[SourceItem]:
-    for kind, amounts in value.items() if isinstance(value, Mapping) else ():
-        if not isinstance(amounts, Mapping):
-            yield SourceItem(part="container", key="resources", value={kind: amounts}, where=f"{here}.{kind}")
-            continue
-        for name, amount in amounts.items():
-            if not _is_gpu(str(name)):
-                where = f"{here}.{kind}.{name}"
-                yield SourceItem(part="container", key="resources", value={kind: {name: amount}}, where=where)
 
 
 def _is_gpu(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from packaging.version import Version
 
 from draftwise.knowledge.stored import read_data

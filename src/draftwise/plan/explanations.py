@@ -99,7 +99,15 @@ def _find(name: str) -> Iterator[Explanation]:
     yield from _find_settings(name)
     if spans := history("architectures", name):
         yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
-    yield from _find_metrics(name)
+    if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
+        labels = ", ".join(metric.labels)
+        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}, scraped as {metric.sample}."
+        yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
+    gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
+    if gone in OLD_METRICS:
+        instead = f"Instead, use {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "It has no replacement."
+        text = f"A metric of vLLM's V0 engine; the V1 engine never had it. {instead}"
+        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_releases(name: str) -> Iterator[Explanation]:
@@ -178,18 +186,6 @@ def _find_settings(name: str) -> Iterator[Explanation]:
         yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
     if old := read_old_flags().get(flag):
         yield Explanation(kind="flag", name=flag, text=_tell_old_flag(old), related=(all_rules()[_OLD_FLAG],))
-
-
-def _find_metrics(name: str) -> Iterator[Explanation]:
-    if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
-        labels = ", ".join(metric.labels)
-        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}, scraped as {metric.sample}."
-        yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
-    gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
-    if gone in OLD_METRICS:
-        instead = f"Instead, use {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "It has no replacement."
-        text = f"A metric of vLLM's V0 engine; the V1 engine never had it. {instead}"
-        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_values(name: str) -> Iterator[Explanation]:

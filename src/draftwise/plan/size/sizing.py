@@ -30,7 +30,11 @@ def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator
     yield from _find_graphs(request, budget)
     if not budget.buffers_counted:
         yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
-    yield from _find_compile(request, budget)
+    warm = measure(replace(request, cold_start=False))
+    if (more := budget.activations - warm.activations) > 0:
+        yield from request.rules.ruling(
+            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
+        )
     yield from _find_estimates(request)
 
 
@@ -165,14 +169,6 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
         codes.insert(0, "size-graphs-first-runner-only")
     code = next(code for code in codes if request.rules.holds(code))
     yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
-
-
-def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    warm = measure(replace(request, cold_start=False))
-    if (more := budget.activations - warm.activations) > 0:
-        yield from request.rules.ruling(
-            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
-        )
 
 
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:

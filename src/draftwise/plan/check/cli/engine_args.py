@@ -275,7 +275,7 @@ def _read_served(
     if spec is not None and rules.holds("speculators-user-json-wins"):
         return verifier, spec
     if spec is None and rules.holds("speculators-settings-lost"):
-        yield from _find_lost(rules)
+        yield from rules.ruling("speculators-settings-lost")
         return verifier, None
     own = _own_settings(release, config)
     if spec is None:
@@ -312,10 +312,6 @@ def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator
     verifier = _verifier(config)
     if not is_hub_name(verifier) or Path(verifier).exists():
         yield from rules.ruling("speculators-local-verifier", verifier=verifier, where=name)
-
-
-def _find_lost(rules: Rulebook) -> Iterator[Ruling]:
-    yield from rules.ruling("speculators-settings-lost")
 
 
 def _find_replaced(rules: Rulebook, own: Config, name: str, spec: Config) -> Iterator[Ruling]:

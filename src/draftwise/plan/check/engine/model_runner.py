@@ -52,7 +52,9 @@ def settle_runner(context: Context, resolved: Resolved) -> Step[Resolved]:
 def find_runner_alone(context: Context) -> Iterator[Ruling]:
     """Yield what the choice of the runner and its scheduling reject without speculation."""
     yield from _find_triton(context, choose_runner(context, None))
-    yield from _find_scheduling_alone(context)
+    runner = "V1" if _is_surely_v1(context) else None
+    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
+        yield from _find_async_rejected(context, "pipeline parallelism")
 
 
 def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
@@ -146,7 +148,12 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
             )
     elif chosen.name == "V1":
         yield from _find_v1_lacks(context, resolved, chosen)
-    yield from _find_scheduling(context, resolved)
+    asked = _asks_for_async(context)
+    if asked:
+        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
+            yield from _find_async_rejected(context, obstacle)
+    elif asked is None and _is_async_default(context) and context.platform != "cpu":
+        yield from _find_async_switched_off(context, resolved)
 
 
 def _find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
@@ -191,21 +198,6 @@ def schedules_async(context: Context, resolved: Resolved) -> bool | None:
     if resolved.runner is None and _depends_on_runner(context):
         return None if _obstacle_to_async(context, resolved, "default", "V1") else True
     return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
-
-
-def _find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    asked = _asks_for_async(context)
-    if asked:
-        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
-            yield from _find_async_rejected(context, obstacle)
-    elif asked is None and _is_async_default(context) and context.platform != "cpu":
-        yield from _find_async_switched_off(context, resolved)
-
-
-def _find_scheduling_alone(context: Context) -> Iterator[Ruling]:
-    runner = "V1" if _is_surely_v1(context) else None
-    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
-        yield from _find_async_rejected(context, "pipeline parallelism")
 
 
 def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:

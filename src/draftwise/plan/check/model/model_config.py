@@ -138,17 +138,9 @@ def build_model(
 
 def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     """Yield why a release cannot build the class of a model, or not in the type of weights asked for."""
-    yield from _find_class(context, config, role)
-    yield from _find_dtype(context, config, role)
-
-
-def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
         names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
-
-
-def _find_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if context.flags.get("dtype") in ("half", "float16") and config.model_type in _NEEDS_WIDE_RANGE:
         yield from context.rules.ruling(f"{role}-needs-bfloat16", model_type=config.model_type)
 

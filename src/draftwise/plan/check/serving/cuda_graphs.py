@@ -37,7 +37,8 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         if sizes and k < _MOST_TOKENS:
             yield from _find_end(context, k, limits.requests, sizes[-1])
             yield from _find_holes(context, resolved, k, limits, sizes)
-    yield from _find_mixed(context, resolved)
+    if resolved.runner == "V1" and not context.lacks_full_graphs:
+        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
 
 
 def _find_shapes(context: Context, step: int) -> Iterator[Ruling]:
@@ -116,11 +117,6 @@ def _find_holes(
         yield from context.rules.ruling(
             "graph-holes", k=k, num=num, reach=min(reach, sizes[-1] // (k + 1)), named=named
         )
-
-
-def _find_mixed(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    if resolved.runner == "V1" and not context.lacks_full_graphs:
-        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
 
 
 def capture_sizes(

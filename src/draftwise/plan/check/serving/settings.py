@@ -109,7 +109,12 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
 def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     rejection, drafting = context.keys.get(_REJECTION), context.keys.get(_DRAFTING)
     if resolved.runner == "V1":
-        yield from _find_rejection_on_v1(context, rejection)
+        if rejection not in (None, "strict"):
+            yield from context.rules.ruling("rejection-method-ignored-on-v1", rejection=rejection)
+        if rejection == "probabilistic":
+            yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
+        if rejection == "block":
+            yield from context.rules.ruling("block-verification-ignored-on-v1")
         if drafting == "gumbel":
             yield from context.rules.ruling("gumbel-drafts-ignored-on-v1")
         if drafting not in (None, "greedy"):
@@ -118,15 +123,6 @@ def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from context.rules.ruling("draft-sampling-without-model", drafting=drafting, method=resolved.method)
     if drafting == "probabilistic" and resolved.facts.keeps_kv:
         yield from context.rules.ruling("probabilistic-drafts-keep-logits")
-
-
-def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Ruling]:
-    if rejection not in (None, "strict"):
-        yield from context.rules.ruling("rejection-method-ignored-on-v1", rejection=rejection)
-    if rejection == "probabilistic":
-        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
-    if rejection == "block":
-        yield from context.rules.ruling("block-verification-ignored-on-v1")
 
 
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:

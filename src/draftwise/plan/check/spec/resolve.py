@@ -215,26 +215,18 @@ def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
     if spec.get(mtp_key) is not None and spec.method is not None and not spec.reads(mtp_key):
         yield from context.rules.ruling("mtp-only-key")
     if spec.get(_ADAPTIVE) and not context.rules.applies("dspark-has-confidence", spec.method):
-        yield from _find_adaptive(context, spec)
+        yield from context.rules.ruling("adaptive-needs-dspark", method=spec.method)
+        if spec.get("use_local_argmax_reduction"):
+            yield from context.rules.ruling("adaptive-needs-logits")
     if spec.get("xpress_topc") is not None and spec.draft is not None and _splits_drafter(spec):
-        yield from _find_xpress(context, spec)
-
-
-def _find_adaptive(context: Context, spec: Spec) -> Iterator[Ruling]:
-    yield from context.rules.ruling("adaptive-needs-dspark", method=spec.method)
-    if spec.get("use_local_argmax_reduction"):
-        yield from context.rules.ruling("adaptive-needs-logits")
-
-
-def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
-    assert spec.draft is not None
-    top, config = spec.get("xpress_topc"), spec.draft.config
-    size = config.get("draft_vocab_size") or config.get("vocab_size")
-    vocabulary = size if isinstance(size, int) else 0
-    if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
-        yield from context.rules.ruling("xpress-only-key")
-    elif top > vocabulary:
-        yield from context.rules.ruling("xpress-topc-range", top=top, vocabulary=vocabulary)
+        assert spec.draft is not None
+        top, config = spec.get("xpress_topc"), spec.draft.config
+        size = config.get("draft_vocab_size") or config.get("vocab_size")
+        vocabulary = size if isinstance(size, int) else 0
+        if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
+            yield from context.rules.ruling("xpress-only-key")
+        elif top > vocabulary:
+            yield from context.rules.ruling("xpress-topc-range", top=top, vocabulary=vocabulary)
 
 
 def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
