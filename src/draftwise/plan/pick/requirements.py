@@ -14,6 +14,7 @@ from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.method_advice import Overlap
+from draftwise.knowledge.model_copies import find_names
 from draftwise.knowledge.models import KnownModel, find_model, is_hub_name, near_models
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
@@ -62,12 +63,6 @@ def describe_traffic(
     kind: str | None = None, *, overlap: Overlap | None = None, peak_concurrency: int | None = None, **known: Any
 ) -> ExpectedTraffic:
     """Return traffic of a named kind, in which known values replace those of the kind.
-
-    Args:
-        kind: a name from the table of kinds; None for traffic of which only `overlap` is known.
-        overlap: as observed; the kind's by default. Where nothing is known, `some`, at the low end of every prior.
-        peak_concurrency: the median by default.
-        known: further fields of `Traffic`.
 
     Raises:
         InvalidSetup: there is no such kind.
@@ -236,8 +231,7 @@ def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if target.copy is not None:
         return (), target.copy.base.names
     if target.origin == "table":
-        row = find_model(target.name)
-        names = row.names if row is not None else (target.name,)
+        names = find_names(target.name) or (target.name,)
         tail = target.name.lower().rpartition("/")[2]
         exact = tuple(name for name in names if name.lower().rpartition("/")[2] == tail)
         return exact, tuple(name for name in names if name not in exact)
