@@ -348,7 +348,7 @@ class Admission:
         )
         if sequence.grammar is not None and sequence.grammar.is_slow:
             sequence.params = replace(params, num_speculative_tokens=0)
-        if index > 0:  # they are told of the first one, and the others may take its pages
+        if index > 0:  # the first one's are the prompt's; the others may take its pages
             sequence.params = replace(sequence.params, prompt_logprobs=None)
         return sequence
 

@@ -219,8 +219,10 @@ class Scheduler:
         self._ensure_pages(sequence, min(sequence.longest + k, room))
 
     def _limit_between(self, num_rows: int) -> int | None:
-        """Return the most tokens of prompts beside this many rows that decode: a pass of their own costs as much again
-        as reading the weights, so they get one only where they have many more than they could share."""
+        """Return the most tokens of prompts in a step in which this many rows decode.
+
+        A pass of their own reads all weights again: they get one only where they have many more than they could share.
+        """
         most, left = self.most_rows_between, self.most_shared_rows - num_rows
         return most if most is None or most <= left else left if most <= 2 * left else max(most, self.block_size)
 
