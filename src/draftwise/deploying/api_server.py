@@ -16,8 +16,8 @@ from re import compile as compile_pattern
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploying.messages import unreadable
 from draftwise.knowledge.kinds import find_kind, read_schema
+from draftwise.knowledge.messages import unreadable
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml

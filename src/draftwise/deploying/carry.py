@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding
-from draftwise.deploying.messages import warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.surroundings import SourceItem
 from draftwise.deploying.targets import DeployTarget
 from draftwise.deploying.templating import dump_yaml
+from draftwise.knowledge.messages import warning
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")

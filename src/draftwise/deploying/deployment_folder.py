@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from draftwise.core import Finding, StorageError, cause_of
-from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
+from draftwise.knowledge.messages import fault, refusal, unreadable
 from draftwise.machine.whole_files import replacing
 
 CANARY = "canary.yaml"

@@ -27,11 +27,11 @@ from draftwise.deploying.deployment_folder import (
     write_proof,
     write_sums,
 )
-from draftwise.deploying.messages import fault, note, refusal, warning
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.deploying.weights_layout import CheckpointRef, find_drafter, name_upstream
+from draftwise.knowledge.messages import fault, note, refusal, warning
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
@@ -175,9 +175,7 @@ def _copy_all(
         StorageError: there is no room, or the disk fails; the next call goes on from there.
     """
     if out.exists():
-        raise InvalidSetup.because(
-            "folder-exists", f"{out} already exists.", where="--out", fix="Choose another folder, or move it away."
-        )
+        raise refusal("folder-exists", case="bundle", out=out)
     part = out.parent / f".{out.name}.part"
     try:
         part.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from typing import Literal
 
 from packaging.version import Version
 
-from draftwise.core import InvalidSetup, Setup
-from draftwise.deploying.messages import refusal
+from draftwise.core import Setup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import find_model, names_directory
 from draftwise.knowledge.stored import read_rows
@@ -124,9 +124,7 @@ def read_layout(text: str) -> Layout:
     shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
-        raise InvalidSetup.because(
-            "no-such-layout", f"{text!r} is not a layout.", where="--layout", fix=f"Choose one of: {shapes}."
-        )
+        raise refusal("no-such-layout", text=text, shapes=shapes)
     return Layout(kind=known.kind, store=store)
 
 

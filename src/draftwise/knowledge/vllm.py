@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
+from draftwise.knowledge.messages import warning
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _DATA = Path(__file__).with_name("data") / "vllm"
@@ -102,12 +103,7 @@ def find_remarks(release: Release) -> Iterator[Finding]:
         message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
         yield Finding.info("release-build", message, where="engine_version")
     elif release.asked:
-        yield Finding.warning(
-            "release-nearest",
-            f"draftwise does not know vLLM {release.asked} and judges it as {release}, the nearest known release.",
-            where="engine_version",
-            fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
-        )
+        yield warning("release-nearest", asked=release.asked, release=release)
 
 
 def _unknown(asked: Version, closest: Release) -> InvalidSetup:

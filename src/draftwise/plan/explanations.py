@@ -16,6 +16,7 @@ from draftwise.knowledge.defects import Defect, all_defects, find_said
 from draftwise.knowledge.examples import RuleExample, find_example
 from draftwise.knowledge.findings import FindingFact, all_findings
 from draftwise.knowledge.flag_types import OldFlag, read_old_flags
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
@@ -256,15 +257,7 @@ def _unknown_message(text: str, own: Mapping[str, Explanation]) -> InvalidSetup:
     near = [*find_titles(text, least=0), *(names[word] for word in words)]
     nearest = f"Nearest: {', '.join(dict.fromkeys(near))}. " if near else ""
     shown = text.strip().splitlines()[-1][:120]
-    return InvalidSetup.because(
-        "unknown-message",
-        f"No vLLM message about speculation from {known[0]} to {known[-1]} resembles {shown!r}.",
-        fix=(
-            f"{nearest}For a list of names, run `draftwise explain --list`. "
-            "Paste the line with the exception itself, usually the last line of a traceback. draftwise does not know "
-            "errors of PyTorch, CUDA or plugins. For known defects of your setup, run `draftwise check`."
-        ),
-    )
+    return refusal("unknown-message", oldest=known[0], newest=known[-1], shown=shown, nearest=nearest)
 
 
 def show_template(text: str) -> str:

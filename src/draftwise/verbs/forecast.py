@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, ClassVar
 
-from draftwise.core import Calibration, Forecast, HeldAgainst, InvalidSetup, Profile, Run, Severity
+from draftwise.core import Calibration, Forecast, HeldAgainst, Profile, Run, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.plan.forecast.run_cells import hold_against
 from draftwise.plan.forecast.simulate import simulate_services
@@ -176,21 +177,14 @@ def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, fl
     tokens = find_tokens(None, hint=tokenizer)
     prompts = [prompt for each in load_workloads(source, tokenizer=tokenizer) for prompt in each.prompts]
     if not prompts:
-        raise InvalidSetup.because(
-            "no-prompts", f"{source} has no requests.", where="--traffic", fix="Give a workload with requests."
-        )
+        raise refusal("no-prompts", source=source)
     return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
 
 
 def _compare(profile: Profile, calibration: Calibration, run: Run) -> Sequence[HeldAgainst]:
     held = list(_hold_all(profile, calibration, run))
     if not held:
-        raise InvalidSetup.because(
-            "no-common-candidate",
-            "No candidate of the run was both replayed and calibrated under its name.",
-            where="--against",
-            fix="Give a run of `decide` whose candidates have the calibration's names.",
-        )
+        raise refusal("no-common-candidate", case="against")
     return held
 
 

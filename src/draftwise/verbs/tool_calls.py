@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidRequest, InvalidSetup
 from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import fault
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.error_documents import describe_error
 from draftwise.verbs.field_types import find_wrong_types
@@ -173,9 +174,7 @@ def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissi
     if len(json.dumps(arguments)) > LARGEST:
         wrong = [Finding.error("call-too-large", f"The arguments are larger than {LARGEST:,} bytes.")]
     wrong += [
-        Finding.error(
-            "missing-argument", f"{name} is missing.", where=name, fix=f"Give {name}: {known[name]['description']}"
-        )
+        fault("missing-argument", name=name, known=known[name]["description"])
         for name in tool.input_schema()["required"]
         if name not in arguments
     ]

@@ -9,9 +9,10 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwise.core import InvalidRequest, InvalidSetup
+from draftwise.core import InvalidRequest
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, Stopped
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import all_methods
 from draftwise.machine.posix import require_posix
 from draftwise.verbs.field_types import find_wrong_types
@@ -112,9 +113,7 @@ def _explain_missing() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InvalidSetup.because(
-            "train-not-installed", f"Training needs {error.name}, which is not installed.", fix=tell_install("train")
-        ) from None
+        raise refusal("train-not-installed", name=error.name, install=tell_install("train")) from None
 
 
 def list_trainable() -> list[str]:

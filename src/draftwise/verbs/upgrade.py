@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from packaging.version import Version
 
-from draftwise.core import CheckOutcome, Finding, InvalidSetup, Ruling, Severity
+from draftwise.core import CheckOutcome, Finding, Ruling, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
@@ -148,11 +149,7 @@ def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, Se
         InvalidSetup: one of them takes a text for a server that the other does not.
     """
     if len(old.readings) != len(new.readings):
-        raise InvalidSetup.because(
-            "servers-differ",
-            (f"The first release finds {len(old.readings)} servers in the sources, the second {len(new.readings)}."),
-            fix="Give them one by one.",
-        )
+        raise refusal("servers-differ", before=len(old.readings), after=len(new.readings))
     return zip(old.readings, new.readings, strict=True)
 
 

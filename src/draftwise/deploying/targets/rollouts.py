@@ -11,11 +11,11 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, StepFile
-from draftwise.deploying.messages import note
 from draftwise.deploying.observe import ANALYSIS, Observation
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, fill_part
+from draftwise.knowledge.messages import note
 
 _TEMPLATE = "argo_rollouts.yaml"
 _WEIGHTS = (10, 50)

@@ -9,10 +9,10 @@ from pathlib import Path
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploying.api_server import validate_text
 from draftwise.deploying.deployment_folder import DEPLOYMENT, MEMO, SETUP, Record, prove, read_record
-from draftwise.deploying.messages import refusal, unreadable
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup

@@ -23,6 +23,7 @@ from draftwise.core import (
     Profile,
 )
 from draftwise.core.finding import join_names
+from draftwise.knowledge.messages import fault, refusal, warning
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import CalibratedServer, find_waiting, match_settings
 from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency, serve_rate
@@ -107,12 +108,7 @@ def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: 
     prompt = prompt_tokens if prompt_tokens is not None else (log.prompt_tokens[1] if log.prompt_tokens else None)
     output = output_tokens if output_tokens is not None else (log.tokens_out / log.used if log.used else None)
     if prompt is None or output is None:
-        raise InvalidSetup.because(
-            "lengths-unknown",
-            "The profile does not record the length of prompts and answers.",
-            where="--prompt-tokens",
-            fix="Pass --prompt-tokens and --output-tokens.",
-        )
+        raise refusal("lengths-unknown")
     return RequestLengths(prompt_tokens=prompt, output_tokens=output)
 
 
@@ -275,25 +271,12 @@ def find_doubts(
 ) -> Iterator[Finding]:
     """Yield what the forecast rests on that may not hold."""
     if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
-        yield Finding.warning(
-            "not-replayed",
-            f"The profile has no acceptance for {join_names(left)}, so there is no forecast.",
-            fix="Replay the log with it as a candidate.",
-        )
+        yield warning("not-replayed", names=join_names(left))
     if far := [row for row in rows if row.is_extrapolated]:
         first = min(far, key=lambda row: row.load)
-        yield Finding.error(
-            "far-from-calibrated",
-            f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences as "
-            "were calibrated. Such steps cannot be forecast.",
-            fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
-        )
+        yield fault("far-from-calibrated", axis=first.axis, load=first.load, setting=first.setting)
     if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
-        yield Finding.warning(
-            "two-models",
-            f"The log was replayed for {profile.target.name}, but {calibration.target} was calibrated.",
-            fix="Use a replay and a calibration of the same model.",
-        )
+        yield warning("two-models", name=profile.target.name, target=calibration.target)
 
 
 def _same_model(one: str, other: str) -> bool:

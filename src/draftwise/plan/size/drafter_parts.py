@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise.checkpoints.config_values import find_aux_layers
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.shapes import read_shape
@@ -67,13 +68,7 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
 
 def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Drafter]:
     if not method.layout:
-        raise InvalidSetup.because(
-            "method-memory-unknown",
-            f"The tensors of a {method.name} drafter are unknown, so its memory is unknown too.",
-            where="method",
-            fix="Size the target without the drafter, and add the memory that the server's start-up log reports for "
-            "the drafter.",
-        )
+        raise refusal("method-memory-unknown", name=method.name)
     known = _LAYOUTS.get(method.layout)
     return known if known is not None else method.load("layout")
 

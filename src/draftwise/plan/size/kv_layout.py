@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import InvalidSetup
 from draftwise.core.budget import KVCache, KVGroup
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import Rulebook
 
 _PADDING_LIMIT = 1.5
@@ -194,12 +195,5 @@ def _unify(pages: Sequence[_Page], rules: LayoutRules) -> list[_Page]:
         elif not page.layer.state_bytes and rules.pads_tokens and not page.layer.latent:
             unified.append(replace(page, num_bytes=largest))
         else:
-            raise InvalidSetup(
-                Finding.error(
-                    "kv-pages-do-not-divide",
-                    f"Layers keep pages of {largest} and {page.num_bytes} bytes. Neither divides the other, so "
-                    "vLLM cannot share its blocks.",
-                    fix="Choose a drafter with the target's head size and number of KV heads.",
-                )
-            )
+            raise InvalidSetup(fault("kv-pages-do-not-divide", largest=largest, num_bytes=page.num_bytes))
     return unified

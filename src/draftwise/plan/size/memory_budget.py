@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import ModelShape
 from draftwise.core.budget import Budget, KVCache
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.transformers import find_model_type
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
@@ -47,12 +48,7 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     if name == "fp8_ds_mla" and shape.latent_dim:
         return _DS_MLA_BYTES / shape.latent_dim
     if (found := _VALUE_BYTES.get(name)) is None:
-        raise InvalidSetup.because(
-            "unknown-kv-cache-dtype",
-            f"The size of a KV-cache entry in {name!r} is unknown.",
-            where="--kv-cache-dtype",
-            fix=f"Choose one of {', '.join(_VALUE_BYTES)}.",
-        )
+        raise refusal("unknown-kv-cache-dtype", name=name, names=", ".join(_VALUE_BYTES))
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 
 

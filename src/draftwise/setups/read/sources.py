@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
@@ -271,9 +272,7 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]
     """Yield the setup of each line of a JSON lines file, for judging many at once."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) > _MAX_LINES:
-        raise InvalidSetup.because(
-            "too-many-servers", f"The file has {len(lines)} lines, but draftwise reads at most {_MAX_LINES:,} at once."
-        )
+        raise refusal("too-many-servers", number=len(lines), max_lines=_MAX_LINES)
     for number, line in lines:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 

@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
@@ -134,12 +135,7 @@ def _find_drafter(
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     try:
         if _URL.match(name):
-            raise InvalidSetup.because(
-                "model-is-url",
-                f"{name} is a URL, but vLLM loads models from directories or by their hub name.",
-                where=name,
-                fix="Write ORG/NAME for a hub model. For a running server, use `watch` or `decide --url`.",
-            )
+            raise refusal("model-is-url", name=name)
         return find_model_config(name, partly=True)
     except InvalidSetup as fault:
         faults.extend(fault.findings)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import Finding
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.containers import (
     Stores,
@@ -61,11 +62,7 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
         yield _refused(f"The path {path!r} contains two dots.", "Write it without them.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
-        yield Finding.error(
-            "claim-path-ignored",
-            f"KServe mounts the whole claim {claim} at {path} and ignores the path {inside!r} in the URI.",
-            fix=f"Write {_CLAIM}{claim}, and use {path}/{inside} in the arguments.",
-        )
+        yield fault("claim-path-ignored", claim=claim, path=path, inside=inside, scheme=_CLAIM)
 
 
 def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
