@@ -122,11 +122,8 @@ class DeployResult(Result):
     """What was written."""
 
     VERB: ClassVar[str] = "deploy"
+    JSON_OF: ClassVar[str] = "answer"
     answer: WrittenFolder | EditedFile
-
-    def to_wire(self) -> WrittenFolder | EditedFile:
-        """Return the answer, which is the document."""
-        return self.answer
 
 
 @verb(DeployRequest)

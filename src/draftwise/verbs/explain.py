@@ -46,16 +46,13 @@ class ExplainResult(Result):
     """Everything that is known under the name; a method and a flag may share one."""
 
     VERB: ClassVar[str] = "explain"
+    JSON_OF: ClassVar[str] = "explanations"
     explanations: tuple[Explanation, ...]
     oldest: str = field(metadata=HIDDEN)
     """Oldest release that is known."""
     newest: str = field(metadata=HIDDEN)
     is_list: bool = field(default=False, metadata=HIDDEN)
     """Whether these are all names, without texts."""
-
-    def to_wire(self) -> tuple[Explanation, ...]:
-        """Return the explanations, which are the document."""
-        return self.explanations
 
 
 @verb(ExplainRequest)

@@ -155,11 +155,8 @@ class FactsResult(Result):
     """The known releases, what was added or removed, or known defects."""
 
     VERB: ClassVar[str] = "facts"
+    JSON_OF: ClassVar[str] = "answer"
     answer: Answer
-
-    def to_wire(self) -> Answer:
-        """Return the answer, which is the document."""
-        return self.answer
 
 
 @verb(FactsRequest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 from draftwise.core import Calibration, Forecast, HeldAgainst, Profile, Run, Severity
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import refusal
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
@@ -62,11 +63,6 @@ class HeldRow(HeldAgainst):
     """A forecast compared with what was measured later, and its error."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "of_acceptance", "of_steps", "is_other_traffic")
-
-    @classmethod
-    def of(cls, held: HeldAgainst) -> HeldRow:
-        """Return the row of a comparison."""
-        return cls(**{each.name: getattr(held, each.name) for each in fields(held)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +124,8 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
             write_document(file, calibration)
         from draftwise.measure.screening import find_differences  # a forecast alone needs nothing that measures
 
-        rows, different = tuple(map(HeldRow.of, held)), tuple(find_differences(calibration, run.plan, run.context))
+        rows = tuple(copy_fields(HeldRow, each) for each in held)
+        different = tuple(find_differences(calibration, run.plan, run.context))
         return shown(held=rows, differences=different, calibration=calibration)
     made = _make(profile, calibration, request)
     groups = {each.group for each in made.cells}

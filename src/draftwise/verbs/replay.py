@@ -93,6 +93,7 @@ class ReplayResult(Result):
     """The acceptance of every candidate on the log."""
 
     VERB: ClassVar[str] = "replay"
+    JSON_OF: ClassVar[str] = "profile"
     profile: Profile = field(metadata=HIDDEN)
     directory: Path = field(metadata=HIDDEN)
     """Folder with the profile and a report of it."""
@@ -101,10 +102,6 @@ class ReplayResult(Result):
     def exit_code(self) -> int:
         """1 if a finding is an error."""
         return int(any(finding.severity is Severity.ERROR for finding in self.profile.findings))
-
-    def to_wire(self) -> Profile:
-        """Return the profile, which is the document."""
-        return self.profile
 
 
 @verb(ReplayRequest)

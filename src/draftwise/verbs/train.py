@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from draftwise.core import InvalidRequest
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress, Stopped
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import all_methods
@@ -96,16 +97,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
         made = run(request.method, settings, Reporter(progress))
     else:
         made = train_on_gpus(request.method, settings, request.gpus, quiet=not isinstance(progress, TrainingBars))
-    return TrainResult(
-        out=made.out,
-        model=made.model,
-        speculative_config=made.speculative_config,
-        heldout_loss=made.heldout_loss,
-        acceptance=made.acceptance,
-        acceptance_length=made.acceptance_length,
-        num_parameters=made.num_parameters,
-        is_first=os.environ.get("RANK", "0") == "0",
-    )
+    return copy_fields(TrainResult, made, is_first=os.environ.get("RANK", "0") == "0")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.core.budget import Budget, KVCache
+from draftwise.core.grouping import copy_fields
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.knowledge.messages import refusal
@@ -122,18 +123,8 @@ def _measure_stage(request: SizeRequest, stage: PipelineStage) -> Budget:
 
 
 def _step(request: SizeRequest) -> ProfiledStep:
-    return ProfiledStep(
-        rules=request.rules,
-        runner=request.runner,
-        gpu=request.gpu,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        max_num_seqs=min(request.max_num_seqs, request.max_num_batched_tokens),
-        num_speculative_tokens=request.num_speculative_tokens,
-        tensor_parallel_size=request.tensor_parallel_size,
-        enforce_eager=request.enforce_eager,
-        cold_start=request.cold_start,
-        probabilistic=request.probabilistic,
-    )
+    requests = min(request.max_num_seqs, request.max_num_batched_tokens)
+    return copy_fields(ProfiledStep, request, max_num_seqs=requests)
 
 
 def kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
