@@ -483,7 +483,7 @@ def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
 
 
 def _union_reader(members: tuple[Any, ...]) -> Reader:
-    """Return the reader of the first member that fits; of dataclasses with kinds, of the one that `kind` names."""
+    """Return the reader of the first member that fits. Of dataclasses with kinds, of the one that `kind` names."""
     kinds = {each.JSON_KIND: _reader_for(each) for each in members if hasattr(each, "JSON_KIND")}
     readers = [_reader_for(each) for each in members if each is not type(None) and not hasattr(each, "JSON_KIND")]
     takes_null = type(None) in members

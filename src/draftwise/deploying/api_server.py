@@ -62,7 +62,7 @@ def _find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Finding]:
-    """Yield what is wrong with a value; of a value of another type, only that."""
+    """Yield what is wrong with a value. Of a value of another type, only that."""
     types = schema.get("type")
     if types is not None and not _has_type(value, types):
         wanted = types if isinstance(types, str) else " or ".join(types)

@@ -106,7 +106,7 @@ def _env_path(order: ServiceOrder) -> str:
 
 
 def _find(document: Any, path: str, *, make: bool = False) -> Any:
-    """Return what stands at a path; a missing mapping at its end is made where that is wanted, else None."""
+    """Return what stands at a path. A missing mapping at its end is made where that is wanted, else None."""
     steps = [int(part) if part.isdecimal() else part for part in path.split(".")]
     for number, step in enumerate(steps):
         last = number == len(steps) - 1

@@ -138,7 +138,7 @@ def _list_memo_commands(apply: Mapping[str, str]) -> Iterator[str]:
 
 
 def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
-    """Yield a section; nothing where there are no points."""
+    """Yield a section. Nothing where there are no points."""
     lines = [f"- {point}" for point in points]
     if lines:
         yield from ("", f"## {title}", "", *lines)

@@ -147,7 +147,7 @@ def _prove_file(path: Path, value: str) -> Iterator[Finding]:
 
 
 def _list_entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all that a folder holds but for directories, by the path inside it; links are not followed."""
+    """Yield all that a folder holds but for directories, by the path inside it. Links are not followed."""
     left = [folder]
     while left:
         with os.scandir(left.pop()) as entries:

@@ -199,7 +199,7 @@ def _identify(name: str, source: Path) -> str:
 
 
 def _read_done(journal: Path) -> Mapping[str, str]:
-    """Return the sums of what was copied, by what it was copied from; a line that was cut off counts for nothing."""
+    """Return the sums of what was copied, by what it was copied from. A line that was cut off counts for nothing."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
     pairs = (line.split(" ", 1) for line in lines)
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2 and len(pair[0]) == 64 and pair[1].endswith("]")}

@@ -170,7 +170,7 @@ def rename_upstream(setup: Setup) -> Setup:
 
 
 def _name_on_hub(path: str) -> str:
-    """Return the hub's name of what a path on the server holds; a directory that somebody named stays a path."""
+    """Return the hub's name of what a path on the server holds. A directory that somebody named stays a path."""
     name = name_upstream(path)
     known = find_model(name)
     is_known = known is not None and name in (known.id, *known.names)
@@ -235,7 +235,7 @@ def _refuse(layout: Layout, target: CheckpointRef, drafter: CheckpointRef | None
 
 
 def _rename(setup: Setup, target: str, drafter: str) -> Setup:
-    """Return a setup with directories for names; requests go on naming the model as they did."""
+    """Return a setup with directories for names. Requests go on naming the model as they did."""
     spec = setup.spec
     if spec is not None and drafter:
         spec = replace(spec, model=drafter)

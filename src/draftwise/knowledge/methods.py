@@ -280,7 +280,7 @@ def _names_part(part: Part, value: object) -> bool:
 
 @cache
 def _entry_points() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points that installed packages have for methods, by name; reading them takes milliseconds."""
+    """Return the entry points that installed packages have for methods, by name. Reading them takes milliseconds."""
     from importlib.metadata import entry_points
 
     found = entry_points(group=GROUP)

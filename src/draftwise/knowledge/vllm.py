@@ -120,7 +120,7 @@ def _unknown(asked: Version, closest: Release) -> InvalidSetup:
 
 
 def _parse(text: str) -> Version:
-    """Return the version in a text; the rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
+    """Return the version in a text. The rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
     bare, _, rest = text.strip().partition("-")
     for spelled in (text.strip(), f"{bare}+{rest}", bare):
         try:
@@ -200,7 +200,7 @@ def _cite(row: SpanRow) -> str:
 
 @cache
 def _rows(topic: str) -> tuple[SpanRow, ...]:
-    """Return the rows of a topic over all releases; the shipped ones as they are where the user added none."""
+    """Return the rows of a topic over all releases. The shipped ones as they are where the user added none."""
     covered = releases(topic)
     if all(release.added is None for release in covered):
         return _shipped_rows(topic)

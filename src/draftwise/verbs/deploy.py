@@ -180,7 +180,7 @@ def _answer(
 
 
 def _find_run(request: DeployRequest) -> Path | None:
-    """Return the run directory that is the only source; None where it is something else."""
+    """Return the run directory that is the only source. None where it is something else."""
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if len(given) != 1 or isinstance(given[0], Setup) or not (Path(given[0]) / "manifest.json").is_file():
         return None
@@ -242,7 +242,7 @@ def _read_scale(request: DeployRequest) -> Scale | None:
 
 
 def _find_start(request: DeployRequest) -> float | None:
-    """Return the seconds of a cold start, as given or by the log of one; None where nobody says."""
+    """Return the seconds of a cold start, as given or by the log of one. None where nobody says."""
     if request.start_log is None:
         return request.cold_start_s
     if request.cold_start_s is not None:

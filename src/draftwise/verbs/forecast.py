@@ -186,7 +186,7 @@ def _compare(profile: Profile, calibration: Calibration, run: Run) -> Sequence[H
 
 
 def _remember(calibration: Calibration, held: Sequence[HeldAgainst]) -> Calibration:
-    """Return the calibration with the errors of its forecasts; those on other traffic are not kept."""
+    """Return the calibration with the errors of its forecasts. Those on other traffic are not kept."""
     fresh = {(each.setting, each.workload, each.load) for each in held}
     kept = tuple(each for each in calibration.held if (each.setting, each.workload, each.load) not in fresh)
     return replace(calibration, held=(*kept, *(each for each in held if not each.is_other_traffic)))

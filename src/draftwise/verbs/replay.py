@@ -223,7 +223,7 @@ def _split_off(transcripts: Transcripts, warm: int) -> tuple[Sequence[Transcript
 
 
 def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:
-    """Return the target's tokenizer; None where no row needs it, or it cannot be used."""
+    """Return the target's tokenizer. None where no row needs it, or it cannot be used."""
     if not needs_encoder(prompts):
         return None
     try:

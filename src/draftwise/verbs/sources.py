@@ -190,7 +190,7 @@ class Sources:
         return found
 
     def _fill_in(self, setup: Setup) -> Mapping[str, Any]:
-        """Return what the request says of GPU and release; what is only usual counts where the source says nothing."""
+        """Return what the request says of GPU and release. What is only usual counts where the source says nothing."""
         gpu = self.gpu or (self.usual_gpu if setup.device is None else None)
         filled: dict[str, Any] = {} if gpu is None else {"device": with_gpu(setup, gpu).device}
         if self.usual_vllm is not None and not setup.engine_version:
@@ -317,7 +317,7 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str]) -> tu
 
 
 def _read_env_files(paths: Sequence[str | PathLike[str]]) -> Mapping[str, str]:
-    """Return the variables of files; of several that set one, the last counts."""
+    """Return the variables of files. Of several that set one, the last counts."""
     if not paths:
         return {}
     from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
@@ -354,7 +354,7 @@ def _is_model(source: str) -> bool:
 
 
 def _spell(source: Source) -> str:
-    """Return a source as a word; a Path is a file or a folder, and never the name of a model."""
+    """Return a source as a word. A Path is a file or a folder, and never the name of a model."""
     if isinstance(source, Path) and not source.exists():
         source = Path.cwd() / source
     return str(source)
@@ -389,7 +389,7 @@ def join_command(words: Sequence[str]) -> list[str]:
 
 
 def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:
-    """Return the report of a text that nobody can judge; one of many is a warning, as it may be no server's at all."""
+    """Return the report of a text that nobody can judge. One of many is a warning, as it may be no server's at all."""
     if not text.is_chosen:
         findings = [replace(finding, severity=Severity.WARNING) for finding in findings]
     return Report(version="", setup=Setup(engine=""), findings=tuple(findings), resolved=None, is_judged=False)

@@ -267,7 +267,7 @@ def _place(tool: Tool, given: Mapping[str, Any], permissions: Permissions) -> di
 
 
 def _field_of(option: str, tool: Tool) -> str:
-    """Return the field that an option of the command line stands for; the option without one."""
+    """Return the field that an option of the command line stands for. The option without one."""
     name = option.lstrip("-").replace("-", "_")
     candidates = (name, f"{name}s", *_OTHER_NAMES.get(name, ()))
     request: Any = tool.request.request

@@ -236,7 +236,7 @@ def _read_baseline(path: Path) -> Baseline:
 
 
 def _read_asked(request: WatchRequest, step: SetupStep | None) -> SideInfo | None:
-    """Return what files say of the service; reading a setup takes as long to import as all the rest."""
+    """Return what files say of the service. Reading a setup takes as long to import as all the rest."""
     if request.setup is None and request.start_log is None:
         return None
     from draftwise.watching.configured import read_side_info
@@ -283,7 +283,7 @@ def _name(url: str) -> str:
 
 
 def _check_owner(baseline: Baseline, setup_file: Path) -> None:
-    """Refuse the baseline of another setup than the setup.json that is given; a manifest has no digest to compare."""
+    """Refuse the baseline of another setup than the setup.json that is given. A manifest has no digest to compare."""
     digest = sha256(setup_file.read_bytes()).hexdigest()
     if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
         raise refusal("baseline-of-other-setup", setup_file=setup_file)

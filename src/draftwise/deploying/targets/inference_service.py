@@ -242,7 +242,7 @@ def _fill_claim(order: ServiceOrder, claim: str) -> StepFile:
 
 
 def _list_fetched(order: ServiceOrder) -> Iterator[CheckpointRef]:
-    """Yield the checkpoints that come from the hub; the others are directories of the operator's."""
+    """Yield the checkpoints that come from the hub. The others are directories of the operator's."""
     return (each for each in order.placement.staged if not names_directory(each.name))
 
 

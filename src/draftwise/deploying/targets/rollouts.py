@@ -45,7 +45,7 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -
 
 
 def _render_canary(spec: ServiceOrder, plain: ServiceOrder, *, is_judged: bool) -> str:
-    """Return the plain side's Rollout with pods that speculate; without an analysis a person decides each step."""
+    """Return the plain side's Rollout with pods that speculate. Without an analysis a person decides each step."""
     (rollout, _), (speculating, _) = (fill(_TEMPLATE, each, _list_values(each)) for each in (plain, spec))
     pods = speculating["spec"]["template"]
     rollout["metadata"]["annotations"] = dict(spec.annotations)

@@ -73,7 +73,7 @@ def _name(value: Mapping[str, Any]) -> str:
 
 
 def _read(value: Mapping[str, Any], where: str) -> Setup | None:
-    """Return the server of an object; None where it starts none."""
+    """Return the server of an object. None where it starts none."""
     text = yaml.safe_dump({key: each for key, each in value.items() if key != "status"})
     try:
         readings = read_setups(SourceText(text=text, name=f"{where}.yaml"))

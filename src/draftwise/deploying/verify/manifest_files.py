@@ -141,7 +141,7 @@ def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
-    """Yield why a server does not fit its GPUs; where these are not known, or its model is not, that is not known."""
+    """Yield why a server does not fit its GPUs. Where these are not known, or its model is not, that is not known."""
     device = found.device
     if gpu is None and (device is None or device.name == "GPU"):
         return

@@ -309,7 +309,7 @@ def _read_machine(calibration: Calibration, plain: _Server) -> tuple[Machine, Pr
 def _read_drafting(
     calibration: Calibration, setting: CalibratedSetting, method: str, k: int, asynchronous: bool
 ) -> Drafting:
-    """Return what a setting drafts with; of a drafter whose config is not known, the usual layout of its method."""
+    """Return what a setting drafts with. Of a drafter whose config is not known, the usual layout of its method."""
     precision, ranks, facts = _find_precision(calibration), _find_ranks(calibration), get_method(method)
     if not facts.has_weights:
         return Drafting(method=facts.name, work=None, asynchronous=asynchronous)

@@ -208,7 +208,7 @@ def _acceptance_sd(length: Interval) -> float:
 
 
 def _find_serving_sd(calibration: Calibration) -> float:
-    """Return how far off forecasts were beyond what is known of steps and acceptance; the prior's share falls."""
+    """Return how far off forecasts were beyond what is known of steps and acceptance. The prior's share falls."""
     errors = np.log1p([each.error for each in calibration.held]) if calibration.held else np.zeros(0)
     return math.sqrt((_SERVING_WEIGHT * _SERVING_SD**2 + float(errors @ errors)) / (_SERVING_WEIGHT + len(errors)))
 
@@ -253,7 +253,7 @@ def _high(row: ForecastCell) -> float:
 
 
 def _find_end(line: Sequence[ForecastCell], part: Callable[[ForecastCell], float]) -> float:
-    """Return the load at which a line first falls below 1; 0 where it begins there, infinity where it never does."""
+    """Return the load at which a line first falls below 1. 0 where it begins there, infinity where it never does."""
     if part(line[0]) < 1:
         return 0.0
     for before, after in pairwise(line):

@@ -87,7 +87,7 @@ def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafte
 
 
 def _describe_layer(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return one Llama layer and `fc` over embedding and hidden state; embedding and lm_head are the target's."""
+    """Return one Llama layer and `fc` over embedding and hidden state. Embedding and lm_head are the target's."""
     like = config or _head_of(target)
     shape = read_shape(like)
     layers = tuple(range(shape.num_layers))
@@ -122,7 +122,7 @@ def _describe_fused_layer(target: Config, config: Config | None, _k: int) -> Dra
 
 
 def _describe_block(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return Qwen3 layers and `fc` over the auxiliary hidden states; embedding and lm_head are the target's."""
+    """Return Qwen3 layers and `fc` over the auxiliary hidden states. Embedding and lm_head are the target's."""
     like = config or {**_head_of(target), "num_hidden_layers": 5}
     shape = read_shape(like)
     layers, inner = tuple(range(shape.num_layers)), like.get("dflash_config") or {}
@@ -171,7 +171,7 @@ def _describe_residual_heads(target: Config, config: Config | None, k: int) -> D
 
 
 def _describe_recurrent_heads(target: Config, config: Config | None, k: int) -> Drafter:
-    """Return embedding, projection, norm and lm_head of each token ahead; with `tie_weights` one set serves all."""
+    """Return embedding, projection, norm and lm_head of each token ahead. With `tie_weights` one set serves all."""
     like = config or {}
     vocab, width = like.get("vocab_size") or target["vocab_size"], like.get("emb_dim") or target["hidden_size"]
     inner, heads = like.get("inner_dim") or width, like.get("n_predict") or k

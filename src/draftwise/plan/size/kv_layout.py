@@ -146,7 +146,7 @@ def lay_out(
 
 
 def _pages(layers: Sequence[CachedLayer], block_size: int) -> list[_Page]:
-    """Return each layer's page; a state's is padded to that of the target's attention next to it."""
+    """Return each layer's page. A state's is padded to that of the target's attention next to it."""
     tokens = [layer for layer in layers if not layer.state_bytes and not layer.is_draft]
     padded = tokens[0].bytes_per_token * block_size if tokens else 0
     return [

@@ -37,7 +37,7 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
 
 
 def _find_odd(config: object) -> list[str]:
-    """Return the keys of an object whose values have the wrong kind; null stands for an absent key."""
+    """Return the keys of an object whose values have the wrong kind. Null stands for an absent key."""
     if not isinstance(config, Mapping):
         return []
     keys = read_config_keys()

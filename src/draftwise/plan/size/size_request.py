@@ -213,7 +213,7 @@ def _read_runner(context: Context, spec: Resolved | None) -> Runner:
 
 
 def _is_async(context: Context, spec: Resolved | None) -> bool:
-    """Say whether two batches are under way at once; the default of every release in which it matters here."""
+    """Say whether two batches are under way at once. The default of every release in which it matters here."""
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
     return context.flags.get("async_scheduling") is not False

@@ -120,7 +120,7 @@ def _suggest(request: SizeRequest, budget: Budget) -> str:
 
 
 def _enough_gpus(request: SizeRequest) -> int | None:
-    """Return the smallest tensor-parallel size that fits and divides the attention heads; None up to eightfold."""
+    """Return the smallest tensor-parallel size that fits and divides the attention heads. None up to eightfold."""
     for size in (request.tensor_parallel_size * factor for factor in (2, 4, 8)):
         wider = replace(request, tensor_parallel_size=size, draft_tensor_parallel_size=size)
         if request.shape.num_heads % size == 0 and measure(wider).fits:

@@ -218,7 +218,7 @@ def _read_one_of_many(path: Path) -> SourceText:
 
 
 def _peek(path: Path) -> str:
-    """Return the text of a file that is not read otherwise; empty where nobody can say what all of it is."""
+    """Return the text of a file that is not read otherwise. Empty where nobody can say what all of it is."""
     try:
         with path.open("rb") as file:
             text = file.read(_LONGEST_LOOK).decode("utf-8", "replace")

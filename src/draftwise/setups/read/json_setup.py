@@ -93,7 +93,7 @@ def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | No
 
 
 def _get_args(value: Mapping[str, Any], release: Release, findings: list[Finding], name: str) -> dict[str, Any]:
-    """Return the engine arguments by field name; those that the release does not have are reported and left out."""
+    """Return the engine arguments by field name. Those that the release does not have are reported and left out."""
     inner = value.get("args")
     known = {row["field"] for row in release.table("flags").values()} | set(release.table("engine_defaults"))
     given = dict(inner) if isinstance(inner, Mapping) else {}

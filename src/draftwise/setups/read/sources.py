@@ -187,7 +187,7 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
 
 
 def _in_file(where: str, name: str, *, one_line: bool) -> str:
-    """Return a place whose `line 12` has become `NAME:12`; in a text of one line the number goes."""
+    """Return a place whose `line 12` has become `NAME:12`. In a text of one line the number goes."""
     found = _LINE.match(where)
     if found is None:
         return where or name
@@ -343,7 +343,7 @@ def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Ite
 def _find_in_values(
     document: YamlDocument, manifests: Sequence[YamlDocument], asked: _SourceHints, folder: Path
 ) -> Iterator[Launch] | None:
-    """Return the servers of a compose file or of a chart's values; None for another document."""
+    """Return the servers of a compose file or of a chart's values. None for another document."""
     if is_compose(document.value):
         from draftwise.setups.read.manifests.compose import find_services
 

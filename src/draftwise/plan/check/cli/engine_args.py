@@ -107,7 +107,7 @@ def _override(rules: Rulebook, target: ModelConfig, flags: Mapping[str, Any]) ->
 
 
 def _read_object(value: Any) -> Mapping[str, Any]:
-    """Return the object that a flag holds, as text or typed; an empty one for any other value."""
+    """Return the object that a flag holds, as text or typed. An empty one for any other value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -117,7 +117,7 @@ def _read_object(value: Any) -> Mapping[str, Any]:
 
 
 def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the speculative JSON with what `--spec-*` flags say; they win over keys that are spelled with dashes."""
+    """Return the speculative JSON with what `--spec-*` flags say. They win over keys that are spelled with dashes."""
     by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
     return {**(spec or {}), **by_flag} if by_flag else spec
 

@@ -231,7 +231,7 @@ def _read_model(
 
 
 def _get_model_volumes(model: Mapping[str, Any], runtime: _Runtime | None) -> tuple[str, ...] | None:
-    """Return where the model's container has volumes; None for a runtime that is named and not in the file."""
+    """Return where the model's container has volumes. None for a runtime that is named and not in the file."""
     if runtime is None and model.get("runtime"):
         return None
     return (*get_volumes(model), *(() if runtime is None else get_volumes(runtime.container)))
@@ -289,7 +289,7 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
 def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch | None:
-    """Return the server of an LLMInferenceService's container; None where its own command starts none."""
+    """Return the server of an LLMInferenceService's container. None where its own command starts none."""
     found: Findings = []
     env = stores.read_env(document, path, container)
     args = get_container_words(document, (*path, "args"), container, env, found)

@@ -186,7 +186,7 @@ class _Builder:
         return merged | own
 
     def _merge(self, node: yaml.Node, path: Path) -> dict[str, Any]:
-        """Return what `<<` brings in; of several mappings the first wins."""
+        """Return what `<<` brings in. Of several mappings the first wins."""
         given = self.build(node, path)
         mappings = given if isinstance(given, list) else [given]
         merged: dict[str, Any] = {}
