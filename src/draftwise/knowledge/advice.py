@@ -1,7 +1,8 @@
 """Rules of thumb, kinds of traffic and measured costs by which a method is chosen, each with its source.
 
-The rows are in `data/advice.json` and `data/seen_speedups.json`; what is known of a single method is in its own row (`knowledge.methods`). What a
-release accepts is in its generated tables; what pays on an operator's traffic is for a measurement to decide.
+The rows are in `data/advice.json` and `data/seen_speedups.json`; what is known of a single method is in its own row
+(`knowledge.methods`). What a release accepts is in its generated tables; what pays on an operator's traffic is for a
+measurement to decide.
 """
 
 from __future__ import annotations
