@@ -180,18 +180,9 @@ def _list_operations(permissions: Permissions, jobs: Jobs) -> list[_Operation]:
         if tool.is_job:
             found += _list_job_operations(name, tool, permissions, jobs)
             continue
-        found.append(
-            _Operation(
-                tool=_describe(
-                    name,
-                    tool.request.__doc__ or "",
-                    tool.input_schema(),
-                    tool.output_schema(),
-                    writes=bool(tool.written),
-                ),
-                run=partial(_call, name, permissions),
-            )
-        )
+        about, schemas = tool.request.__doc__ or "", (tool.input_schema(), tool.output_schema())
+        described = _describe(name, about, *schemas, writes=bool(tool.written))
+        found.append(_Operation(tool=described, run=partial(_call, name, permissions)))
     return found
 
 
