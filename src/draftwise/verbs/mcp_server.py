@@ -33,16 +33,7 @@ from draftwise.verbs import VERBS
 from draftwise.verbs.error_documents import ErrorDocument
 from draftwise.verbs.explain import ExplainRequest, explain
 from draftwise.verbs.jobs import Job, Jobs, JobState
-from draftwise.verbs.tool_calls import (
-    TOOLS,
-    Permissions,
-    Tool,
-    ToolAnswer,
-    answer_of,
-    call,
-    make_request,
-    refusal_of,
-)
+from draftwise.verbs.tool_calls import TOOLS, Permissions, Tool, ToolAnswer, answer_of, call, make_request, refusal_of
 from draftwise.version import __version__
 
 PAGES = {
