@@ -189,7 +189,11 @@ class PrometheusWatcher:
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
             turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
             starts = await self._ask_starts(_RESTARTS)
-            again = {_place(each["metric"]): count for each in starts if 2 < (count := float(each["value"][1])) < 3600}
+            again = {
+                _place(each["metric"]): count
+                for each in starts
+                if 2 < (count := float(each.get("value", (0, 0))[1])) < 3600
+            }
             pages = await self._leave_unknown(list(looks))
             gone = await self._find_gone(pages)
         except BackendError as error:

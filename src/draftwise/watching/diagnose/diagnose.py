@@ -14,10 +14,10 @@ from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
 from draftwise.watching.diagnose import (
     draft_rules,
+    ending_rules,
     gain_rules,
     identity_rules,
     low_acceptance_rules,
-    ending_rules,
     serving_rules,
 )
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
