@@ -136,3 +136,8 @@ def test_a_plain_pool_that_is_preempted_spoils_what_is_held_against_it() -> None
     full = make_window(replace(PLAIN, kv=0.97, preemptions=0.5), pool="plain", instance="p")
     (found,) = judge([HEALTHY], full)
     assert (found.code, found.where) == ("kv-squeeze", "p")
+
+
+def test_without_the_number_of_requests_no_share_is_told() -> None:
+    window = ending({"aborted": 0.5, "refused": 0.5, "failed": 0.5})
+    assert judge([replace(window, sums=replace(window.sums, finished=None))], earlier=ending({})) == ()

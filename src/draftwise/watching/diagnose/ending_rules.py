@@ -56,9 +56,9 @@ _ENDS = (
 def _share(end: _End, window: Window | None) -> tuple[float, float] | None:
     """Return the share of a window's requests that end so, and how many requests there are; None if unknown."""
     count = None if window is None else end.count(window)
-    if window is None or count is None:
+    if window is None or count is None or window.sums.finished is None:
         return None
-    total = max(count, (window.sums.finished or 0.0) + (window.sums.refused or 0.0))
+    total = max(count, window.sums.finished + (window.sums.refused or 0.0))
     return (count / total, total) if total else None
 
 
