@@ -17,8 +17,8 @@ HUNG_S = 10.0
 def stands_still(window: Window) -> bool:
     """Return whether an engine had requests for all of a window and got nowhere with them."""
     in_flight = (window.load.running or 0.0) + (window.load.waiting or 0.0)
-    made = (window.output_tokens, window.sums.finished, window.sums.first_tokens)
-    made += (window.sums.engine_steps,) if window.duration_s < STARVED_S else ()  # steps of a long prompt end by then
+    steps = window.sums.engine_steps if window.duration_s < STARVED_S else None  # steps of a long prompt end by then
+    made = (window.output_tokens, steps, window.sums.finished, window.sums.first_tokens)
     return window.output_tokens == 0 and not any(made) and in_flight >= 1 and not window.sleeping
 
 

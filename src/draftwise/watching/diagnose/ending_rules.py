@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf, log, sqrt
 
 from draftwise.core import Window
@@ -102,4 +103,4 @@ def _find(end: _End, case: PoolCase) -> RuleMatch | None:
     )
 
 
-RULES = tuple(DiagnosisRule(end.code, lambda case, end=end: _find(end, case)) for end in _ENDS)
+RULES = tuple(DiagnosisRule(end.code, partial(_find, end)) for end in _ENDS)
