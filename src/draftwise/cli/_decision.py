@@ -133,12 +133,7 @@ def _show_text(console: Console, text: str) -> None:
 def _table(
     comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False, spaced: bool = True
 ) -> Table:
-    """Return the verdicts with the numbers that are to be shown.
-
-    Args:
-        repeated: every row names its workload and load, also where the one above it has the same.
-        spaced: an empty row separates workloads.
-    """
+    """Return the verdicts with the numbers that are to be shown."""
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
@@ -180,7 +175,7 @@ _ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
 
 
 def _findings(decision: Decision) -> list[tuple[Finding, str]]:
-    """Return the findings on the run one by one, those on cells once each; each with its text."""
+    """Return the findings on the run one by one, those on cells once each. Each with its text."""
     of_cells = group_findings(replace(decision, findings=()))
     return [(each, str(each)) for each in decision.findings] + [(each.finding, _told(each)) for each in of_cells]
 

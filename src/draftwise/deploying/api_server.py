@@ -16,8 +16,8 @@ from re import compile as compile_pattern
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploying.messages import unreadable
 from draftwise.knowledge.kinds import find_kind, read_schema
+from draftwise.knowledge.messages import unreadable
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
@@ -35,25 +35,14 @@ _Path = tuple[str | int, ...]
 
 
 def validate_text(text: str, *, name: str, release: str = "") -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind.
-
-    Args:
-        text: of the file.
-        name: of the file.
-        release: of the project that defines the kinds; by default the newest that is known.
-    """
+    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind."""
     for document in read_yaml(text, name=name) if name.endswith((".yaml", ".yml")) else ():
         if isinstance(document.value, Mapping) and "kind" in document.value:
             yield from (replace(each, where=f"{name} {each.where}") for each in validate(document.value, release))
 
 
 def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding]:
-    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here.
-
-    Args:
-        document: the object.
-        release: of the project that defines the kind; by default the newest that is known.
-    """
+    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here."""
     kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")), release)
     if kind is not None:
         # A webhook sees what the schema takes.
@@ -73,7 +62,7 @@ def _find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Finding]:
-    """Yield what is wrong with a value; of a value of another type, only that."""
+    """Yield what is wrong with a value. Of a value of another type, only that."""
     types = schema.get("type")
     if types is not None and not _has_type(value, types):
         wanted = types if isinstance(types, str) else " or ".join(types)

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from draftwise.core import Finding, StorageError, cause_of
-from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
+from draftwise.knowledge.messages import fault, refusal, unreadable
 from draftwise.machine.whole_files import replacing
 
 CANARY = "canary.yaml"
@@ -96,10 +96,6 @@ def replace_text(path: Path, text: str) -> None:
 def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
     """Yield each way in which a folder is not what was written; nothing outside of it is read.
 
-    Args:
-        folder: with a list of sums, and the sum of that list.
-        needed: files that every folder of its kind has.
-
     Raises:
         UnreadableSource: the folder has no readable sums.
     """
@@ -151,7 +147,7 @@ def _prove_file(path: Path, value: str) -> Iterator[Finding]:
 
 
 def _list_entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all that a folder holds but for directories, by the path inside it; links are not followed."""
+    """Yield all that a folder holds but for directories, by the path inside it. Links are not followed."""
     left = [folder]
     while left:
         with os.scandir(left.pop()) as entries:

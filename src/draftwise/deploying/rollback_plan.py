@@ -12,8 +12,8 @@ from pathlib import Path
 from draftwise.core import BackendError, UnreadableSource, cause_of
 from draftwise.deploying.deployment import THEN, fill_in
 from draftwise.deploying.deployment_folder import Record, read_record
-from draftwise.deploying.messages import unreadable
 from draftwise.deploying.targets import TARGETS
+from draftwise.knowledge.messages import unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +74,6 @@ def _compare(folder: Path, record: Record) -> Iterator[str]:
 
 def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
     """Run a command of a target, part after part, without a shell; what it prints goes to the terminal.
-
-    Args:
-        command: programs joined by `&&`.
-        may_be: exit codes that are no failure.
 
     Raises:
         BackendError: a program is not there or fails; what follows it was not run.

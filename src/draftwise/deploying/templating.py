@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
+from draftwise.knowledge.messages import refusal
 from draftwise.setups.write import write_flags
 
 PROGRAM = ["vllm", "serve"]
@@ -139,13 +139,7 @@ VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
 
 
 def write_template(name: str, order: ServiceOrder, values: Mapping[str, Any] | None = None) -> str:
-    """Return the file of a template, filled.
-
-    Args:
-        name: of the template, such as `kubernetes.yaml`.
-        order: of the server.
-        values: further placeholders, or others in the place of those in `VALUES`.
-    """
+    """Return the file of a template, filled."""
     return dump_yaml(*fill(name, order, values))
 
 

@@ -27,11 +27,11 @@ from draftwise.deploying.deployment_folder import (
     write_proof,
     write_sums,
 )
-from draftwise.deploying.messages import fault, note, refusal, warning
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.deploying.weights_layout import CheckpointRef, find_drafter, name_upstream
+from draftwise.knowledge.messages import fault, note, refusal, warning
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
@@ -66,10 +66,6 @@ def _get_text(options: Mapping[str, object]) -> str:
 
 def locate_checkpoints(setup: Setup, sources: Mapping[str, Path]) -> tuple[LocatedCheckpoint, ...]:
     """Return the checkpoints that a setup loads, where they lie.
-
-    Args:
-        setup: that loads them.
-        sources: directories by name, for those that are neither a directory nor in the hub's cache.
 
     Raises:
         InvalidSetup: one of them is not here, or a source is of neither.
@@ -179,9 +175,7 @@ def _copy_all(
         StorageError: there is no room, or the disk fails; the next call goes on from there.
     """
     if out.exists():
-        raise InvalidSetup.because(
-            "folder-exists", f"{out} already exists.", where="--out", fix="Choose another folder, or move it away."
-        )
+        raise refusal("folder-exists", case="bundle", out=out)
     part = out.parent / f".{out.name}.part"
     try:
         part.mkdir(parents=True, exist_ok=True)
@@ -205,7 +199,7 @@ def _identify(name: str, source: Path) -> str:
 
 
 def _read_done(journal: Path) -> Mapping[str, str]:
-    """Return the sums of what was copied, by what it was copied from; a line that was cut off counts for nothing."""
+    """Return the sums of what was copied, by what it was copied from. A line that was cut off counts for nothing."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
     pairs = (line.split(" ", 1) for line in lines)
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2 and len(pair[0]) == 64 and pair[1].endswith("]")}
@@ -358,7 +352,6 @@ def _list_env(mirror: str) -> Mapping[str, str]:
 
 
 def _find_absences(setup: Setup, wanted: BundleOptions) -> Iterator[Finding]:
-    """Yield what the other place will lack."""
     method = find_method(setup.spec.method) if setup.spec is not None else None
     package = "" if method is None else method.package
     if package and not any(wheel.name.replace("_", "-").startswith(f"{package}-") for wheel in wanted.wheels):
@@ -373,7 +366,6 @@ def _name_image(setup: Setup, wanted: BundleOptions) -> str:
 
 
 def _list_all(artefacts: Sequence[LocatedCheckpoint], wheels: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield what is copied, by its name in the bundle."""
     for artefact in artefacts:
         for name, path in _list_files(artefact):
             yield f"{MODELS}/{artefact.checkpoint.directory}/{name}", path

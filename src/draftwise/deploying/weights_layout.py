@@ -10,8 +10,8 @@ from typing import Literal
 
 from packaging.version import Version
 
-from draftwise.core import InvalidSetup, Setup
-from draftwise.deploying.messages import refusal
+from draftwise.core import Setup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import find_model, names_directory
 from draftwise.knowledge.stored import read_rows
@@ -58,7 +58,6 @@ class Layout:
     """The image of a modelcar, or the name of a claim."""
 
     def __str__(self) -> str:
-        """Return it as the command line takes it."""
         return f"{self.kind}:{self.store}" if self.store else self.kind
 
 
@@ -125,19 +124,12 @@ def read_layout(text: str) -> Layout:
     shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
-        raise InvalidSetup.because(
-            "no-such-layout", f"{text!r} is not a layout.", where="--layout", fix=f"Choose one of: {shapes}."
-        )
+        raise refusal("no-such-layout", text=text, shapes=shapes)
     return Layout(kind=known.kind, store=store)
 
 
 def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layout:
     """Return the layout that needs nothing but the files: no image to build, no claim to fill.
-
-    Args:
-        setup: whose weights are placed.
-        release: of KServe.
-        several_since: the first release that downloads several checkpoints.
 
     Raises:
         InvalidSetup: the release downloads one checkpoint, and the setup loads two.
@@ -178,7 +170,7 @@ def rename_upstream(setup: Setup) -> Setup:
 
 
 def _name_on_hub(path: str) -> str:
-    """Return the hub's name of what a path on the server holds; a directory that somebody named stays a path."""
+    """Return the hub's name of what a path on the server holds. A directory that somebody named stays a path."""
     name = name_upstream(path)
     known = find_model(name)
     is_known = known is not None and name in (known.id, *known.names)
@@ -205,7 +197,6 @@ def place(setup: Setup, layout: Layout) -> tuple[Setup, WeightsPlacement]:
 
 
 def _list_checkpoints(setup: Setup) -> tuple[CheckpointRef, CheckpointRef | None]:
-    """Return the checkpoints of the target and of the drafter."""
     name = find_drafter(setup)
     revision = setup.spec.options.get("revision") if setup.spec is not None else None
     target = CheckpointRef(name=setup.target, revision=_to_text(setup.args.get("revision")))
@@ -217,7 +208,6 @@ def _to_text(value: object) -> str:
 
 
 def _fill(layout: Layout, path: str, target: CheckpointRef, drafter: CheckpointRef | None) -> WeightsPlacement:
-    """Return what brings the target to its directory."""
     both = (target,) if drafter is None else (target, drafter)
     match layout.kind:
         case "one":
@@ -245,7 +235,7 @@ def _refuse(layout: Layout, target: CheckpointRef, drafter: CheckpointRef | None
 
 
 def _rename(setup: Setup, target: str, drafter: str) -> Setup:
-    """Return a setup with directories for names; requests go on naming the model as they did."""
+    """Return a setup with directories for names. Requests go on naming the model as they did."""
     spec = setup.spec
     if spec is not None and drafter:
         spec = replace(spec, model=drafter)

@@ -1,20 +1,72 @@
 """Rules of thumb, kinds of traffic and measured costs by which a method is chosen, each with its source.
 
-The rows are in `data/advice.json`; what is known of a single method is in its own row (`knowledge.methods`). What a
-release accepts is in its generated tables; what pays on an operator's traffic is for a measurement to decide.
+The rows are in `data/advice.json` and `data/seen_speedups.json`; what is known of a single method is in its own row
+(`knowledge.methods`). What a release accepts is in its generated tables; what pays on an operator's traffic is for a
+measurement to decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from math import exp, log
+from typing import Literal
 
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.method_advice import DraftingCost, Overlap
 from draftwise.knowledge.methods import find_method, methods_where
 from draftwise.knowledge.stored import read_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenSpeedup:
+    """One series of readings."""
+
+    targets: tuple[str, ...]
+    method: str
+    points: tuple[tuple[int, float], ...]
+    """Sequences that decode together, and the speed-up over plain decoding; loads rise."""
+    conditions: str
+    source: str
+    k: int | None = None
+    gpu: str | None = None
+    """None where the source does not name it, or it is another kind of machine."""
+    gpus: int | None = None
+    """GPUs of the server; None where that is not part of the reading."""
+    traffic: str | None = None
+    """Kind of requests that it is about; None for any."""
+    ours: bool = False
+    """Whether it was measured here, and can be made again."""
+    tokens_per_step: float | None = None
+    context: int = 1024
+    """Context length in tokens that it was taken at."""
+
+    def at(self, sequences: int) -> float:
+        """Return the speed-up at a load: between readings by their logarithms, beyond them the nearest."""
+        below = [point for point in self.points if point[0] <= sequences] or [self.points[0]]
+        above = [point for point in self.points if point[0] >= sequences] or [self.points[-1]]
+        (low, before), (high, after) = below[-1], above[0]
+        if low == high:
+            return before
+        share = log(sequences / low) / log(high / low)
+        return exp((1 - share) * log(before) + share * log(after))
+
+
+def find_seen_speedups(names: Iterable[str], method: str) -> tuple[SeenSpeedup, ...]:
+    """Return the readings of a method on a target that is known under any of these names, in upper or lower case."""
+    wanted = {name.lower() for name in names}
+    found = (row for row in read_seen_speedups() if row.method == method)
+    return tuple(row for row in found if not wanted.isdisjoint(map(str.lower, row.targets)))
+
+
+@cache
+def read_seen_speedups() -> tuple[SeenSpeedup, ...]:
+    """Return every series."""
+    return tuple(
+        SeenSpeedup(**{**row, "points": tuple((count, gain) for count, gain in row["points"])})
+        for row in read_rows("seen_speedups")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +162,7 @@ def all_advice() -> Mapping[str, AdviceRule]:
     """Return every rule by its code."""
     return {
         row["code"]: AdviceRule(**{**row, "severity": Severity(row.get("severity", "info"))})
-        for row in _load()["rules"]
+        for row in read_rows("advice")["rules"]
     }
 
 
@@ -127,19 +179,19 @@ def give_advice(code: str, **values: object) -> Finding:
 @cache
 def read_temperature_effect() -> TemperatureEffect:
     """Return what sampling does to acceptance."""
-    return TemperatureEffect(**_load()["temperature"])
+    return TemperatureEffect(**read_rows("advice")["temperature"])
 
 
 @cache
 def read_traffic_kinds() -> Mapping[str, TrafficKind]:
     """Return the kinds of traffic by name."""
-    return {row["name"]: TrafficKind(**row) for row in _load()["traffic"]}
+    return {row["name"]: TrafficKind(**row) for row in read_rows("advice")["traffic"]}
 
 
 @cache
 def read_step_costs() -> StepCosts:
     """Return the measured costs of steps."""
-    return StepCosts(**_load()["costs"])
+    return StepCosts(**read_rows("advice")["costs"])
 
 
 @cache
@@ -156,9 +208,3 @@ def find_drafting_cost(name: str) -> DraftingCost | None:
     alike = methods_where(drafts_from=method.drafts_from, network=method.network).values()
     cost = next((each.advice.cost for each in alike if each.advice.cost is not None), None)
     return None if cost is None else replace(cost, measured=False)
-
-
-@cache
-def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_rows("advice")
-    return loaded

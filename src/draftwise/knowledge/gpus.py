@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
 _GIB = 1 << 30
@@ -44,7 +44,7 @@ class Gpu:
 @cache
 def read_gpus() -> tuple[Gpu, ...]:
     """Return all GPUs of the table, older generations first."""
-    return tuple(_read(row) for row in _rows())
+    return tuple(_read(row) for row in read_data("gpus"))
 
 
 def get_gpu(name: str) -> Gpu:
@@ -60,10 +60,7 @@ def get_gpu(name: str) -> Gpu:
     if memory and float(memory[1]) >= _LEAST_GIB:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
-    raise InvalidSetup.because(
-        "unknown-gpu", f"draftwise does not know the GPU {name!r}.", where="--gpu",
-        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",
-    )  # fmt: skip
+    raise refusal("unknown-gpu", name=name, names=", ".join(gpu.name for gpu in read_gpus()))
 
 
 def _normalize(name: str) -> str:
@@ -73,13 +70,10 @@ def _normalize(name: str) -> str:
 
 
 @cache
-def _rows() -> tuple[Mapping[str, Any], ...]:
-    return tuple(read_data("gpus"))
-
-
-@cache
 def _by_name() -> Mapping[str, Gpu]:
-    return {_normalize(name): gpu for row, gpu in zip(_rows(), read_gpus(), strict=True) for name in _names(row)}
+    return {
+        _normalize(name): gpu for row, gpu in zip(read_data("gpus"), read_gpus(), strict=True) for name in _names(row)
+    }
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -53,7 +53,6 @@ def make_schema(release: Release) -> dict[str, Any]:
 
 
 def _describe(release: Release, name: str, row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a key's schema."""
     known = read_spec_keys().get(name)
     source = release.source("spec_fields", name)
     yield "description", source if known is None else f"{known.meaning} ({source})"
@@ -93,7 +92,7 @@ def _kind(node: ast.expr, choices: Sequence[Any] | None, bounds: Mapping[str, fl
 
 
 def _subscripted(node: ast.Subscript, bounds: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
-    """Yield the schema of a literal, a list or a tuple; entries have no bounds of their own in any release."""
+    """Yield the schema of a literal, a list or a tuple. Entries have no bounds of their own in any release."""
     arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     name = ast.unparse(node.value)
     if name == "Literal":

@@ -37,12 +37,7 @@ _DASHES = "-\u2013\u2014\u2010\u2011\u2212"
 
 
 def write_words(setup: Setup, program: Sequence[str] = _VLLM) -> list[str]:
-    """Return the words that serve a setup, as an operating system takes them; `env` is not among them.
-
-    Args:
-        setup: what to serve.
-        program: the words in front of the model.
-    """
+    """Return the words that serve a setup, as an operating system takes them; `env` is not among them."""
     return [*program, _name_target(setup), *chain.from_iterable(write_flags(setup))]
 
 
@@ -70,7 +65,7 @@ def write_flags(setup: Setup) -> Iterator[list[str]]:
 
 
 def _name_target(setup: Setup) -> str:
-    """Return the model as a command names it; the text of a config.json, which stands for one, has no name."""
+    """Return the model as a command names it. The text of a config.json, which stands for one, has no name."""
     return "MODEL" if setup.target.lstrip().startswith("{") else setup.target
 
 
@@ -113,7 +108,7 @@ def _to_text(value: Any) -> str:
 
 
 def _join(flag: str, values: Sequence[str]) -> list[str]:
-    """Return a flag and its values; one that looks like a flag itself is tied to it."""
+    """Return a flag and its values. One that looks like a flag itself is tied to it."""
     if len(values) == 1 and values[0][:1] and values[0][0] in _DASHES:
         return [f"{flag}={values[0]}"]
     return [flag, *values]

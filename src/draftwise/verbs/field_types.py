@@ -35,7 +35,6 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """Return the bounds in words."""
         if self.least is not None and self.most is not None:
             return f"from {self.least:g} to {self.most:g}"
         said = {
@@ -100,7 +99,7 @@ def _show(value: Any) -> str:
 
 
 def _origins_of(kind: Any) -> set[Any]:
-    """Return the types that a field accepts, without what they hold; an empty text is no path."""
+    """Return the types that a field accepts, without what they hold. An empty text is no path."""
     return {get_origin(each) or each for each in get_args(kind) or (kind,)}
 
 
@@ -141,7 +140,7 @@ def _can_repeat(value: Any) -> bool:
 
 
 def _find_range(value: Any, kind: Any) -> list[str]:
-    """Return the range that a value of the right type lies out of, in words; empty for another fault."""
+    """Return the range that a value of the right type lies out of, in words. Empty for another fault."""
     if get_origin(kind) is Annotated:
         of, within = get_args(kind)
         return [str(within)] if _fits(value, of) else []
@@ -151,7 +150,6 @@ def _find_range(value: Any, kind: Any) -> list[str]:
 
 
 def _describe(kind: Any) -> list[str]:
-    """Return the accepted types in words, without repetition."""
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return list(dict.fromkeys(text for each in arguments for text in _describe(each)))

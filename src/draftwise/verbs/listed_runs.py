@@ -92,7 +92,6 @@ def trace_run(path: Path) -> dict[str, list[list[float]]]:
 
 
 def _find(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the run directories below a folder, itself included."""
     with suppress(OSError), os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda each: each.name)
         if {"manifest.json", "turns.jsonl"} <= {each.name for each in listed}:
@@ -104,7 +103,7 @@ def _find(folder: Path, depth: int) -> Iterator[str]:
 
 
 def _mark(path: str) -> list[int]:
-    """Return what changes when the summary does; a run without one is known by its manifest."""
+    """Return what changes when the summary does. A run without one is known by its manifest."""
     for name in ("summary.json", "manifest.json"):
         with suppress(OSError):
             status = os.stat(os.path.join(path, name))

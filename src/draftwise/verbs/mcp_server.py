@@ -269,7 +269,6 @@ def _show(state: JobState) -> ToolAnswer:
 
 
 def _finish(job: Job, tool: Tool) -> ToolAnswer:
-    """Return the result of a job, or the reason for its absence."""
     if not job.is_over:
         raise InvalidRequest.because(
             "job-running", f"The job {job.name} is {job.state.state}.", fix="Ask for its status until it is finished."
@@ -331,7 +330,7 @@ def _refuse_page(error: InvalidSetup) -> MCPError:
 
 
 def _confine(permissions: Permissions) -> None:
-    """Confine the process; the plots' library keeps its list of fonts where files may be written."""
+    """Confine the process. The plots' library keeps its list of fonts where files may be written."""
     with suppress(OSError):  # a home that cannot be written
         cache_folder().mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))

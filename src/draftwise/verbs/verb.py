@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from errno import ENAMETOOLONG
+from errno import EIO, ENAMETOOLONG, ENOSPC, ESTALE
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
@@ -75,7 +75,6 @@ class Result:
         return to_json(self)
 
     def __str__(self) -> str:
-        """Return what the terminal shows, without colors."""
         from rich.console import Console
 
         text = StringIO()
@@ -83,7 +82,6 @@ class Result:
         return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return what the terminal shows, for a notebook."""
         from rich.console import Console
 
         console = Console(file=StringIO(), width=_WIDTH, record=True)
@@ -119,12 +117,7 @@ class Verb(Generic[P, Q, R]):
         return self.run(request)
 
     def run(self, request: Q, progress: Progress | None = None) -> R:
-        """Return the result of a request; raises as a call does.
-
-        Args:
-            request: what is asked for.
-            progress: receives progress, and can ask the verb to stop early and return its results so far.
-        """
+        """Return the result of a request; raises as a call does."""
         if any(type(getattr(request, name)) in (int, float) for name in getattr(request, "__dataclass_fields__", ())):
             _refuse_wrong_types(request)  # numbers out of their range, which cost most where they are not refused
         try:
@@ -133,7 +126,7 @@ class Verb(Generic[P, Q, R]):
             _refuse_wrong_types(request)
             raise
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in (EIO, ENOSPC, ESTALE):
                 raise
             raise _describe_failure(error) from error
 
@@ -146,7 +139,6 @@ class Verb(Generic[P, Q, R]):
         return found
 
     def __repr__(self) -> str:
-        """Return its name."""
         return f"<verb {self.__name__}>"
 
 
@@ -168,14 +160,14 @@ def load_verb(name: str) -> Verb[Any, Any, Any]:
 
 def _describe_failure(error: OSError) -> DraftwiseError:
     """Return the error of a file that cannot be read or written."""
-    name, why = str(error.filename), cause_of(error)
+    name, why = str(error.filename or "A file"), cause_of(error)
     if error.errno == ENAMETOOLONG:
         text = f"{name[:60]}... is too long for a file name."
         return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")
     if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
         text = f"{name} cannot be opened ({why})."
         return UnreadableSource.because("unreadable-file", text, where=name, fix="Check path and permissions.")
-    return StorageError(f"{name} cannot be written ({why}). Make room or choose another folder.")
+    return StorageError(f"{name} cannot be read or written ({why}). Make room or choose another folder.")
 
 
 def _refuse_wrong_types(request: Any) -> None:

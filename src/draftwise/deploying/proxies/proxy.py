@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import StepFile
-from draftwise.deploying.messages import note, refusal, warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.proxies import envoy, haproxy_config
 from draftwise.deploying.proxies.pool_policy import (
@@ -23,6 +22,7 @@ from draftwise.deploying.proxies.pool_policy import (
     judge_split,
 )
 from draftwise.deploying.templating import dump_yaml, fill_part
+from draftwise.knowledge.messages import note, refusal, warning
 
 
 def _set_route_share(percent: int, service: str) -> str:
@@ -36,12 +36,7 @@ def _set_route_share(percent: int, service: str) -> str:
 
 
 def _render_route(policy: Policy, pools: Pools) -> str:
-    """Return the HTTPRoute.
-
-    Args:
-        policy: what the speculative pool must not get.
-        pools: the Services, and the share of the speculative one.
-    """
+    """Return the HTTPRoute."""
     spec, plain = (address.rpartition(":") for address in (pools.spec, pools.plain))
     values = {
         "spec_host": spec[0],
@@ -55,7 +50,6 @@ def _render_route(policy: Policy, pools: Pools) -> str:
 
 
 def _render_picker(policy: Policy, pools: Pools) -> str:
-    """Return the EndpointPickerConfig."""
     return _write("picker", policy, pools)
 
 
@@ -113,12 +107,6 @@ PROXIES: Mapping[ProxyKind, _Proxy] = {
 
 def put_in_front(order: ServiceOrder, wanted: ProxyOptions, address: str, policy: Policy) -> Front:
     """Return the proxy's file with its commands, and what it does not do.
-
-    Args:
-        order: of the side that speculates.
-        wanted: the proxy.
-        address: what the platform calls a server, with `{name}` and `{port}`; empty where that is not known.
-        policy: what goes to the plain pool.
 
     Raises:
         InvalidSetup: where the pools are is not known.

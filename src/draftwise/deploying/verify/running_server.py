@@ -18,7 +18,7 @@ from draftwise.statistics import find_rounding_scale
 
 
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
-    """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""
+    """Yield that another release runs than was ordered. A build's own suffix (`+cu129`) does not count."""
     if told is None:
         text = "Cannot tell which release runs."
         yield Finding.warning("not-told", text, where=where)
@@ -28,14 +28,7 @@ def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Fin
 
 
 def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
-    """Yield each key of the speculative config that a server resolved to something else.
-
-    Args:
-        setup: that was ordered.
-        told: the keys that the server tells, none of a plain one; None where it tells nothing.
-        where: the server or the log that tells them.
-        fix: what to do if nothing tells them.
-    """
+    """Yield each key of the speculative config that a server resolved to something else."""
     if told is None:
         text = "Cannot tell how the speculative config resolved."
         yield Finding.info("not-told", text, where=where, fix=fix)
@@ -133,7 +126,6 @@ def _check_model(setup: Setup, server: ServerProbe, where: str) -> Iterator[Find
 
 
 def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:
-    """Yield whether drafts are counted and stand, as far as the counters tell."""
     stats = server.growth.spec
     if setup.spec is None:
         if stats.num_drafts or server.counts_drafts:
@@ -192,7 +184,7 @@ def _check_steps(server: ServerProbe, where: str, expected: float | None) -> Ite
 
 
 def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
-    """Yield whether the outputs are the plain server's; parting at a tie within rounding is no difference."""
+    """Yield whether the outputs are the plain server's. Parting at a tie within rounding is no difference."""
     rounding = Thresholds().rounding
     dtype = _get_text(probed.server, "dtype") or str(setup.args.get("dtype"))
     scale = find_rounding_scale([], *rounding.get(dtype, rounding["bfloat16"]))

@@ -85,7 +85,6 @@ class Context:
     """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
 
     def __post_init__(self) -> None:
-        """Derive once what many rules ask for."""
         fill = partial(object.__setattr__, self)
         fill("on", frozenset(flag for flag, value in self.given.items() if value not in _OFF))
         whole = {flag: value for flag, value in self.flags.items() if type(value) is int}
@@ -115,7 +114,7 @@ class Context:
 
 
 def _read_size(value: Any) -> int | None:
-    """Return the number that a flag holds; None for another value, true and false among them."""
+    """Return the number that a flag holds. None for another value, true and false among them."""
     if isinstance(value, bool):
         return None
     try:
@@ -125,7 +124,7 @@ def _read_size(value: Any) -> int | None:
 
 
 def _read_object(value: Any) -> Mapping[str, Any] | None:
-    """Return the object that a flag holds as JSON, as text or typed; None for another value."""
+    """Return the object that a flag holds as JSON, as text or typed. None for another value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -115,12 +115,7 @@ _CPU_SPREAD = {
 
 
 def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
-    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`).
-
-    Args:
-        gpu: with its bandwidth and arithmetic rate.
-        fast_arithmetic: whether matrix products run in FP8.
-    """
+    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`)."""
     costs = read_step_costs()
     tflops = gpu.fp8_tflops if fast_arithmetic and gpu.fp8_tflops else gpu.bf16_tflops
     constants = Constants(
@@ -190,7 +185,7 @@ class DecodeBatch:
 
 @cache
 def _kept_by_layer(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[int, int | None], ...]:
-    """Return how many values of a token each layer keeps on each GPU, and its window; asked for in every step."""
+    """Return how many values of a token each layer keeps on each GPU, and its window. Asked for in every step."""
     return tuple((layer.values_per_rank(tensor_parallel_size), layer.window) for layer in shape.kv_layers())
 
 

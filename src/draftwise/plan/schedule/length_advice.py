@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, InvalidSetup, Profile, Setup, SpecConfig
+from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, Profile, Setup, SpecConfig
+from draftwise.knowledge.messages import refusal
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import match_settings
 from draftwise.plan.schedule.draft_lengths import (
@@ -70,12 +71,7 @@ def advise_lengths(
         for setting, entry in match_settings(profile, calibration)
     ]
     if not found:
-        raise InvalidSetup.because(
-            "no-common-candidate",
-            "No candidate is both in the calibration and in the profile.",
-            where="calibration",
-            fix="Replay and calibrate the same candidates.",
-        )
+        raise refusal("no-common-candidate", case="schedule")
     return tuple(found)
 
 
@@ -117,13 +113,7 @@ class Rates:
         self._costs, self._setting, self._entry, self._context = costs, setting, entry, context
 
     def speed_up(self, sequences: int, k: int, drafted: int | None = None) -> float:
-        """Return the speed-up with `sequences` decoding and `k` draft tokens verified.
-
-        Args:
-            sequences: sequences that decode.
-            k: draft tokens verified.
-            drafted: tokens drafted, where that is more.
-        """
+        """Return the speed-up with `sequences` decoding and `k` draft tokens verified."""
         found, costs = self._entry.by_k[k], self._costs
         load = {"sequences": float(sequences), "context": self._context}
         step = costs.step(self._setting.name, k, drafted=found.drafted / found.steps, **load)
@@ -152,13 +142,7 @@ def _schedule(setting: CalibratedSetting, choice: LengthChoice) -> SpecConfig:
 
 
 def emit(form: str, spec: SpecConfig, ranges: Sequence[Range]) -> str:
-    """Return a schedule in an engine's form.
-
-    Args:
-        form: one of FORMATS.
-        spec: the config whose draft length the schedule sets.
-        ranges: of batch sizes, in order, without gaps.
-    """
+    """Return a schedule in an engine's form."""
     return FORMATS[form](spec, ranges)
 
 

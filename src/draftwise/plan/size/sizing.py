@@ -10,6 +10,7 @@ from draftwise.core.budget import Budget
 from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
+from draftwise.knowledge.messages import warning
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
@@ -30,7 +31,11 @@ def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator
     yield from _find_graphs(request, budget)
     if not budget.buffers_counted:
         yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
-    yield from _find_compile(request, budget)
+    warm = measure(replace(request, cold_start=False))
+    if (more := budget.activations - warm.activations) > 0:
+        yield from request.rules.ruling(
+            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
+        )
     yield from _find_estimates(request)
 
 
@@ -68,7 +73,6 @@ def _unknown(what: str, where: str, fix: str) -> Finding:
 
 
 def _features(request: SizeRequest) -> set[str]:
-    """Return what a proof about the request's cache must cover."""
     needed = {"plain"}
     if (dtype := request.kv_cache_dtype) not in ("auto", "bfloat16", "float16", "half"):
         needed.add("fp8" if dtype == "fp8_e4m3" else dtype)
@@ -116,7 +120,7 @@ def _suggest(request: SizeRequest, budget: Budget) -> str:
 
 
 def _enough_gpus(request: SizeRequest) -> int | None:
-    """Return the smallest tensor-parallel size that fits and divides the attention heads; None up to eightfold."""
+    """Return the smallest tensor-parallel size that fits and divides the attention heads. None up to eightfold."""
     for size in (request.tensor_parallel_size * factor for factor in (2, 4, 8)):
         wider = replace(request, tensor_parallel_size=size, draft_tensor_parallel_size=size)
         if request.shape.num_heads % size == 0 and measure(wider).fits:
@@ -141,25 +145,18 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
 
 def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
     if (share := budget.drafter / budget.device) > _DRAFTER_SHARE:
-        yield Finding.warning(
+        yield warning(
             "drafter-takes-much",
-            f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}. The KV cache "
-            f"holds {budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
-            where="drafter",
-            fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
+            share=share,
+            limit=_DRAFTER_SHARE,
+            kv_tokens=budget.kv_tokens,
+            plain_kv_tokens=plain.kv_tokens,
         )
     if (share := budget.target / budget.device) > _TARGET_SHARE:
-        yield Finding.warning(
-            "target-takes-most",
-            f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}. Little is "
-            "left for the drafter and the cache.",
-            where="target",
-            fix="Use more GPUs, quantized weights, or a method without weights (ngram, suffix).",
-        )
+        yield warning("target-takes-most", share=share, limit=_TARGET_SHARE)
 
 
 def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield which part of the CUDA graphs the release plans with."""
     if budget.graphs <= budget.graphs_counted:
         return
     codes = ["size-graphs-not-counted", "size-graphs-opt-in", "size-graphs-counted"]
@@ -169,17 +166,7 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
 
 
-def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield what a first start costs over one with a compile cache."""
-    warm = measure(replace(request, cold_start=False))
-    if (more := budget.activations - warm.activations) > 0:
-        yield from request.rules.ruling(
-            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
-        )
-
-
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
-    """Yield what is an estimate rather than a count."""
     drafter = request.drafter
     if drafter.typical and drafter.parts:
         message = (

@@ -28,10 +28,6 @@ _REFERENCES = References(
 def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the server that the image of a Dockerfile's last stage starts; none for an image that names no command.
 
-    Args:
-        text: the Dockerfile.
-        given: values of build arguments that have none.
-
     Raises:
         InvalidSetup: a quote is never closed, or values blow the text up.
     """
@@ -52,7 +48,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def _find_instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and text of each instruction; continued lines stay apart, comments between them go."""
+    """Yield line, name and text of each instruction. Continued lines stay apart, comments between them go."""
     start, parts, ending = 0, list[str](), ""
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if ending:

@@ -41,12 +41,6 @@ def read_engines(
 ) -> Iterator[SetupReading]:
     """Yield the engines that a Python file makes; literal values and names that are set once are known.
 
-    Args:
-        text: the file.
-        name: the file's name, for messages.
-        given: values of environment variables.
-        engine_version: judges every engine for this release.
-
     Raises:
         InvalidSetup: the text is not Python.
     """
@@ -283,5 +277,5 @@ def _find_changed(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _name_of(node: ast.expr | None) -> str:
-    """Return the name of a variable or an attribute; empty for any other expression."""
+    """Return the name of a variable or an attribute. Empty for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

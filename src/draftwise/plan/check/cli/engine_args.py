@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
@@ -40,12 +41,6 @@ def get_context(
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Look up what a setup names.
-
-    Args:
-        setup: what the operator wrote.
-        release: that judges it; None stands for the setup's own.
-        installed: optional Python packages that the server has; None: they are not known here.
-        origins: directories of the server that hold a model of the hub: path -> the model's name.
 
     Raises:
         InvalidSetup: the setup's release is not known.
@@ -112,7 +107,7 @@ def _override(rules: Rulebook, target: ModelConfig, flags: Mapping[str, Any]) ->
 
 
 def _read_object(value: Any) -> Mapping[str, Any]:
-    """Return the object that a flag holds, as text or typed; an empty one for any other value."""
+    """Return the object that a flag holds, as text or typed. An empty one for any other value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -122,7 +117,7 @@ def _read_object(value: Any) -> Mapping[str, Any]:
 
 
 def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the speculative JSON with what `--spec-*` flags say; they win over keys that are spelled with dashes."""
+    """Return the speculative JSON with what `--spec-*` flags say. They win over keys that are spelled with dashes."""
     by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
     return {**(spec or {}), **by_flag} if by_flag else spec
 
@@ -140,12 +135,7 @@ def _find_drafter(
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     try:
         if _URL.match(name):
-            raise InvalidSetup.because(
-                "model-is-url",
-                f"{name} is a URL, but vLLM loads models from directories or by their hub name.",
-                where=name,
-                fix="Write ORG/NAME for a hub model. For a running server, use `watch` or `decide --url`.",
-            )
+            raise refusal("model-is-url", name=name)
         return find_model_config(name, partly=True)
     except InvalidSetup as fault:
         faults.extend(fault.findings)
@@ -153,13 +143,7 @@ def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
 
 
 def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> Step[Mapping[str, Any]]:
-    """Return the flags as the engine gets them, and yield what the command line parser refuses.
-
-    Args:
-        rules: of the release.
-        release: whose parser reads them.
-        args: by field name, as text or typed; None stands for a flag that is not given.
-    """
+    """Return the flags as the engine gets them, and yield what the command line parser refuses."""
     by_field = {row["field"]: row for row in release.table("flags").values()}
     read: dict[str, Any] = {}
     for name, value in args.items():
@@ -195,12 +179,6 @@ def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> 
 
 def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:
     """Return a value as the parser hands it on.
-
-    Args:
-        name: field of the flag.
-        row: the release's row on it.
-        value: text or typed.
-        takes_auto: whether the release lets max_model_len be `auto`.
 
     Raises:
         ValueError: the parser refuses it; the text says why, and the flag is its subject.
@@ -277,13 +255,6 @@ def _read_served(
 
     Such a checkpoint names the real target and the speculation itself. Any other model, one that cannot be read, and
     every model in releases without the format is served as it is, with the JSON as written.
-
-    Args:
-        rules: of the release.
-        release: which reads the checkpoint.
-        name: how the model was given; it becomes the drafter.
-        model: its config.json.
-        spec: the operator's own speculative JSON.
     """
     as_written: Served = (None, spec)
     if model is None or model.config.get("speculators_config") is None or not rules.holds("speculators-format"):
@@ -300,7 +271,7 @@ def _read_served(
     if spec is not None and rules.holds("speculators-user-json-wins"):
         return verifier, spec
     if spec is None and rules.holds("speculators-settings-lost"):
-        yield from _find_lost(rules)
+        yield from rules.ruling("speculators-settings-lost")
         return verifier, None
     own = _own_settings(release, config)
     if spec is None:
@@ -337,10 +308,6 @@ def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator
     verifier = _verifier(config)
     if not is_hub_name(verifier) or Path(verifier).exists():
         yield from rules.ruling("speculators-local-verifier", verifier=verifier, where=name)
-
-
-def _find_lost(rules: Rulebook) -> Iterator[Ruling]:
-    yield from rules.ruling("speculators-settings-lost")
 
 
 def _find_replaced(rules: Rulebook, own: Config, name: str, spec: Config) -> Iterator[Ruling]:

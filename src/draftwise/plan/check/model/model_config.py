@@ -138,17 +138,9 @@ def build_model(
 
 def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     """Yield why a release cannot build the class of a model, or not in the type of weights asked for."""
-    yield from _find_class(context, config, role)
-    yield from _find_dtype(context, config, role)
-
-
-def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
         names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
-
-
-def _find_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if context.flags.get("dtype") in ("half", "float16") and config.model_type in _NEEDS_WIDE_RANGE:
         yield from context.rules.ruling(f"{role}-needs-bfloat16", model_type=config.model_type)
 
@@ -209,7 +201,7 @@ def is_text_only(context: Context) -> bool:
 
 
 def _derive_length(context: Context, config: HfConfig) -> int | None:
-    """Return the longest context in tokens that the config.json allows; None where it says none."""
+    """Return the longest context in tokens that the config.json allows. None where it says none."""
     text = config.text
     length = config.context_length
     if length is None or abs(length) > _LONGEST_CONTEXT:
@@ -238,7 +230,6 @@ def _rope_parts(config: HfConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int, role: str) -> Iterator[Ruling]:
-    """Yield the refusal of a context beyond the one that the model was made for."""
     declared = config.text.get("model_max_length")
     if isinstance(declared, int) and asked <= declared:
         return
@@ -248,14 +239,7 @@ def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int,
 
 
 def _resolve_quantization(context: Context, config: HfConfig, asked: str | None, role: str) -> Step[str | None]:
-    """Return the method that a model is loaded with, and yield why that is refused.
-
-    Args:
-        context: whose release loads.
-        config: the model's config.
-        asked: method of the flag or key; None takes the checkpoint's.
-        role: `drafter` or `target`.
-    """
+    """Return the method that a model is loaded with, and yield why that is refused."""
     own = config.quantization
     method = asked.lower() if asked is not None and context.rules.holds("quantization-any-case") else asked
     chosen = method or own
@@ -312,7 +296,7 @@ def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Rulin
 
 
 def _find_float16_kernel(context: Context, config: HfConfig, asked: str | None) -> Iterator[Ruling]:
-    """Yield the refusal of a kernel for float16 that was asked for by name; unasked, a better one is taken."""
+    """Yield the refusal of a kernel for float16 that was asked for by name. Unasked, a better one is taken."""
     dtype = context.flags.get("dtype")
     if dtype in (None, "auto"):
         dtype = config.text.get("dtype") or config.text.get("torch_dtype")
