@@ -169,7 +169,7 @@ class Expansion:
         return arguments[number - 1] if number <= len(arguments) else UNSET
 
     def _get_list(self, part: Parameter, state: PathState) -> list[str] | None:
-        """Return the items behind `$@`, `${NAME[@]}` and their like; None for a single value."""
+        """Return the items behind `$@`, `${NAME[@]}` and their like. None for a single value."""
         if part.name in ("@", "*"):
             if state.arguments is None:
                 hole = Hole(f"${part.name}", (describe_unknown(part.name, _ARGUMENT),), "", splits=True)
@@ -512,7 +512,7 @@ class Expansion:
         return self.holes.mark(Hole(shown, names or (describe_unknown(shown, _BY_SHELL),), salt=(state.tick, line)))
 
     def _fill_numbers(self, text: str, line: int, state: PathState) -> str | None:
-        """Return an arithmetic expression with its variables put in; None where it does more than compute."""
+        """Return an arithmetic expression with its variables put in. None where it does more than compute."""
         if re.search(r"(?<![=!<>])=(?!=)|\+\+|--|\?|\[|\b0\d|#|\*\*|<<|>>|~", re.sub(r"\$\{[^}]*\}|\$#", "", text)):
             return None
         word = parse(f'"{text}"' if '"' not in text else f"'{text}'", line=line).commands
