@@ -132,7 +132,7 @@ def test_each_compared_release_tells_what_differs(release: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((RECORDS / "weights").iterdir()), ids=lambda path: path.name)
 def test_parameters_are_those_that_vllm_builds(path: Path) -> None:
-    """vLLM pads vocabularies to 64 rows, and its norms have biases in some families; 0.26.0 builds a tower for images."""
+    """vLLM pads vocabularies to 64 rows, norms have biases in some families, and 0.26.0 builds a tower for images."""
     wrong, seen = [], set()
     for row in map(json.loads, gzip.decompress(path.read_bytes()).splitlines()):
         kind, architecture = str(row["config"]["model_type"]), row["config"]["architectures"][0]
