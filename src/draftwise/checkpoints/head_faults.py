@@ -19,7 +19,6 @@ def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) ->
         key: field that states it.
         width: as stated; None: it is not.
         wanted: the target's hidden size.
-        where: the head's config.json, for messages.
     """
     if width is None or width == wanted:
         return None
@@ -80,7 +79,6 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
         token_id: None: it names none.
         vocab_size: tokens that it reads; None: not known.
         key: field in which such a head names its mask token.
-        where: its config.json, for messages.
     """
     if token_id is None:
         return mask_missing(key, where=where)

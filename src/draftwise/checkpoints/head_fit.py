@@ -59,11 +59,8 @@ def judge_configs(
     """Yield where a head and its target do not fit, by their two config.json alone.
 
     Args:
-        rules: of the release.
         head: config.json of the head, whatever its format.
-        target: config.json of the target.
         method: that the head runs as.
-        where: of the head, for messages.
     """
     sizes = TargetSizes.from_dimensions(Dimensions.from_config(get_text_config(target)))
     if sizes is None or method.drafts_from != "target_states" or method.weights == "target":

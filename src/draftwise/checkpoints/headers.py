@@ -63,7 +63,6 @@ def role_of(name: str, num_hidden_layers: int | None = None) -> str:
     """Return what a tensor is for: embedding, head, attention, experts, mlp, norm, mtp ... or `other`.
 
     Args:
-        name: as in the checkpoint.
         num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules
             (DeepSeek's layout).
     """
@@ -98,7 +97,6 @@ def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
     there is nothing else.
 
     Args:
-        directory: of the checkpoint.
         reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
             leaves a stale index; vLLM goes by the index.
 
@@ -266,7 +264,6 @@ def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
     """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
 
     Args:
-        directory: of the checkpoint.
         reader: whose choice of files counts, see `find_weight_files`.
 
     Raises:

@@ -43,9 +43,6 @@ def target_identity(path: str | Path) -> dict[str, str]:
       layers for multi-token prediction and zero biases were added is still the same target.
     - `tokenizer`: SHA-256 over the table of ids and tokens; left out where there is no tokenizer.json.
 
-    Args:
-        path: checkpoint directory.
-
     Raises:
         InvalidSetup: the checkpoint or its tokenizer cannot be read.
     """
@@ -60,7 +57,6 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
     """Write draftwise.json into a drafter's folder.
 
     Args:
-        folder: the drafter's.
         target_path: the target that it was trained for.
         training: how it was trained, as JSON values.
     """
@@ -138,8 +134,6 @@ def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path,
         name: of the target that it was trained for; empty: not known.
         recorded: `Vocabulary.identity` of that target; empty: not recorded.
         tokenizer: that of the target at hand; empty: it has none that can be read.
-        target: its directory, for messages.
-        where: the file that records it, for messages.
     """
     if "" in (recorded, tokenizer) or recorded == tokenizer:
         return None

@@ -127,9 +127,6 @@ def find_tensor_findings(
     """Yield what is missing, unknown or of another shape.
 
     Args:
-        rules: of the release that is to load it.
-        drafter: as recognized.
-        headers: its tensors.
         target: see `expect_tensors`.
         is_quantized: whether its config says that its weights are quantized: packed ones have shapes of their own.
     """

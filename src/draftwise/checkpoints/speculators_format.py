@@ -86,7 +86,6 @@ def to_plain(config: _Config, *, where: str) -> dict[str, Any]:
 
     Args:
         config: config.json as read; not changed.
-        where: its path, for messages.
 
     Raises:
         InvalidSetup: it describes no known speculator, or lacks a field.
@@ -142,7 +141,6 @@ def from_plain(config: _Config, *, verifier: str, k: int, where: str = "config.j
         config: plain config of an EAGLE-3, a P-EAGLE (the same with a mask token) or a DFlash drafter.
         verifier: name or path of the target; `vllm serve DRAFTER` takes it from here, literally as written.
         k: draft tokens a step in such a server.
-        where: path of `config`, for messages.
 
     Raises:
         InvalidSetup: the format has no place for this kind of drafter, or for one of its settings.

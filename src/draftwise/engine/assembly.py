@@ -64,12 +64,6 @@ class Parts:
 def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
     """Return the parts of an engine.
 
-    Args:
-        config: what is to run.
-        spec: how to draft; None: plain decoding.
-        startup: notified of each phase.
-        lag: see `Engine`.
-
     Raises:
         InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
     """

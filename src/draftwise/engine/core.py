@@ -38,9 +38,7 @@ class Engine:
     """A target, a page pool, a scheduler and, if asked for, a proposer; `step` moves all of them once.
 
     Args:
-        config: what is to run.
         spec: how to draft; None: plain decoding.
-        startup: notified of each phase of the start.
         lag: how many steps the host is behind the device: 0, or 1, where a step's tokens are read once the next step
             is launched, so that the device never waits. None: 1 on a GPU, else 0 (where 1 gives the same tokens).
 
@@ -290,9 +288,6 @@ class Admission:
 
     Args:
         config: with max_model_len filled in.
-        shape: of the target.
-        tokenizer: the target's.
-        grammars: what compiles the grammars of structured output.
     """
 
     def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, grammars: Grammars) -> None:

@@ -152,7 +152,6 @@ def walk(anchors: Anchors, k: int, *, limited: bool = True) -> ServingWalk:
     """Return the steps at one k.
 
     Args:
-        anchors: the drafts.
         k: tokens drafted at most.
         limited: whether a draft ends one token before the answer's largest length, as the embedded engine's does;
             vLLM drafts on.

@@ -39,7 +39,6 @@ class ReplayDirectory:
         """Begin a replay, or go on with it where the folder holds the same one.
 
         Args:
-            path: the folder.
             plan: everything that the drafts depend on, as JSON values.
 
         Raises:

@@ -58,10 +58,6 @@ def replay_candidates(
     """Replay what is missing, write the profile and return it with its anchors.
 
     Args:
-        directory: where rows are kept.
-        transcripts: the log.
-        candidates: what to replay.
-        target: for the profile.
         rows: of the log, left out ones included.
         limited: see `walk`.
         advance: told the candidate's label after every request.

@@ -33,7 +33,6 @@ class ServedReplayer:
     """A draft model's drafts: those of one request, a shorter one being the beginning of a longer one.
 
     Args:
-        k: draft tokens at most.
         draft: asks the drafter's server.
         target: asks the target's server; None where drafts are not sampled, and text alone decides.
 

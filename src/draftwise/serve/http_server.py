@@ -79,11 +79,8 @@ def serve(
     """Serve until SIGTERM or SIGINT, and then until running requests have ended.
 
     Args:
-        config: of the engine.
         spec: speculative config; None: no speculation.
-        options: of the server.
         on_ready: called with the start-up line once requests are accepted.
-        on_phase: called with the phases of the engine's start-up.
         build: builds the engine, in its own process (a module-level function).
 
     Raises:

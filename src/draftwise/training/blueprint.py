@@ -42,8 +42,6 @@ class Blueprint:
         """Return the blueprint of a drafter.
 
         Args:
-            target: what it drafts for.
-            num_layers: decoder layers.
             intermediate_size: width of their MLP; 0: the target's.
             num_key_value_heads: of their attention; 0: the target's.
 
@@ -120,7 +118,6 @@ def check_aux_layers(wanted: tuple[int, ...], target: FrozenTarget) -> tuple[int
 
     Args:
         wanted: numbered as `Proposer.aux_layers`, up to the target's L layers.
-        target: whose states they are.
 
     Raises:
         InvalidSetup: the target has no such state.
@@ -136,7 +133,6 @@ def choose_mask_token(wanted: int, target: FrozenTarget) -> int:
 
     Args:
         wanted: -1: the target's padding token, or its last token if it has none.
-        target: whose vocabulary it is from.
 
     Raises:
         InvalidSetup: there is no such token.

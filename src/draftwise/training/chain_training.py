@@ -81,7 +81,6 @@ class ChainNetwork(nn.Module):
         Args:
             embedded_BRH: the rows' tokens.
             carry_BRH: their states.
-            rotations: of their positions.
             past: for each layer, keys and values of the steps before.
 
         Returns:
@@ -101,9 +100,6 @@ class ChainTraining(DrafterTraining):
     """A drafter that drafts token by token.
 
     Args:
-        network: to train.
-        target: whose distributions are learned.
-        blueprint: of the network's layers.
         options: its own; of these `num_speculative_tokens`, the draft positions that are learned, and `discount`, the
             weight of a position's loss relative to the position before.
     """

@@ -146,10 +146,8 @@ class SampleOrder:
     of lengths; each bucket is shuffled anew whenever it has been used up.
 
     Args:
-        corpus: what is learned.
         batch_tokens: tokens of one batch, padding included; at least one sample.
         accumulate: batches of one step.
-        seed: of the shuffles.
         lengths: row lengths; None: those that fit the corpus best. Each costs a compilation. A longer one is added if
             the corpus needs it.
     """
@@ -218,12 +216,7 @@ class SampleOrder:
 
 
 class Feed:
-    """Makes batches on a device; the corpus is kept there too if it takes little of its memory.
-
-    Args:
-        corpus: the samples.
-        device: of the batches.
-    """
+    """Makes batches on a device; the corpus is kept there too if it takes little of its memory."""
 
     def __init__(self, corpus: Corpus, device: torch.device) -> None:
         self.corpus, self._device = corpus, device

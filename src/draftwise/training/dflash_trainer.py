@@ -69,7 +69,6 @@ class _Network(nn.Module):
         Args:
             tokens_BQ: anchors and masks.
             features_BTF: the target's auxiliary hidden states.
-            rotations: of the query rows' positions.
             context_rotations: of the positions 0..T - 1.
             mask_BQS: bool, what each query row attends to: the T states, then the Q query rows.
         """

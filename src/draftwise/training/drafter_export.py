@@ -62,7 +62,6 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     others in the plain layout.
 
     Args:
-        drafter: its directory.
         out: a directory that does not exist; it is created once the result has been loaded successfully.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
@@ -296,10 +295,7 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write config.json and model.safetensors.
 
     Args:
-        folder: an existing directory.
-        config: becomes config.json.
         tensors: floating-point ones are stored in `dtype`, others unchanged.
-        dtype: the target's.
     """
     stored = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()

@@ -80,7 +80,6 @@ class FrozenTarget:
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
-            device: holds its weights.
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
             shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
             num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.

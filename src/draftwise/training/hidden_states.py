@@ -142,8 +142,6 @@ class GatheredStates(ABC):
     """Puts batches together from the states of samples, the next batches while the current ones are learned.
 
     Args:
-        corpus: the samples.
-        target: whose states they are.
         aux_layers: which states, before the final one.
     """
 
@@ -179,14 +177,7 @@ class GatheredStates(ABC):
 
 
 class DiskStates(GatheredStates):
-    """Reads what `write_states` wrote.
-
-    Args:
-        corpus: as given to `write_states`.
-        target: likewise.
-        aux_layers: likewise.
-        folder: likewise.
-    """
+    """Reads what `write_states` wrote."""
 
     def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path) -> None:
         super().__init__(corpus, target, aux_layers)
@@ -212,7 +203,6 @@ class ServedStates(GatheredStates):
     """Asks a server for the states of each sample when its batch is due; its files are deleted once they are read.
 
     Args:
-        corpus: the samples.
         target: the one that is served; of its weights only embedding, norm and head are used.
         aux_layers: the states that the drafter reads; the server writes these and that which leaves the last layer.
         url: of the server, with or without /v1.
@@ -244,10 +234,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
     """Make sure that a server writes the states that are asked for, by computing those of a short text here.
 
     Args:
-        url: of the server.
-        corpus: where the text is from.
         target: whole, on any device.
-        aux_layers: the states that the drafter reads.
 
     Raises:
         InvalidSetup: it serves other weights, or writes the states of other layers.

@@ -91,9 +91,7 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
     """Return a value for every declared option.
 
     Args:
-        declared: the method's.
         given: values by name, as text or in their own type.
-        method: named in messages.
 
     Raises:
         InvalidSetup: a name is not declared, or a value is not allowed.
@@ -143,7 +141,6 @@ class DrafterTraining(ABC):
         """Return an untrained drafter.
 
         Args:
-            target: the frozen target.
             options: a value for each of OPTIONS.
 
         Raises:

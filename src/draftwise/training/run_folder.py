@@ -150,7 +150,6 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw loss and held-out acceptance by draft position over the steps.
 
     Args:
-        rows: of the run's log.
         file: written atomically.
     """
     about = "Loss, and held-out acceptance by draft position, against training steps."

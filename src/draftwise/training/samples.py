@@ -172,7 +172,6 @@ def cut_prompts(samples: Sequence[TextSample], *, num_tokens: int, room: int) ->
 
     Args:
         samples: of one without a prompt the first `num_tokens` tokens are taken.
-        num_tokens: see `samples`.
         room: longest prompt; longer ones lose their start.
     """
     prompts: dict[bytes, TextSample] = {}
@@ -198,12 +197,6 @@ def answer(
     stopped resumes where it was.
 
     Args:
-        target: its checkpoint directory.
-        prompts: without answers.
-        folder: of the cache.
-        settings: how to answer.
-        device: `cpu` or `cuda`.
-        reporter: shows the progress.
         ranks: each answers its share of the prompts, and writes a file of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -64,12 +64,7 @@ class TrainingRun:
     """One run, from its last checkpoint to its last step.
 
     Args:
-        method: the drafter in training.
         settings: resolved ones.
-        learned: the data to learn.
-        held_out: the data to evaluate on.
-        folder: of checkpoints and log.
-        reporter: shows the progress.
         ranks: the processes that share the batches of each step.
     """
 

@@ -58,7 +58,6 @@ class Reporter:
 
     Args:
         progress: receives them; None draws bars on stderr.
-        quiet: whether to report nothing.
     """
 
     def __init__(self, progress: Progress | None = None, *, quiet: bool = False) -> None:

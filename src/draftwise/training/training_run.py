@@ -74,8 +74,6 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
 
     Args:
         method: one that is trainable (`knowledge.methods`).
-        settings: of the run.
-        reporter: shows the progress.
 
     Raises:
         InvalidSetup: settings, data, target or the output folder cannot be used.

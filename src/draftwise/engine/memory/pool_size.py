@@ -49,7 +49,6 @@ def num_pages(
 
     Args:
         config: with max_model_len filled in.
-        model: the target.
         extra_bytes_per_token: bytes that a proposer keeps in each page in addition to the target's keys and values.
         activation_bytes: work space of the largest step, `activation_bytes` or a measured peak; counts on CUDA.
         graph_bytes: memory set aside for CUDA graphs (`CapturePlan.num_bytes`); counts on CUDA.
@@ -177,10 +176,8 @@ def activation_bytes(
     where they are); the logits come after the layers, and only the larger of the two counts.
 
     Args:
-        shape: of the target.
         rows: tokens computed in one step at most (max_num_batched_tokens).
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
-        bytes_per_value: of an activation.
         num_aux_layers: layers whose hidden states a proposer reads.
         mlp_values: that a token takes in the MLP; None: three times the intermediate size.
     """

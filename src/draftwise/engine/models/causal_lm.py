@@ -98,13 +98,9 @@ def decoder_layer(
 
     Args:
         kernels: those of the model; they know its heads and epsilon.
-        layer: the weights.
         index: which layer of `kv` is its own.
         x_NH: the residual stream that enters.
         normed_NX: what attention reads: usually x after the input norm; X is the width of `layer.qkv`'s input.
-        rotations: those of the rows' positions.
-        kv: the pages.
-        plan: where the rows go and what they look at.
         is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
         scale: of the scores of attention; None: one over the root of D.
         window: tokens up to its own that a token looks at; None: all.
@@ -136,11 +132,6 @@ def join_layers(
     not know.
 
     Args:
-        layers: all of a network.
-        shape: of the network.
-        eps: of the norms.
-        scale: as in `decoder_layer`.
-        window: likewise.
         is_normed: whether the caller norms what the first layer reads.
     """
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
@@ -280,7 +271,6 @@ class CausalLM:
         Args:
             tokens_N: int64 token ids.
             positions_N: int64 position of each token in its sequence.
-            kv: the pages.
             plan: made by `plan_attention` for the same step.
             aux_layers: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.

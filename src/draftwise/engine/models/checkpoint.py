@@ -30,7 +30,6 @@ class CheckpointReader:
     """A checkpoint on disk; tensors are read when asked for and not kept.
 
     Args:
-        path: the directory.
         dummy: read no weights; each tensor comes back random (norms as ones, biases as zeros), so that config.json is
             enough to measure speed.
 

@@ -83,8 +83,6 @@ class ChainDrafter(DraftNetwork, Protocol):
             tokens_N: int64 token ids.
             carry_NH: from `enter` or from the row before; None for a network that reads no states.
             positions_N: int64 position of each row.
-            kv: its pages.
-            plan: for these rows.
 
         Returns:
             hidden_NH for `logits`, and what the row for the next draft token gets; both of the rows that `plan` wants.
@@ -115,7 +113,6 @@ class DraftLayers:
             x_NH: the residual stream that enters.
             normed_NX: what the first layer's attention reads.
             positions_N: int64 position of each row.
-            kv: the pages.
             plans: for these rows; one for all layers, or one for each.
 
         Returns:

@@ -99,8 +99,6 @@ class LayeredHead(HeadCheckpoint):
     """The directory of a head with decoder layers: EAGLE, EAGLE-3, MTP, DFlash.
 
     Args:
-        path: directory with config.json and safetensors.
-        target: the model that the head was trained for.
         families: decoder family of its layers, by the `architectures` that it may name.
 
     Attributes:

@@ -88,10 +88,6 @@ def _causal_layers(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[b
 class DFlash(DraftHead):
     """The drafting network; call it under `torch.inference_mode`.
 
-    Args:
-        checkpoint: of the drafter.
-        settings: what its config.json says.
-
     Attributes:
         settings: likewise.
     """
@@ -133,7 +129,6 @@ class DFlash(DraftHead):
         Args:
             tokens_N: int64 token ids.
             positions_N: int64 position of each.
-            kv: its pages.
             plans: for causal layers and for others.
         """
         kernels = self._layers.kernels
@@ -152,7 +147,6 @@ class DFlashProposer(PagedProposer):
     Drafts go on to the end of the context: a drafter whose sliding window is shorter is refused when it is loaded.
 
     Args:
-        network: the drafter.
         max_model_len: see `PagedProposer`.
         probabilistic: likewise. Draft tokens of a block are drawn independently of each other.
     """
@@ -199,7 +193,6 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     """Return the DFlash drafter of a checkpoint directory, plain or of the speculators library.
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its embedding and head where the directory has none.
         max_model_len: longest context; a sliding window must be as long, for up to there attention is the full one.
         k: most draft tokens that will be asked for, to be checked against the drafter's block.

@@ -21,12 +21,8 @@ class DraftBuilder:
     """Turns logits into draft tokens, static in shape: for a sequence that wants fewer some are drafted in vain.
 
     Args:
-        new: what the draft continues.
         counts_B: int64, draft tokens wanted of each sequence, 0..k.
-        k: K.
-        probabilistic: see `choose`.
-        target_ids_U: see `choose`.
-        vocab_size: V.
+        probabilistic: see `choose`, like the last two.
 
     Attributes:
         num_steps: M, or k where only the device knows it.
@@ -147,7 +143,6 @@ def choose(
         logits_BU: the drafter's logits, any float type.
         probabilistic: whether to draw at the temperature at all; the last three are needed only then.
         target_ids_U: the target's id of each token that the drafter can name, where its vocabulary is a smaller one.
-        vocab_size: V.
         temperature_B: float32 sampling temperature; 0 takes the likeliest token.
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, which random number it is, of a stream that only drafts use.

@@ -27,7 +27,6 @@ class EagleDrafter(DraftHead):
     """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it.
 
     Args:
-        checkpoint: of the head.
         target: lends its head, and its embedding if the checkpoint has none.
     """
 
@@ -65,7 +64,6 @@ def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
     """Return the EAGLE head of a directory in vLLM's layout (`EagleLlamaForCausalLM`).
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its head, and its embedding if the directory has none.
 
     Raises:

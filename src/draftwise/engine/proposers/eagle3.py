@@ -70,7 +70,6 @@ class Eagle3Drafter(DraftHead):
     """Reads embedding and state, concatenated; what it leaves is the next row's state.
 
     Args:
-        checkpoint: of the head.
         target: lends its embedding and head where the checkpoint has none.
         uses_aux: whether it fuses several states of the target; else it reads the last one as it is.
     """
@@ -133,7 +132,6 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     """Return the EAGLE-3 or P-EAGLE head of a directory in vLLM's layout (`Eagle3LlamaForCausalLM`).
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its embedding and head where the directory has none.
 
     Raises:

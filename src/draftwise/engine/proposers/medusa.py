@@ -48,7 +48,6 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
 
     Args:
         heads: the weights; as many draft tokens as it has blocks.
-        target: the model that is drafted for.
         probabilistic: see `StatelessProposer`.
     """
 
@@ -118,7 +117,6 @@ def load_medusa(path: str | Path, target: CausalLM, *, k: int | None = None) -> 
 
     Args:
         path: directory with config.json and safetensors, in either layout.
-        target: the model that they were trained for.
         k: draft tokens a step at most: the first k heads are loaded; None: all.
 
     Raises:

@@ -32,11 +32,6 @@ class MtpDrafter(DraftHead):
 
     vLLM too makes every draft token of a MiMo target with its first module, however many there are.
 
-    Args:
-        checkpoint: of the modules.
-        target: the model that they were trained with.
-        n_predict: see below.
-
     Attributes:
         n_predict: modules that the target was trained with; see `check_k`.
     """
@@ -101,7 +96,6 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
 
     Args:
         path: the target's own checkpoint, or a directory with its config.json and the modules' tensors only.
-        target: the model that they were trained with.
 
     Raises:
         InvalidSetup: they are missing, do not fit the target, or tensors are missing or unknown.

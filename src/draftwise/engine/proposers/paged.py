@@ -33,7 +33,6 @@ class PagedProposer(Proposer):
     """The part of a proposer that does not depend on how its network drafts.
 
     Args:
-        network: the drafter.
         probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         max_model_len: the target's longest context.
@@ -85,8 +84,6 @@ class ChainProposer(PagedProposer):
 
     Args:
         drafter: the network; its token ids must mean what the target's mean.
-        max_model_len: see `PagedProposer`.
-        probabilistic: likewise.
         parallel: make all draft tokens in one pass, the unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
     """
 

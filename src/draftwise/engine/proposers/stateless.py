@@ -30,7 +30,6 @@ class StatelessProposer(Proposer, Generic[Carry]):
     """Reads the state, after the final norm, from which the target predicted each sequence's last token.
 
     Args:
-        target: the model that is drafted for.
         probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         target_ids_U: the target's id of each token that the network can name; None: they are the target's own.

@@ -122,7 +122,6 @@ class Grammars:
         tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
             there is no tokenizer.
         end_ids: end-of-sequence tokens below V, which a grammar allows where a text is complete.
-        vocab_size: V, of the logits.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
@@ -184,7 +183,6 @@ class Grammars:
         Args:
             logits_BSV: any float type.
             grammars: of the first rows of B; None where a sequence has none.
-            draft: what is verified.
         """
         members = [b for b, grammar in enumerate(grammars) if grammar is not None]
         if not members:
@@ -212,13 +210,7 @@ class Grammars:
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
 
     def _find_masks(self, grammars: list[Grammar], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
-        """Return masks_NSW, 0 in rows behind a draft token that is not allowed.
-
-        Args:
-            grammars: of N completions.
-            drafts: of each.
-            num_rows: S.
-        """
+        """Return masks_NSW, 0 in rows behind a draft token that is not allowed."""
         masks_NSW = np.zeros((len(grammars), num_rows, self._num_words), np.uint32)
         num_bytes = 4 * self._num_words
         jobs: list[tuple[Any, int, list[int]]] = []  # LLMatcher, whose stubs leave one method out

@@ -66,9 +66,7 @@ def gumbel(seeds_R: Tensor, positions_R: Tensor, ids_RN: Tensor, lane: int = Lan
 
     Args:
         seeds_R: as for `uniform`, like the next and `lane`.
-        positions_R: see there.
         ids_RN: int64, not negative; of tokens, or of whatever is chosen from. [N]: the same for all rows.
-        lane: see there.
 
     Returns:
         float32 [R, N], finite.

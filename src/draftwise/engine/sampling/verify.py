@@ -145,7 +145,6 @@ def verify(
         tempering: how logits become the target's distribution.
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, position in that stream of the token that row 0 decides.
-        acceptance: the rule by which draft tokens are accepted.
         forced_BS: int64, tokens that rows emit whatever the logits say, and by which draft tokens before them are
             accepted; -1 where a row decides by itself. None: all of them do.
     """

@@ -26,7 +26,6 @@ def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: boo
 
     Args:
         proposer: nobody else calls it from now on.
-        table: what the device knows of the sequences.
         uniform: whether only the device knows what a step confirms (see `Spans`).
     """
     if isinstance(proposer, PlainDecoding):

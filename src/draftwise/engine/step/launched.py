@@ -75,7 +75,6 @@ class LaunchedStep:
         packed: from `pack`; None when no sequence samples.
         bound: how many tokens each can get at most.
         ranked: of all R rows, if any sequence wants log-probabilities.
-        prompts: of prompt tokens.
     """
 
     def __init__(

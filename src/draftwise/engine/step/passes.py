@@ -84,11 +84,6 @@ class Passes:
     on the host must see; none keeps a tensor, so all can be captured but `prompts`, whose inputs come from the host.
 
     Args:
-        model: the target.
-        kv: its pages.
-        table: the device's table.
-        confirmations: keep the proposer up to date.
-        rule: by which draft tokens are accepted.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
     """
 
@@ -183,9 +178,6 @@ class Passes:
         """Run the target.
 
         Args:
-            tokens_N: of the rows.
-            spans: where they are.
-            page_table_BP: of their sequences.
             features_NF: where to put the auxiliary hidden states; None: they get a tensor.
             wanted: which rows' hidden states are returned, and where these are; None: all.
 

@@ -33,8 +33,6 @@ class StepRunner:
     the host or a grammar must see, and while a graph is captured.
 
     Args:
-        passes: of the target.
-        sampler: verifies where the host has a part.
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
         prompt_sizes: likewise of passes over prompts, in ascending order; empty: they are not, and prompts and
             decoding sequences do not share a pass.
@@ -126,8 +124,6 @@ class StepRunner:
         """Verify what a pass computes and move on by what is accepted.
 
         Args:
-            sequences: whose it is.
-            shape: of the step.
             compute: returns the pass's output; captured.
             parts: names of the graphs: with the verification, and where the host comes between.
         """
@@ -195,7 +191,6 @@ class StepRunner:
         """Sample after prompts that are complete, let these decode, and notify the proposer of all prompts.
 
         Args:
-            chunks: of the prompts.
             last_CH: the hidden state of the last row of each.
             features_NF: the auxiliary hidden states of all rows, or of more.
             ranks: of prompt tokens.

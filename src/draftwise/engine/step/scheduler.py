@@ -74,9 +74,6 @@ class Scheduler:
     then pages are held for the most tokens that it may have by then.
 
     Args:
-        pool: the pages.
-        block_size: tokens a page.
-        max_num_seqs: running sequences at most.
         max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
         prefix: how much of a cached prefix is used.
 

@@ -139,12 +139,8 @@ def find_stop(
     for once min_tokens are there.
 
     Args:
-        emitted: the new tokens.
-        params: what ends the completion.
-        detokenizer: its text so far.
         num_output: tokens generated before these.
         room: how many more it may have.
-        end_ids: end-of-sequence tokens.
         end: why the completion ends after these tokens, if nothing but a lack of room ends it earlier or there.
     """
     text = ""
