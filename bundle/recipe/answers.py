@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.training.samples import AnswerSettings, answer, read_samples
+from draftwise.training.data import AnswerSettings, answer, read_samples
 from draftwise.training.training_progress import Reporter
 
 MAX_LENGTH = 512

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.knowledge.methods import methods_where
 from draftwise.training import get_training
+from draftwise.training.data import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.frozen_target import FrozenTarget, TokenBatch
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
 from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
@@ -230,7 +230,7 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     file.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote the third
     asked = []
     monkeypatch.setattr(
-        "draftwise.training.samples._generate",
+        "draftwise.training.data._generate",
         lambda t, missing, *rest: asked.append(len(missing)) or _generate(t, missing, *rest),
     )
     again = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)

@@ -26,10 +26,9 @@ from torch.distributed.launcher.api import LaunchConfig
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Stopped
 from draftwise.training.ranks import joined
-from draftwise.training.run_memory import TrainingMemory
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.training_progress import Reporter
-from draftwise.training.training_run import train, train_on_gpus
+from draftwise.training.training_run import TrainingMemory, train, train_on_gpus
 
 QUIET = Reporter(quiet=True)
 SMALL = {

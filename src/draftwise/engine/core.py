@@ -18,8 +18,7 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup_phases import Startup, TimedStartup
 from draftwise.engine.step.launched import LaunchedStep, Outcome
-from draftwise.engine.step.scheduler import StepSchedule
-from draftwise.engine.step.sequence import EngineRequest, Sequence
+from draftwise.engine.step.scheduler import EngineRequest, Sequence, StepSchedule
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
 from draftwise.engine.text.tokenizer import Tokenizer
 

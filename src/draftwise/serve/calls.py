@@ -15,7 +15,7 @@ from draftwise.checkpoints.text_files import read_json
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.bad_words import encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.errors import RequestError
 from draftwise.serve.formats import AnswerFormat, ChatFormat, CompletionFormat

@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.draft_losses import Answers, align, answer_as_target, compute_vocabulary_loss, score, weigh
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
-from draftwise.training.method import DrafterTraining, DraftLoss
+from draftwise.training.method import Blueprint, DrafterTraining, DraftLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, even_aux_layers
 from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
-from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
+from draftwise.training.method import (
+    Blueprint,
+    DrafterTraining,
+    DraftLoss,
+    Option,
+    check_aux_layers,
+    choose_mask_token,
+    even_aux_layers,
+    learn_from,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
-from draftwise.checkpoints.recognize import recognize
-from draftwise.checkpoints.speculators_format import from_plain, to_plain
+from draftwise.checkpoints.recognize import from_plain, recognize, to_plain
 from draftwise.core import InvalidSetup, ModelShape, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import get_family

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from draftwise.checkpoints.config_values import AUX_KEY
 from draftwise.core import InvalidSetup
-from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
 from draftwise.training.draft_losses import Answers, answer_as_target
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.training.method import Option
+from draftwise.training.method import Blueprint, Option, check_aux_layers, choose_mask_token, usual_aux_layers
 
 
 class _FirstLayer(DecoderLayer):

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining, UnrolledStep
 from draftwise.training.draft_losses import align
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, make_linear
-from draftwise.training.method import Option
+from draftwise.training.method import Blueprint, Option
 
 
 class _Network(ChainNetwork):

@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
 from draftwise.training.draft_losses import Answers, answer_as_text
 from draftwise.training.drafter_export import check_expressible, save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
-from draftwise.training.method import Option, learn_from
+from draftwise.training.method import Blueprint, Option, learn_from
 
 _PREFIX = "model.mtp_layers.0."
 

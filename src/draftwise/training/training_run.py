@@ -7,25 +7,37 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from draftwise.backends.address import check_url
+from draftwise.checkpoints.headers import read_headers
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import get_training
-from draftwise.training.data import Corpus, Feed, SampleOrder, split
+from draftwise.training.data import (
+    AnswerSettings,
+    Corpus,
+    Feed,
+    SampleOrder,
+    TextSample,
+    answer,
+    cut_prompts,
+    read_samples,
+    split,
+)
 from draftwise.training.drafter_export import load_back
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.hidden_states import (
@@ -39,12 +51,74 @@ from draftwise.training.hidden_states import (
 from draftwise.training.method import DrafterTraining, resolve_options
 from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
-from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
 from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
 from draftwise.training.training_progress import Reporter
 from draftwise.version import __version__
+
+_FLOAT = 4
+"""Bytes of a drafter's parameter, of its gradient, and of each of its optimizer's averages."""
+
+
+def find_target_bytes(settings: TrainSettings) -> int:
+    """Return what the target's weights take whole, from its headers."""
+    itemsize = 4 if settings.precision == "float32" or settings.find_device() == "cpu" else 2
+    return sum(each.num_elements for each in read_headers(Path(settings.target)).tensors.values()) * itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """Bytes on each GPU; what the passes keep besides grows with the batch, and is not known before one was run."""
+
+    target: int
+    drafter: int
+    """Weights, gradients, and the optimizer's averages; sharded: also the weights as gathered in a step."""
+    states: int
+    """Hidden states that one batch hands from the target to the drafter."""
+    there: int | None
+    """Memory of the device; None on the CPU."""
+
+    @classmethod
+    def of(cls, method: DrafterTraining, target: FrozenTarget, settings: TrainSettings, ranks: Ranks) -> Self:
+        """Return the memory of a run whose models are built, but not yet sharded by the loop."""
+        trained = [each for each in method.network.parameters() if each.requires_grad]
+        averages = sum(each.numel() * (1 if settings.optimizer == "muon" and each.ndim == 2 else 2) for each in trained)
+        weights = sum(each.numel() for each in trained)
+        kept = 2 * weights + averages  # weights, gradients, averages
+        drafter = math.ceil(kept / ranks.size) + 2 * weights if settings.shard else kept
+        assert settings.batch_tokens is not None
+        width = (len(method.aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
+        there = torch.cuda.get_device_properties().total_memory if settings.device == "cuda" else None
+        return cls(
+            target=target.count_bytes(), drafter=_FLOAT * drafter, states=settings.batch_tokens * width, there=there
+        )
+
+    @property
+    def known(self) -> int:
+        """What is certain to be needed."""
+        return self.target + self.drafter + self.states
+
+    def __str__(self) -> str:
+        """Return one line for the operator."""
+        parts = {"target": self.target, "drafter and optimizer": self.drafter, "hidden states": self.states}
+        shown = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+        there = f" of {self.there / 1e9:.1f} GB" if self.there else ""
+        return f"memory of each process: {shown} = {self.known / 1e9:.2f} GB{there}, plus the activations of a batch"
+
+    def check(self) -> None:
+        """Make sure that what is certain to be needed is there.
+
+        Raises:
+            InvalidSetup: the device has less.
+        """
+        if self.there is not None and self.known > self.there:
+            raise InvalidSetup.because(
+                "run-too-large",
+                f"The run needs more than the {self.there / 1e9:.1f} GB of a GPU: {self}.",
+                where="--batch-tokens",
+                fix="Halve --batch-tokens and double --accumulate, or use --shard on several GPUs.",
+            )
+
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftwise.engine.proposers.draft_builder import choose
+from draftwise.engine.proposers.proposer import choose
 from draftwise.engine.sampling.random import Lane, gumbel
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draftwise.engine.proposers.draft_builder import choose
+from draftwise.engine.proposers.proposer import choose
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard, Synthetic, Typical, place
 from draftwise.engine.sampling.draft import Draft

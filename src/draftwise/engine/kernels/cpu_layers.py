@@ -16,8 +16,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu import QuantizedLinear, Team
-from draftwise.engine.kernels.cpu_code import compile_kernel
-from draftwise.engine.kernels.cpu_layers_code import COLUMNS, OPERATION_SIZE, OPERATIONS, run_operations
+from draftwise.engine.kernels.cpu_code import COLUMNS, OPERATION_SIZE, OPERATIONS, compile_kernel, run_operations
 from draftwise.engine.kernels.cpu_layouts import LAYOUTS, QuantizedTable, Table
 from draftwise.engine.kernels.reference import RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV

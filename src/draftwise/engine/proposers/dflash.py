@@ -19,15 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token, get_int
-from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
+from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault, mask_missing
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec

@@ -14,8 +14,7 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec

@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import AUX_KEY, default_layers, find_aux_layers, find_mask_token
-from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
+from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, Mask
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead, Mask
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights

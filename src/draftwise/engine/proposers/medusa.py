@@ -23,7 +23,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import CheckpointReader
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.draft_head import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.draft_head import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count

@@ -20,8 +20,7 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.causal_lm import rows_of
 from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork
-from draftwise.engine.proposers.draft_builder import DraftBuilder
-from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
 

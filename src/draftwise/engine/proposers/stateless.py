@@ -15,8 +15,7 @@ from torch import Tensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.proposers.draft_builder import DraftBuilder
-from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.sampling.draft import Draft
 
 if TYPE_CHECKING:

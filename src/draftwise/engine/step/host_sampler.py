@@ -20,7 +20,7 @@ from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens, verify
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Sequence
 
 
 class HostSampler:

@@ -16,7 +16,7 @@ from draftwise.engine.engine_outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import TokenRanks
 from draftwise.engine.sampling.verify import AcceptedTokens
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,7 @@ from draftwise.engine.sampling.verify import verify
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.launched import PromptRanks
 from draftwise.engine.step.prompt_passes import MixedDraft
-from draftwise.engine.step.scheduler import Chunk
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Chunk, Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
 _RANKED_ROWS = 256

@@ -21,8 +21,7 @@ from draftwise.engine.step.host_sampler import HostSampler
 from draftwise.engine.step.launched import LaunchedStep, PromptRanks, pack
 from draftwise.engine.step.passes import Passes, PassOutput, StepShape, bucket_of, ranks_prompts
 from draftwise.engine.step.prompt_passes import MixedDecode, MixedDraft, PromptBatch, PromptSize, choose_size
-from draftwise.engine.step.scheduler import Chunk, StepSchedule
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Chunk, Sequence, StepSchedule
 from draftwise.engine.step.threads import StepThreads
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
-from draftwise.engine.step.scheduler import PageChange
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import PageChange, Sequence
 
 
 class _Column(IntEnum):
