@@ -25,7 +25,7 @@ from provenance import provenance, write
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import Interval, SpecConfig
-from draftwise.engine.replay import DenseReplayer, force
+from draftwise.engine.replayers import DenseReplayer, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.acceptance_profile import count_steps

@@ -14,8 +14,6 @@ from typing import Any
 from draftwise.checkpoints.config_values import Dimensions, TargetSizes, get_int, get_mapping
 from draftwise.checkpoints.recognize import RecognizedDrafter
 
-__all__ = ["ExpectedTensors", "Shapes", "Sizes", "TargetSizes", "decoder_layer", "decoder_model", "expect_tensors"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

@@ -165,11 +165,11 @@ def from_plain(config: _Config, *, verifier: str, k: int, where: str = "config.j
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """How one algorithm's own fields translate."""
 
-    needed: tuple[str, ...] = ()
+    needed: tuple[str, ...]
     """Fields without which its file says too little."""
     to_plain: Callable[[_Config], dict[str, Any]]
     architecture: str = ""
@@ -317,21 +317,11 @@ def _inexpressible(message: str, where: str, fix: str) -> InvalidSetup:
 
 _BLOCK_KEYS = ("mask_token_id", "aux_hidden_state_layer_ids")
 _KINDS: Mapping[str, _Kind] = {
-    "eagle3": _Kind(to_plain=_eagle3_to_plain, architecture="Eagle3Speculator", from_plain=_eagle3_from_plain),
-    "peagle": _Kind(
-        needed=("mask_token_id",),
-        to_plain=_peagle_to_plain,
-        architecture="PEagleSpeculator",
-        from_plain=_peagle_from_plain,
-    ),
-    "dflash": _Kind(
-        needed=_BLOCK_KEYS,
-        to_plain=_dflash_to_plain,
-        architecture="DFlashSpeculator",
-        from_plain=_dflash_from_plain,
-    ),
-    "dflash2": _Kind(needed=_BLOCK_KEYS, to_plain=_dflash2_to_plain),
-    "dspark": _Kind(needed=_BLOCK_KEYS, to_plain=_dspark_to_plain),
+    "eagle3": _Kind((), _eagle3_to_plain, "Eagle3Speculator", _eagle3_from_plain),
+    "peagle": _Kind(("mask_token_id",), _peagle_to_plain, "PEagleSpeculator", _peagle_from_plain),
+    "dflash": _Kind(_BLOCK_KEYS, _dflash_to_plain, "DFlashSpeculator", _dflash_from_plain),
+    "dflash2": _Kind(_BLOCK_KEYS, _dflash2_to_plain),
+    "dspark": _Kind(_BLOCK_KEYS, _dspark_to_plain),
 }
 """Key: `speculators_model_type`."""
 

@@ -22,8 +22,6 @@ from draftwise.engine.step.scheduler import EngineRequest, Sequence, StepSchedul
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
 from draftwise.engine.text.tokenizer import Tokenizer
 
-__all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "SpecCounter"]
-
 Pending = tuple[LaunchedStep, ...]
 """Steps launched and not collected yet, oldest first."""
 

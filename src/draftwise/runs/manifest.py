@@ -43,15 +43,7 @@ class ArmRow:
     @classmethod
     def of(cls, arm: Arm) -> ArmRow:
         """Return the row of an arm."""
-        setup = SetupRow(**{each.name: getattr(arm.setup, each.name) for each in fields(SetupRow)})
-        return cls(
-            name=arm.name,
-            url=arm.url,
-            metrics_url=arm.metrics_url,
-            header_names=arm.header_names,
-            spec=arm.spec,
-            setup=setup,
-        )
+        return cls(**_take(cls, arm) | {"setup": SetupRow(**_take(SetupRow, arm.setup))})
 
     def to_arm(self, context: Mapping[str, Any]) -> Arm:
         """Return the arm.
@@ -62,14 +54,8 @@ class ArmRow:
         if self.setup is None:
             setup = _setup_of_earlier_run(self.name, context)
         else:
-            setup = Setup(**{each.name: getattr(self.setup, each.name) for each in fields(SetupRow)})
-        return Arm(
-            name=self.name,
-            setup=replace(setup, spec=self.spec),
-            url=self.url,
-            metrics_url=self.metrics_url,
-            header_names=self.header_names,
-        )
+            setup = Setup(**_take(SetupRow, self.setup))
+        return Arm(**_take(Arm, self) | {"setup": replace(setup, spec=self.spec)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +75,7 @@ class WorkloadRow:
     @classmethod
     def of(cls, workload: Workload) -> WorkloadRow:
         """Return the row of a workload."""
-        return cls(
-            name=workload.name,
-            source=workload.source,
-            description=workload.description,
-            random_tokens=workload.random_tokens,
-            prompts=len(workload.prompts),
-            sha256=workload.sha256,
-            population=workload.population,
-            choice=workload.choice,
-        )
+        return cls(**_take(cls, workload) | {"prompts": len(workload.prompts)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,20 +105,8 @@ class Manifest:
     @classmethod
     def of(cls, plan: RunPlan, context: RunContext) -> Manifest:
         """Return the manifest of a plan."""
-        return cls(
-            arms=tuple(map(ArmRow.of, plan.arms)),
-            workloads=tuple(map(WorkloadRow.of, plan.workloads)),
-            conditions=plan.conditions,
-            repeats=plan.repeats,
-            warmup=plan.warmup,
-            seed=plan.seed,
-            turn_s=plan.turn_s,
-            adaptive=plan.adaptive,
-            one_at_a_time=plan.one_at_a_time,
-            minutes=plan.minutes,
-            remembering=plan.remembering,
-            context=context,
-        )
+        rows = {"arms": tuple(map(ArmRow.of, plan.arms)), "workloads": tuple(map(WorkloadRow.of, plan.workloads))}
+        return cls(**_take(cls, plan) | rows, context=context)
 
     @classmethod
     def read(
@@ -159,21 +124,9 @@ class Manifest:
         """
         found = from_json(cls, row)
         arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)
-        plan = RunPlan(
-            arms=arms,
-            workloads=tuple(map(read_workload, found.workloads)),
-            conditions=found.conditions,
-            remembering=found._find_remembering(arms),
-            repeats=found.repeats,
-            warmup=found.warmup,
-            seed=found.seed,
-            turn_s=found.turn_s,
-            adaptive=found.adaptive,
-            one_at_a_time=found.one_at_a_time,
-            minutes=found.minutes,
-            asks_once=found.remembering is not None,
-        )
-        return plan, found.context
+        read = {"arms": arms, "workloads": tuple(map(read_workload, found.workloads))}
+        read |= {"remembering": found._find_remembering(arms), "asks_once": found.remembering is not None}
+        return RunPlan(**_take(RunPlan, found) | read), found.context
 
     def _find_remembering(self, arms: Sequence[Arm]) -> Mapping[str, str]:
         """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
@@ -182,6 +135,11 @@ class Manifest:
         if strange := set(self.remembering) - {arm.name for arm in arms[1:]}:
             raise ValueError(f"it has no candidate {min(strange)!r}")
         return self.remembering
+
+
+def _take(kind: type[Any], source: object) -> dict[str, Any]:
+    """Return the values of the fields of a class that something else has too."""
+    return {each.name: getattr(source, each.name) for each in fields(kind) if each.init and hasattr(source, each.name)}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -51,28 +51,18 @@ class DraftModelTraining(DrafterTraining):
     name: ClassVar[str] = "draft_model"
     learning_rate: ClassVar[float] = 4e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="init", default="", help="Checkpoint to start from; without it a new Llama of the sizes below."),
-        Option(name="hidden_size", default=0, least=0, help="0: half of the target's."),
-        Option(name="num_layers", default=0, least=0, help="0: a quarter of the target's."),
-        Option(name="num_attention_heads", default=0, least=0, help="0: one for 64 of the hidden size."),
-        Option(name="num_key_value_heads", default=0, least=0, help="0: a quarter of the attention heads."),
-        Option(name="intermediate_size", default=0, least=0, help="0: two and a half times the hidden size."),
-        Option(
-            name="num_speculative_tokens",
-            default=5,
-            least=1,
-            help="Draft tokens that are evaluated; if parallel, also learned.",
-        ),
-        Option(
-            name="token_weight",
-            default=0.0,
-            least=0,
-            help="Weight of the text's own tokens, relative to the target's distribution.",
-        ),
-        Option(name="parallel", default=False, help="All draft tokens in one pass from mask tokens (PARD)."),
-        Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
-        Option(name="keep", default=0.7, least=0, help="Share of masks that are kept from each depth to the next."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
+        Option("init", "", "Checkpoint to start from; without it a new Llama of the sizes below."),
+        Option("hidden_size", 0, "0: half of the target's.", least=0),
+        Option("num_layers", 0, "0: a quarter of the target's.", least=0),
+        Option("num_attention_heads", 0, "0: one for 64 of the hidden size.", least=0),
+        Option("num_key_value_heads", 0, "0: a quarter of the attention heads.", least=0),
+        Option("intermediate_size", 0, "0: two and a half times the hidden size.", least=0),
+        Option("num_speculative_tokens", 5, "Draft tokens that are evaluated; if parallel, also learned.", least=1),
+        Option("token_weight", 0.0, "Weight of the text's own tokens, relative to the target's distribution.", least=0),
+        Option("parallel", False, "All draft tokens in one pass from mask tokens (PARD)."),
+        Option("mask_token_id", -1, "Token of the masks; -1: the padding token.", least=-1),
+        Option("keep", 0.7, "Share of masks that are kept from each depth to the next.", least=0),
+        Option("discount", 1.0, "Weight of a draft token, relative to the one before.", least=0),
     )
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any], model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -172,7 +172,7 @@ class DraftLoss:
     """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One setting; its type is that of its default."""
 
@@ -181,6 +181,7 @@ class Option:
     """A tuple is given as text with commas."""
     help: str
     """What it does, and the source of its default."""
+    _: KW_ONLY
     least: float | None = None
     choices: tuple[str, ...] = ()
 
@@ -215,10 +216,10 @@ class Option:
 def learn_from(text: str) -> Option:
     """Return the option on what heads learn that the papers taught with the text alone; `text` says how theirs do."""
     return Option(
-        name="learn_from",
-        default="distribution",
+        "learn_from",
+        "distribution",
+        f"What is learned: the target's distribution, or {text}.",
         choices=("distribution", "tokens"),
-        help=f"What is learned: the target's distribution, or {text}.",
     )
 
 

@@ -61,8 +61,8 @@ class MtpTraining(ChainTraining):
 
     name: ClassVar[str] = "mtp"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learned; papers: 1."),
-        Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
+        Option("num_speculative_tokens", 3, "Draft tokens that are learned; papers: 1.", least=1),
+        Option("discount", 0.8, "Weight of a token's loss, relative to the one before.", least=0),
         learn_from("the text as in the papers"),
     )
 

@@ -360,7 +360,7 @@ class _Workshop:
         return partial(self._open, spec, ks)
 
     def _open(self, spec: SpecConfig, ks: tuple[int, ...]) -> Replayer:
-        from draftwise.engine.replay import open_replayer
+        from draftwise.engine.replayers import open_replayer
 
         return open_replayer(spec, self.target, ks, longest=self.longest, forced=self.forced, settings=self.settings)
 

@@ -17,7 +17,7 @@ from tests.support.combinations import EVERY_CASE, taking_turns
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
-from draftwise.engine.replay import DenseReplayer, ForcedReplayer, ForcedStep, force
+from draftwise.engine.replayers import DenseReplayer, ForcedReplayer, ForcedStep, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer

@@ -1,4 +1,4 @@
-"""Drafting networks: the interface for proposers, and what heads over the target's states share: parts, checkpoints.
+"""Drafting networks: the interface for proposers, and the parts and checkpoints of heads over the target's states.
 
 Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, X width of the first
 layer's attention input, V the target's vocabulary, U tokens that the network can name.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.sampling_constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
 
-__all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
-
 
 def _int64(unsigned: int) -> int:
     """Return the int64 with the same 64 bits: torch multiplies and adds modulo 2^64, but has no uint64 arithmetic."""
