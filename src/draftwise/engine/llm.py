@@ -9,12 +9,13 @@ from itertools import count
 from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig, one_gpu_settings
 from draftwise.engine.engine_outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.models.gguf_unpacking import unpack_models
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import TimedStartup
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any] | Sequence[int]

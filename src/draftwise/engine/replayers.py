@@ -34,13 +34,14 @@ from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.config_values import get_int
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
-from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Replayer, Transcript
 
 

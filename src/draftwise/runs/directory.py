@@ -52,12 +52,12 @@ from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
 from draftwise.workloads import read_prompts
 
-T = TypeVar("T", bound="Record")
+T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _ASKED, _OMISSIONS = "requests.jsonl", "turns.jsonl", "asked.jsonl", "omissions.jsonl"
 Record = Condition | Settled | CellLook | OutputProbe | Omission | Expectation | Estimate | Divergence
-_FILES: Mapping[type[Record], str] = {
+_FILES: Mapping[type[Any], str] = {
     Condition: "conditions.jsonl",
     Settled: "settled.jsonl",
     CellLook: "looks.jsonl",

@@ -124,7 +124,7 @@ class Manifest:
         """
         found = from_json(cls, row)
         arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)
-        read = {"arms": arms, "workloads": tuple(map(read_workload, found.workloads))}
+        read: dict[str, Any] = {"arms": arms, "workloads": tuple(map(read_workload, found.workloads))}
         read |= {"remembering": found._find_remembering(arms), "asks_once": found.remembering is not None}
         return RunPlan(**_take(RunPlan, found) | read), found.context
 

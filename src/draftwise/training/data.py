@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, cause_of
-from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.frozen_target import TokenBatch

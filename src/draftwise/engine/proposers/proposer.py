@@ -17,12 +17,11 @@ from torch import Tensor
 from draftwise.checkpoints.identity import check_identity
 from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.kernels.sampling_constants import STEP
+from draftwise.engine.kernels.sampling_constants import STEP, Lane
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.random import Lane
 from draftwise.engine.sampling.tempering import argmax, draw, sharpen, temper
 
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.engine.kernels.sampling_constants import STEP
+from draftwise.engine.kernels.sampling_constants import STEP, Lane
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard, SyntheticRates, Typical
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.random import Lane, uniform
+from draftwise.engine.sampling.random import uniform
 from draftwise.engine.sampling.tempering import (
     Tempering,
     argmax,
