@@ -16,10 +16,9 @@ from shapes import Folders, Scale
 
 from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
-from draftwise.engine.core import Engine, Pending
+from draftwise.engine.core import Engine, EngineRequest, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.step.scheduler import EngineRequest
 
 __all__ = ["OurFrontend", "Side", "fill_with_noise"]
 

@@ -15,10 +15,7 @@ tl = pytest.importorskip("triton.language")
 from draftwise.engine.kernels.cuda import device_functions as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import floors  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
-from draftwise.engine.kernels.sampling_constants import (
-    GROUP,  # noqa: E402
-    Lane,  # noqa: E402
-)
+from draftwise.engine.kernels.sampling_constants import GROUP, Lane  # noqa: E402
 from draftwise.engine.proposers.proposer import Draft  # noqa: E402
 from draftwise.engine.sampling import logits as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
