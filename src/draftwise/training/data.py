@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, cause_of
+from draftwise.core.progress import Progress
 from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
@@ -31,7 +32,7 @@ from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.frozen_target import TokenBatch
 from draftwise.training.ranks import ALONE, Ranks
-from draftwise.training.training_progress import Bar, Reporter
+from draftwise.training.training_progress import Bar, show_bar
 from draftwise.workloads.workload_rows import open_plain, read_objects
 
 _PIECE = 2**16
@@ -196,7 +197,7 @@ def answer(
     settings: AnswerSettings,
     *,
     device: str,
-    reporter: Reporter,
+    progress: Progress,
     ranks: Ranks = ALONE,
 ) -> list[TextSample]:
     """Return each prompt with the target's answer to it, end token included.
@@ -218,7 +219,7 @@ def answer(
     if mine := dict(ranks.share(list(missing.items()))):
         cut_unfinished(file)
         with (
-            reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
+            show_bar(progress, "answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
             file.open("a") as out,
         ):
             for key, tokens in _generate(target, mine, settings, device, bar):

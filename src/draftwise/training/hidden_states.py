@@ -25,11 +25,12 @@ from torch import Tensor
 
 from draftwise.backends.asking import Asker
 from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core.progress import Progress
 from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.ranks import Ranks
-from draftwise.training.training_progress import Reporter
+from draftwise.training.training_progress import show_bar
 
 _SHARD_BYTES = 2**28
 _AT_ONCE = 16
@@ -82,7 +83,7 @@ class _Layout:
 
 
 def write_states(
-    corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
+    corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, progress: Progress, ranks: Ranks
 ) -> None:
     """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
 
@@ -97,11 +98,11 @@ def write_states(
     missing = [shard for shard in shards if not layout.file(shard).exists()]
     ends = corpus.offsets_S[list(layout.firsts)]
     needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, aux_layers)
-    _check_room(folder, needed, reporter)
+    _check_room(folder, needed, progress)
     ranks.wait()  # until all know what is missing
     missing = ranks.share(missing)
     feed = Feed(corpus, target.device)
-    with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+    with show_bar(progress, "states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
             parts = [
                 _compute(index, corpus, feed, target, aux_layers)
@@ -117,7 +118,7 @@ def _bytes_per_token(target: FrozenTarget, aux_layers: Sequence[int]) -> int:
     return (len(aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
 
 
-def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
+def _check_room(folder: Path, needed: int, progress: Progress) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidSetup.because(
@@ -127,7 +128,7 @@ def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
             fix="Use --hidden-states online, less data, or --cache on a larger disk.",
         )
     if needed:
-        reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+        progress.status(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
 
 def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_layers: Sequence[int]) -> Tensor:

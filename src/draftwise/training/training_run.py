@@ -24,6 +24,7 @@ from draftwise.backends.address import check_url
 from draftwise.checkpoints.headers import read_headers
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
+from draftwise.core.progress import Progress, Silent
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import get_training
@@ -53,7 +54,7 @@ from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
-from draftwise.training.training_progress import Reporter
+from draftwise.training.training_progress import TrainingBars
 from draftwise.version import __version__
 
 _FLOAT = 4
@@ -143,7 +144,7 @@ class TrainedDrafter:
     """Trained ones."""
 
 
-def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDrafter:
+def train(method: str, settings: TrainSettings, progress: Progress) -> TrainedDrafter:
     """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
@@ -156,7 +157,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
     """
     try:
         with joined(settings.find_device()) as ranks:
-            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+            return _train(method, settings, progress if ranks.is_first else Silent(), ranks)
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
             raise
@@ -166,12 +167,10 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
         ) from None
 
 
-def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainedDrafter:
+def _train(method: str, settings: TrainSettings, progress: Progress, ranks: Ranks) -> TrainedDrafter:
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
-    settings = dataclasses.replace(
-        settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
-    )
+    settings = dataclasses.replace(settings, options=options, target=checkpoint_of(settings.target, progress.status))
     target_bytes = find_target_bytes(settings)
     settings = settings.resolve(learning_rate=kind.learning_rate, num_ranks=ranks.size, target_bytes=target_bytes)
     folder = RunFolder(settings.out, writes=ranks.is_first)
@@ -187,7 +186,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         shard=bool(settings.shard),
         num_layers=0 if settings.states_url else None,
     )
-    samples = _gather(target, settings, cache, reporter, ranks)
+    samples = _gather(target, settings, cache, progress, ranks)
     learned, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
@@ -195,11 +194,11 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     folder.open(fixed | settings.fixed())
     trained = _build(kind, target, settings, learned)
     if settings.states_url and ranks.is_first:
-        reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
+        progress.status(f"comparing a text's hidden states from {settings.states_url} with the target's")
         check_served(settings.states_url, learned, FrozenTarget.load(settings.target), trained.aux_layers)
-    reporter.print_line(_describe(trained, learned, held_out, settings))
+    progress.status(_describe(trained, learned, held_out, settings))
     memory = TrainingMemory.of(trained, target, settings, ranks)
-    reporter.print_line(str(memory))
+    progress.status(str(memory))
     memory.check()
     job = _Job(
         method=trained,
@@ -209,7 +208,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         held_out=held_out,
         cache=cache,
         folder=folder,
-        reporter=reporter,
+        progress=progress,
         ranks=ranks,
     )
     evaluation = _learn(job)
@@ -249,12 +248,12 @@ class _Job:
     held_out: Corpus
     cache: Path
     folder: RunFolder
-    reporter: Reporter
+    progress: Progress
     ranks: Ranks
 
 
 def _gather(
-    target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
+    target: FrozenTarget, settings: TrainSettings, cache: Path, progress: Progress, ranks: Ranks
 ) -> list[TextSample]:
     """Return the samples, with answers of the target unless the data's own are to be learned."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
@@ -278,7 +277,7 @@ def _gather(
         max_num_seqs=256 if settings.device == "cuda" else 16,
     )
     prompts = cut_prompts(samples, num_tokens=settings.prompt_tokens, room=max(limit - answers.max_tokens, 1))
-    return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
+    return answer(target.path, prompts, cache, answers, device=settings.device, progress=progress, ranks=ranks)
 
 
 def _describe(method: DrafterTraining, learned: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
@@ -305,7 +304,7 @@ def _learn(job: _Job) -> Evaluation:
         learned=learned,
         held_out=held_out,
         folder=job.folder,
-        reporter=job.reporter,
+        progress=job.progress,
         ranks=job.ranks,
     ).run()
 
@@ -348,7 +347,7 @@ def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
     layers = "-".join(map(str, job.method.aux_layers)) or "final"
     folder = job.cache / f"states-{job.learned.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learned, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    write_states(job.learned, job.target, job.method.aux_layers, folder, job.progress, job.ranks)
     return DiskStates(job.learned, job.target, job.method.aux_layers, folder)
 
 
@@ -436,7 +435,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
 def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainedDrafter:
     """Train as one rank; what an operator should know is left in a file for the launcher."""
     try:
-        return train(method, settings, Reporter(quiet=quiet))
+        return train(method, settings, Silent() if quiet else TrainingBars())
     except InvalidSetup as error:
         _leave(notes, {"findings": [asdict(each) for each in error.findings]})
     except Stopped as stopped:
