@@ -134,7 +134,8 @@ def find_tensor_findings(
     expected = expect_tensors(drafter, target)
     if expected is None:
         if drafter.is_head:
-            yield from _unchecked(rules, drafter, where)
+            name = quote(drafter.architecture or drafter.method)
+            yield from rules.ruling("tensors-unchecked", drafter=name, where=where)
         return
     found = {expected.rename(name): tensor for name, tensor in headers.tensors.items()}
     if drafter.is_head and drafter.traits.weights != "target" and _all_prefixed(found, expected):
@@ -145,10 +146,6 @@ def find_tensor_findings(
     yield from _find_misshapen(rules, expected, found, where, is_quantized=is_quantized)
     if expected.refuses_unknown:
         yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
-
-
-def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple[Ruling, ...]:
-    return rules.ruling("tensors-unchecked", drafter=quote(drafter.architecture or drafter.method), where=where)
 
 
 def _all_prefixed(found: Mapping[str, Tensor], expected: ExpectedTensors) -> bool:

@@ -359,7 +359,8 @@ def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDr
     plain = flatten(config)
     named = plain.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
-    method = _find_by_algorithm(algorithm) or find_by_marks(plain, architecture, names)
+    named_by = (each for each in methods_where().values() if algorithm in each.speculators)
+    method = next(named_by, None) or find_by_marks(plain, architecture, names)
     mask = find_mask_token(plain)
     return RecognizedDrafter(
         method=method.name,
@@ -372,7 +373,3 @@ def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDr
         mask_token_id=mask,
         aux_layers=find_aux_layers(plain) if method.aux_states == "several" else None,
     )
-
-
-def _find_by_algorithm(algorithm: object) -> Method | None:
-    return next((method for method in methods_where().values() if algorithm in method.speculators), None)

@@ -127,12 +127,13 @@ class ChainTraining(DrafterTraining):
         """Return the outputs of each step, with the batch's own tokens as the earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
         carry_BRH = network.enter(to_compute_dtype(self._features(states)[:, :-1], network))
-        cos_TD, sin_TD = self._rotations(num_rows + self.steps, batch.tokens_BT.device)
+        positions_P = torch.arange(num_rows + self.steps, device=batch.tokens_BT.device)
+        cos_PD, sin_PD = self._blueprint.rope.rotations(positions_P, torch.float32)
         past: list[list[KeyValue]] = [[] for _ in network.layers]
         steps = []
         for j in range(self.steps):
             embedded_BRH, carry_BRH = self._embed_inputs(batch, carry_BRH, j)
-            rotations = (cos_TD[j : j + num_rows], sin_TD[j : j + num_rows])
+            rotations = (cos_PD[j : j + num_rows], sin_PD[j : j + num_rows])
             hidden_BRH, carry_BRH, new = network(embedded_BRH, carry_BRH, rotations, past)
             for cache, key_value in zip(past, new, strict=True):
                 cache.append(key_value)
@@ -147,9 +148,6 @@ class ChainTraining(DrafterTraining):
         """Return the embedded tokens of a step's rows, and their states."""
         tokens_BR = F.pad(batch.tokens_BT[:, 1 + step :], (0, step))
         return self.network.embed(tokens_BR, step), carry_BRH
-
-    def _rotations(self, num_positions: int, device: torch.device) -> Rotations:
-        return self._blueprint.rope.rotations(torch.arange(num_positions, device=device), torch.float32)
 
     def _teach(
         self, batch: TokenBatch, states: States, _steps: list[UnrolledStep], hidden_JBLH: list[Tensor]

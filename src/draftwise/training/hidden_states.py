@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,24 +40,22 @@ _MOST_DIFFERENCE = 0.05
 _CHECKED_TOKENS = 64
 
 
-class StateSource(Protocol):
+class StateSource(ABC):
     """Provides the hidden states of batches."""
 
-    def prefetch(self, rows: Sequence[BatchRows]) -> None:
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:  # noqa: B027 - not all have something to prepare
         """Prepare the batches that are used next."""
 
+    @abstractmethod
     def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:
         """Return the states of a batch, on its device."""
 
 
-class OnlineStates:
+class OnlineStates(StateSource):
     """Runs the target on each batch."""
 
     def __init__(self, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
         self._target, self._aux_layers = target, tuple(aux_layers)
-
-    def prefetch(self, rows: Sequence[BatchRows]) -> None:
-        """Do nothing: the target runs when a batch is used."""
 
     def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:  # noqa: ARG002 - the batch is enough
         """Run the target."""
@@ -139,7 +137,7 @@ def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_l
     return torch.cat((*states.aux_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
-class GatheredStates(ABC):
+class GatheredStates(StateSource):
     """Puts batches together from the states of samples, the next batches while the current ones are learned.
 
     Args:
