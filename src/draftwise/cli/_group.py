@@ -185,7 +185,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _report(error: Exception, *, as_json: bool) -> int:
-    """Say why there is no answer, as text on stderr and as JSON on stdout; return the exit code."""
+    """Say why there is no answer, as text on stderr and as JSON on stdout. Return the exit code."""
     cause: BaseException = error
     if isinstance(error, click.Abort):
         code, cause = ExitCode.INTERRUPTED, KeyboardInterrupt()
@@ -234,7 +234,7 @@ def _explain(error: click.ClickException) -> None:
 
 
 def _find_near(word: str, names: Iterable[str]) -> str:
-    """Return the name that a word is an abbreviation or a misspelling of; empty for no such name."""
+    """Return the name that a word is an abbreviation or a misspelling of. Empty for no such name."""
     from difflib import get_close_matches  # read only when something is misspelled
 
     word = word.lower()

@@ -71,6 +71,7 @@ class CalibrateResult(Result):
     """The steps of servers."""
 
     VERB: ClassVar[str] = "calibrate"
+    JSON_OF: ClassVar[str] = "calibration"
     calibration: Calibration = field(metadata=HIDDEN)
     directory: Path = field(metadata=HIDDEN)
     """Run directory with the raw readings."""
@@ -81,10 +82,6 @@ class CalibrateResult(Result):
     def exit_code(self) -> int:
         """130 if the measurement was stopped."""
         return 0 if self.is_finished else ExitCode.INTERRUPTED
-
-    def to_wire(self) -> Calibration:
-        """Return the calibration, which is the document."""
-        return self.calibration
 
 
 @verb(CalibrateRequest)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, ClassVar
 
-from draftwise.core import Calibration, Forecast, HeldAgainst, InvalidSetup, Profile, Run, Severity
+from draftwise.core import Calibration, Forecast, HeldAgainst, Profile, Run, Severity
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.plan.forecast.run_cells import hold_against
 from draftwise.plan.forecast.simulate import simulate_services
@@ -61,11 +63,6 @@ class HeldRow(HeldAgainst):
     """A forecast compared with what was measured later, and its error."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "of_acceptance", "of_steps", "is_other_traffic")
-
-    @classmethod
-    def of(cls, held: HeldAgainst) -> HeldRow:
-        """Return the row of a comparison."""
-        return cls(**{each.name: getattr(held, each.name) for each in fields(held)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +124,8 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
             write_document(file, calibration)
         from draftwise.measure.screening import find_differences  # a forecast alone needs nothing that measures
 
-        rows, different = tuple(map(HeldRow.of, held)), tuple(find_differences(calibration, run.plan, run.context))
+        rows = tuple(copy_fields(HeldRow, each) for each in held)
+        different = tuple(find_differences(calibration, run.plan, run.context))
         return shown(held=rows, differences=different, calibration=calibration)
     made = _make(profile, calibration, request)
     groups = {each.group for each in made.cells}
@@ -176,26 +174,19 @@ def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, fl
     tokens = find_tokens(None, hint=tokenizer)
     prompts = [prompt for each in load_workloads(source, tokenizer=tokenizer) for prompt in each.prompts]
     if not prompts:
-        raise InvalidSetup.because(
-            "no-prompts", f"{source} has no requests.", where="--traffic", fix="Give a workload with requests."
-        )
+        raise refusal("no-prompts", source=source)
     return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
 
 
 def _compare(profile: Profile, calibration: Calibration, run: Run) -> Sequence[HeldAgainst]:
     held = list(_hold_all(profile, calibration, run))
     if not held:
-        raise InvalidSetup.because(
-            "no-common-candidate",
-            "No candidate of the run was both replayed and calibrated under its name.",
-            where="--against",
-            fix="Give a run of `decide` whose candidates have the calibration's names.",
-        )
+        raise refusal("no-common-candidate", case="against")
     return held
 
 
 def _remember(calibration: Calibration, held: Sequence[HeldAgainst]) -> Calibration:
-    """Return the calibration with the errors of its forecasts; those on other traffic are not kept."""
+    """Return the calibration with the errors of its forecasts. Those on other traffic are not kept."""
     fresh = {(each.setting, each.workload, each.load) for each in held}
     kept = tuple(each for each in calibration.held if (each.setting, each.workload, each.load) not in fresh)
     return replace(calibration, held=(*kept, *(each for each in held if not each.is_other_traffic)))

@@ -286,7 +286,7 @@ def _draw_trend(runs: Iterable[ListedRun]) -> dict[str, Any]:
 
 
 def _draw_loads(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a chart of the speed-up by load for each workload and temperature; a single load has them as rows."""
+    """Return a chart of the speed-up by load for each workload and temperature. A single load has them as rows."""
     charts: dict[tuple[str, float, str], dict[str, list[Any]]] = {}
     for each in comparisons:
         axis = "rate" if "rate" in each["load"] else "concurrency"
