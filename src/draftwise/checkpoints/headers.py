@@ -26,7 +26,7 @@ from draftwise.checkpoints.text_files import (
     refuse_pointer,
 )
 from draftwise.core import Finding, InvalidSetup, cause_of
-from draftwise.knowledge.messages import refusal, warning
+from draftwise.knowledge.messages import fault, refusal, warning
 
 MTP = "mtp"
 """Role of the tensors of modules for multi-token prediction."""
@@ -145,9 +145,7 @@ def _read_weight_map(directory: Path) -> dict[str, str]:
 
 
 def _bad_index(directory: Path, what: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "bad-index", f"The index {what}.", where=str(directory / INDEX), fix="Download the checkpoint again."
-    )
+    return refusal("bad-index", what=what, index=directory / INDEX)
 
 
 def _no_weights(directory: Path) -> InvalidSetup:
@@ -162,11 +160,8 @@ def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterabl
     """Yield where index and files disagree: tensors that are in no file, or in two."""
     found = set(found)
     if lost := sorted(chosen.index.keys() - found):
-        yield Finding.error(
-            "indexed-tensors-missing",
-            f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
-            where=str(chosen.directory / INDEX),
-            fix="Download the checkpoint again: index and shards are of different versions.",
+        yield fault(
+            "indexed-tensors-missing", num_lost=len(lost), lost=quote_some(lost), index=chosen.directory / INDEX
         )
     if doubled := sorted(set(twice)):
         yield warning("tensors-twice", number=len(doubled), doubled=quote_some(doubled), directory=chosen.directory)

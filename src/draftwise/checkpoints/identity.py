@@ -19,7 +19,7 @@ from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.text_files import quote, read_json, read_lines
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.whole_files import write_whole
 
 IDENTITY_FILE = "draftwise.json"
@@ -133,13 +133,7 @@ def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path,
     """
     if "" in (recorded, tokenizer) or recorded == tokenizer:
         return None
-    return Finding.error(
-        "recorded-tokenizer-differs",
-        f"The drafter was trained for {quote(name or 'another target')}, whose tokenizer differs from that of "
-        f"{target}.",
-        where=where,
-        fix="Use a head that was trained for this target.",
-    )
+    return fault("recorded-tokenizer-differs", name=quote(name or "another target"), target=target, where=where)
 
 
 def _hash_weights(headers: Headers, config: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.config_values import get_int
-from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.core import SpecConfig
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
@@ -42,6 +42,7 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.launched import Outcome
 from draftwise.engine.step.scheduler import EngineRequest
+from draftwise.knowledge.messages import refusal
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Replayer, Transcript
 
 
@@ -55,20 +56,9 @@ def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
     assert longest is not None
     for request in requests:
         if request.num_tokens > longest:
-            raise InvalidSetup.because(
-                "answer-too-long",
-                f"Request {request.id} has {request.num_tokens} tokens, its answer included, and the target takes "
-                f"{longest}.",
-                where=request.id,
-                fix="Name the model that was served, or leave the request out.",
-            )
+            raise refusal("answer-too-long", id=request.id, num_tokens=request.num_tokens, longest=longest)
         if max(*request.prompt_ids, *request.answer_ids) >= vocab_size:
-            raise InvalidSetup.because(
-                "unknown-token",
-                f"Request {request.id} has token ids that the target does not: its vocabulary has 0..{vocab_size - 1}.",
-                where=request.id,
-                fix="Pass the model that wrote the log as --target.",
-            )
+            raise refusal("unknown-token", id=request.id, largest=vocab_size - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

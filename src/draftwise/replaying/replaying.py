@@ -20,7 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from draftwise.core import (
     Finding,
-    InvalidSetup,
     Profile,
     ReplayedLog,
     ReplayedTarget,
@@ -29,6 +28,7 @@ from draftwise.core import (
     cause_of,
 )
 from draftwise.core.documents import to_json
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 from draftwise.replaying.acceptance_profile import percentiles_of, summarize, warn_of_few
 from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
@@ -63,24 +63,12 @@ class ReplayDirectory:
             if not any(path.iterdir()):
                 write_whole(file, json.dumps(manifest, indent=1) + "\n")
         except OSError as error:
-            raise InvalidSetup.because(
-                "unwritable-replay",
-                f"{path} cannot be written ({cause_of(error)}).",
-                where=str(path),
-                fix="Choose another --out.",
-            ) from None
+            raise refusal("unwritable-replay", path=path, cause=cause_of(error)) from None
         found = None
         with suppress(OSError, ValueError):
             found = json.loads(file.read_text())
         if found != json.loads(json.dumps(manifest)):
-            raise InvalidSetup.because(
-                "replay-exists",
-                f"{path} holds another replay.",
-                where=str(path),
-                fix=(
-                    "Choose another --out. A replay continues only with the same log, target, candidates and options."
-                ),
-            )
+            raise refusal("replay-exists", path=path)
         return cls(path)
 
     def read_rows(self, candidate: int) -> dict[str, Mapping[int, DraftRows]]:
@@ -223,12 +211,7 @@ def choose_ks(kmax: int, asked: Sequence[int]) -> tuple[int, ...]:
         InvalidSetup: one that is asked for is larger than the candidate's own.
     """
     if too_large := [k for k in asked if k > kmax]:
-        raise InvalidSetup.because(
-            "k-beyond-candidate",
-            f"--k asks for {max(too_large)} draft tokens, and a candidate drafts {kmax} at most.",
-            where="--k",
-            fix="Raise the candidate's num_speculative_tokens: one replay answers for every smaller k.",
-        )
+        raise refusal("k-beyond-candidate", too_large=max(too_large), kmax=kmax)
     return tuple(sorted(set(asked))) or tuple(sorted({kmax, *(k for k in _USUAL_KS if k < kmax)}))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Setup, SpecConfig, Workload
 from draftwise.core.documents import from_json
+from draftwise.core.grouping import copy_fields
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering
 
@@ -44,7 +45,7 @@ class ArmRow:
     @classmethod
     def of(cls, arm: Arm) -> ArmRow:
         """Return the row of an arm."""
-        return cls(**_take(cls, arm) | {"setup": SetupRow(**_take(SetupRow, arm.setup))})
+        return copy_fields(cls, arm, setup=copy_fields(SetupRow, arm.setup))
 
     def to_arm(self, context: Mapping[str, Any]) -> Arm:
         """Return the arm.
@@ -55,8 +56,8 @@ class ArmRow:
         if self.setup is None:
             setup = _setup_of_earlier_run(self.name, context)
         else:
-            setup = Setup(**_take(SetupRow, self.setup))
-        return Arm(**_take(Arm, self) | {"setup": replace(setup, spec=self.spec)})
+            setup = copy_fields(Setup, self.setup, spec=self.spec, device=None)
+        return copy_fields(Arm, self, setup=replace(setup, spec=self.spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class WorkloadRow:
     @classmethod
     def of(cls, workload: Workload) -> WorkloadRow:
         """Return the row of a workload."""
-        return cls(**_take(cls, workload) | {"prompts": len(workload.prompts)})
+        return copy_fields(cls, workload, prompts=len(workload.prompts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +107,8 @@ class Manifest:
     @classmethod
     def of(cls, plan: RunPlan, context: RunContext) -> Manifest:
         """Return the manifest of a plan."""
-        rows = {"arms": tuple(map(ArmRow.of, plan.arms)), "workloads": tuple(map(WorkloadRow.of, plan.workloads))}
-        return cls(**_take(cls, plan) | rows, context=context)
+        arms, workloads = tuple(map(ArmRow.of, plan.arms)), tuple(map(WorkloadRow.of, plan.workloads))
+        return copy_fields(cls, plan, format=_FORMAT, arms=arms, workloads=workloads, context=context)
 
     @classmethod
     def read(
@@ -125,9 +126,15 @@ class Manifest:
         """
         found = from_json(cls, row)
         arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)
-        read: dict[str, Any] = {"arms": arms, "workloads": tuple(map(read_workload, found.workloads))}
-        read |= {"remembering": found._find_remembering(arms), "asks_once": found.remembering is not None}
-        return RunPlan(**_take(RunPlan, found) | read), found.context
+        plan = copy_fields(
+            RunPlan,
+            found,
+            arms=arms,
+            workloads=tuple(map(read_workload, found.workloads)),
+            remembering=found._find_remembering(arms),
+            asks_once=found.remembering is not None,
+        )
+        return plan, found.context
 
     def _find_remembering(self, arms: Sequence[Arm]) -> Mapping[str, str]:
         """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
@@ -136,11 +143,6 @@ class Manifest:
         if strange := set(self.remembering) - {arm.name for arm in arms[1:]}:
             raise ValueError(f"it has no candidate {min(strange)!r}")
         return self.remembering
-
-
-def _take(kind: type[Any], source: object) -> dict[str, Any]:
-    """Return the values of the fields of a class that something else has too."""
-    return {each.name: getattr(source, each.name) for each in fields(kind) if each.init and hasattr(source, each.name)}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.frozen_target import TokenBatch
 from draftwise.training.ranks import ALONE, Ranks
@@ -64,12 +65,7 @@ def read_samples(
     for path in map(Path, paths):
         kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
         if kind not in (".txt", ".jsonl"):
-            raise InvalidSetup.because(
-                "unknown-data",
-                f"{path} has an unknown file type.",
-                where=str(path),
-                fix="Use .txt, .jsonl, .txt.gz or .jsonl.gz.",
-            )
+            raise refusal("unknown-data", path=path)
         try:
             with open_plain(path) as file:
                 if kind == ".txt":
@@ -137,12 +133,7 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
             raise TypeError(f"token_ids must be a list of token ids below {tokenizer.vocab_size}")
         prompt, answer = tokens[:num_prompt], tokens[num_prompt:]
     else:
-        raise InvalidSetup.because(
-            "bad-entry",
-            f"{where} lacks text, prompt, messages or token_ids. Its keys are {', '.join(entry) or 'none'}.",
-            where=where,
-            fix="Give each line one of them.",
-        )
+        raise refusal("bad-entry", where=where, keys=", ".join(entry) or "none")
     tokens = (prompt + answer)[:max_length] if answer else prompt[-max_length:]
     if tokens:
         yield _sample(tokens, min(len(prompt), len(tokens)))
@@ -356,12 +347,7 @@ def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple
     ends = np.cumsum([len(samples[i].tokens) for _, i in chosen])
     held_out = [samples[i] for (_, i), end in zip(chosen, ends, strict=True) if end <= most_tokens or end == ends[0]]
     if not learned:
-        raise InvalidSetup.because(
-            "too-little-data",
-            f"There are {len(samples)} samples, but none is left to learn from.",
-            where="data",
-            fix="Give more data, or a smaller --heldout.",
-        )
+        raise refusal("too-little-data", num_samples=len(samples))
     return learned, held_out
 
 

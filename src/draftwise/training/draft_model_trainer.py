@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
@@ -196,12 +196,7 @@ def _mask_id(target: FrozenTarget, options: Mapping[str, Any]) -> int:
     if chosen < 0:
         chosen = target.config.get("pad_token_id")
     if chosen is None or not 0 <= chosen < target.vocab_size:
-        raise InvalidSetup.because(
-            "no-mask-token",
-            f"The target's config.json names no padding token for the mask (got {chosen}).",
-            where="--mask-token-id",
-            fix=f"Name a token below {target.vocab_size} that no text contains.",
-        )
+        raise refusal("no-mask-token", chosen=chosen, vocab_size=target.vocab_size)
     return int(chosen)
 
 
@@ -213,12 +208,7 @@ def _make(target: FrozenTarget, options: Mapping[str, Any]) -> Any:
     heads = options["num_attention_heads"] or max(hidden // 64, 1)
     kv_heads = options["num_key_value_heads"] or max(heads // 4, 1)
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
-        raise InvalidSetup.because(
-            "bad-sizes",
-            f"A hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not match.",
-            where="--hidden-size",
-            fix="Each must be a multiple of the next, and the size of a head must be even.",
-        )
+        raise refusal("bad-sizes", hidden=hidden, heads=heads, kv_heads=kv_heads)
     carried = {key: target.config[key] for key in _CARRIED if key in target.config}
     config = LlamaConfig(
         **carried,
@@ -238,10 +228,5 @@ def _load(path: str, target: FrozenTarget) -> Any:
     """Return the model of a checkpoint."""
     loaded = FrozenTarget.load(path, target.device, torch.float32)
     if loaded.vocab_size != target.vocab_size:
-        raise InvalidSetup.because(
-            "other-vocabulary",
-            f"{path} has {loaded.vocab_size} tokens, but the target has {target.vocab_size}.",
-            where=path,
-            fix="Start from a model of the target's family, or train a new one (leave out --init).",
-        )
+        raise refusal("other-vocabulary", path=path, vocab_size=loaded.vocab_size, wanted=target.vocab_size)
     return loaded.model.requires_grad_(True)

@@ -30,6 +30,7 @@ from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import CheckpointReader, write_tensors
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.resolved_spec import resolve_spec
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method
 
 FORMATS = ("vllm", "speculators")
@@ -111,11 +112,11 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
     method = recognize(config, names).traits
     if method.trainable and method.drafts_from == "target_states":
         return method
-    raise InvalidSetup.because(
+    raise refusal(
         "unsupported-architecture",
-        f"Architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
+        case="drafter",
+        named=", ".join(config.get("architectures") or []) or "unknown",
         where=where,
-        fix="Draft models need no export. For other drafters, use a method that `draftwise train` has.",
     )
 
 
@@ -134,12 +135,7 @@ def _trained_k(drafter: Path, config: Mapping[str, Any], method: Method) -> int:
 
 def _refuse_speculators(layout: str, where: str) -> None:
     if layout == "speculators":
-        raise InvalidSetup.because(
-            "not-in-speculators-format",
-            "MTP modules have no speculators format.",
-            where=where,
-            fix="Leave --format out.",
-        )
+        raise refusal("not-in-speculators-format", where=where)
 
 
 def _write(
@@ -194,12 +190,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
     }
     reasons = [reason for reason, holds in obstacles.items() if holds]
     if reasons:
-        raise InvalidSetup.because(
-            "not-expressible",
-            f"The target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
-            where=where,
-            fix="Train another method. eagle3 works with every target.",
-        )
+        raise refusal("not-expressible", reasons="; ".join(reasons), where=where)
 
 
 def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | Path) -> None:
@@ -312,9 +303,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         InvalidSetup: `out` exists.
     """
     if out.exists():
-        raise InvalidSetup.because(
-            "output-exists", "The directory already exists.", where=str(out), fix="Name a new directory."
-        )
+        raise refusal("output-exists", out=out)
     partial = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
     partial.mkdir(parents=True)
     try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.config_values import AUX_KEY
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
 from draftwise.training.draft_losses import Answers, answer_as_target
 from draftwise.training.drafter_export import save_drafter
@@ -116,12 +116,7 @@ class Eagle3Training(ChainTraining):
         num_named = min(options["draft_vocab_size"] or vocab_size, vocab_size)
         self._owns_head = options["lm_head"] == "own"
         if num_named < vocab_size and not self._owns_head:
-            raise InvalidSetup.because(
-                "bad-option",
-                f"draft_vocab_size is {num_named}, and the target's lm_head names all {vocab_size:,} tokens.",
-                where="draft_vocab_size",
-                fix="Leave draft_vocab_size out, or lm_head.",
-            )
+            raise refusal("bad-option", num_named=num_named, vocab_size=vocab_size)
         network = _Network(target.embedding_VH, blueprint, len(self.aux_layers), num_named, options)
         super().__init__(network, target, blueprint, options)
         self.parallel = options["parallel"]

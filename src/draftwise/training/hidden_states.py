@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftwise.backends.asking import Asker
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
@@ -119,12 +120,7 @@ def _bytes_per_token(target: FrozenTarget, aux_layers: Sequence[int]) -> int:
 def _check_room(folder: Path, needed: int, progress: Progress) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise InvalidSetup.because(
-            "disk-full",
-            f"The hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
-            where=str(folder),
-            fix="Use --hidden-states online, less data, or --cache on a larger disk.",
-        )
+        raise refusal("disk-full", needed=needed / 1e9, free=free / 1e9, folder=folder)
     if needed:
         progress.status(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
@@ -251,13 +247,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
     wrong = [layer for layer, each in zip(wanted, differences_N.tolist(), strict=True) if not each < _MOST_DIFFERENCE]
     if not wrong:
         return
-    raise InvalidSetup.because(
-        "wrong-states",
-        f"{url} writes other states than those of layers {_join(wanted)}: {_join(wrong)} differ from what "
-        f"{target.path} computes.",
-        where="--hidden-states",
-        fix=f"Serve exactly this target, with eagle_aux_hidden_state_layer_ids: [{_join(wanted)}].",
-    )
+    raise refusal("wrong-states", url=url, wanted=_join(wanted), wrong=_join(wrong), path=target.path)
 
 
 def _served_layers(aux_layers: Sequence[int], target: FrozenTarget) -> list[int]:

@@ -21,6 +21,7 @@ from draftwise.checkpoints.config_values import AuxLayers, usual_layers
 from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.rope import Rope
+from draftwise.knowledge.messages import refusal
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 
 if TYPE_CHECKING:
@@ -63,12 +64,7 @@ class Blueprint:
         rope = Rope.from_hf_config(config, shape, where=where)
         kv_heads = num_key_value_heads or shape.num_kv_heads
         if shape.num_heads % kv_heads:
-            raise InvalidSetup.because(
-                "bad-option",
-                f"num_key_value_heads is {kv_heads}, which does not divide the target's {shape.num_heads} heads.",
-                where="num_key_value_heads",
-                fix=f"Use a divisor of {shape.num_heads}.",
-            )
+            raise refusal("bad-option", case="heads", kv_heads=kv_heads, num_heads=shape.num_heads)
         carried = {key: config[key] for key in _CARRIED if config.get(key) is not None}
         if "rope_parameters" not in carried:
             carried.setdefault("rope_theta", 10000.0)
@@ -242,8 +238,8 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
         try:
             values[name] = options[name].read(value)
         except ValueError as error:
-            raise InvalidSetup.because(
-                "bad-option", f"{name} {error}, got {value!r}.", where=name, fix=options[name].help
+            raise refusal(
+                "bad-option", case="value", name=name, error=error, value=value, help=options[name].help
             ) from None
     return values
 

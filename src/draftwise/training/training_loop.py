@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from draftwise.core import InvalidSetup, SpecStats, Stopped
+from draftwise.core import SpecStats, Stopped
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.training.data import BatchRows, Feed, Position, SampleOrder
 from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.hidden_states import StateSource
@@ -113,11 +114,8 @@ class TrainingRun:
             ):
                 return self._take_steps(bar, is_stopped)
         except torch.cuda.OutOfMemoryError as error:
-            raise InvalidSetup.because(
-                "out-of-memory",
-                f"A batch of {settings.batch_tokens} tokens does not fit into memory: {str(error).splitlines()[0]}",
-                where="--batch-tokens",
-                fix="Halve --batch-tokens and double --accumulate.",
+            raise refusal(
+                "out-of-memory", batch_tokens=settings.batch_tokens, cause=str(error).splitlines()[0]
             ) from None
 
     def _take_steps(self, bar: Bar, is_stopped: Callable[[], bool]) -> Evaluation:
@@ -221,12 +219,7 @@ class TrainingRun:
         loss = sum(self._ranks.gather(float(self._loss_sum))) / self._loss_count
         step, settings = self._position.step, self._settings
         if not math.isfinite(loss):
-            raise InvalidSetup.because(
-                "diverged",
-                f"The loss is {loss} at step {step}.",
-                where="--lr",
-                fix=f"Use less than {settings.lr:g}, or a longer --warmup. The last checkpoint is from before.",
-            )
+            raise refusal("diverged", loss=loss, step=step, lr=settings.lr)
         self._loss_sum.zero_()
         self._loss_count = 0
         speed = self._num_tokens / max(self._seconds, 1e-9)

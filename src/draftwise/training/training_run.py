@@ -27,6 +27,7 @@ from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageErro
 from draftwise.core.progress import Progress, Silent
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.training import get_training
 from draftwise.training.data import (
     AnswerSettings,
@@ -113,12 +114,7 @@ class TrainingMemory:
             InvalidSetup: the device has less.
         """
         if self.there is not None and self.known > self.there:
-            raise InvalidSetup.because(
-                "run-too-large",
-                f"The run needs more than the {self.there / 1e9:.1f} GB of a GPU: {self}.",
-                where="--batch-tokens",
-                fix="Halve --batch-tokens and double --accumulate, or use --shard on several GPUs.",
-            )
+            raise refusal("run-too-large", there=self.there / 1e9, memory=self)
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -263,12 +259,7 @@ def _gather(
     samples = list(read_samples(settings.data, tokenizer, max_length=limit, window=window))
     if given:
         if not any(sample.num_prompt < len(sample.tokens) for sample in samples):
-            raise InvalidSetup.because(
-                "no-answers",
-                "The data has prompts, but no answers to learn.",
-                where="--answers",
-                fix="Leave --answers out, so that the target answers, or give conversations with answers.",
-            )
+            raise refusal("no-answers")
         return samples
     answers = AnswerSettings(
         temperature=settings.temperature,
@@ -415,12 +406,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         except ChildFailedError as error:
             _explain(Path(notes))
             rank, failure = error.get_first_failure()
-            raise InvalidSetup.because(
-                "rank-died",
-                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the launcher ended "
-                "the others.",
-                fix="The same command resumes the run at its last checkpoint.",
-            ) from None
+            raise refusal("rank-died", rank=rank, num_gpus=num_gpus, status=_name_exit(failure.exitcode)) from None
         except SignalException:
             results = None
         if results is None:

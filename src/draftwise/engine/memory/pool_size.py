@@ -13,6 +13,7 @@ import torch
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.knowledge.memory_overheads import get_embedded_overheads
+from draftwise.knowledge.messages import refusal
 
 _FREE_CPU_SHARE = 0.8
 """Part of the free memory that the page pool may take on a CPU when its size is not given."""
@@ -209,11 +210,13 @@ def _too_small(
     ways = [f"raise gpu_memory_utilization to {share:.2f}"] if share and share > memory.share else []
     ways += [f"lower max_model_len to {pages * config.block_size}"] if pages else []
     ways += ["lower max_num_batched_tokens or max_num_seqs", "use kv_cache_dtype or quantization fp8"]
-    return InvalidSetup.because(
+    return refusal(
         "kv-cache-too-small",
-        f"{message} The pool is {_gib(memory.pool_bytes)} ({memory}); that sequence needs {_gib(needed)}.",
-        where="gpu_memory_utilization",
-        fix=f"Any of: {'; '.join(ways)}.",
+        message=message,
+        pool_bytes=_gib(memory.pool_bytes),
+        memory=memory,
+        needed=_gib(needed),
+        ways="; ".join(ways),
     )
 
 

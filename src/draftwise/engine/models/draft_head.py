@@ -30,6 +30,7 @@ from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.quantized import RoundedBlocks
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.models.weight_loading import WeightReader
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedChain
@@ -272,12 +273,7 @@ class HeadCheckpoint:
         unknown = [name for name in unread if ignored is None or not ignored(name)]
         if unknown:
             shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
-            raise InvalidSetup.because(
-                "tensors-unknown",
-                f"{self.files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
-                where=str(self.files.path),
-                fix="Rename or remove them, or correct config.json. A head without these weights drafts badly.",
-            )
+            raise refusal("tensors-unknown", path=self.files.path, num_unknown=len(unknown), shown=shown)
 
 
 class LayeredHead(HeadCheckpoint):
@@ -369,12 +365,7 @@ class LayeredHead(HeadCheckpoint):
         offsets_U = self.files.read("d2t", (num_named,)).to(self.reader.device, torch.long)
         ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
         if ids_U.min() < 0 or ids_U.max() >= self.shape.vocab_size or len(ids_U.unique()) < num_named:
-            raise InvalidSetup.because(
-                "wrong-d2t",
-                "The tensor d2t names a token outside the target's vocabulary, or one twice.",
-                where=self.where,
-                fix="For each draft token d, d2t must hold its id in the target's vocabulary minus d.",
-            )
+            raise refusal("wrong-d2t", where=self.where)
         return ids_U
 
     def _family(self, families: Mapping[str, Family]) -> Family:
@@ -382,21 +373,17 @@ class LayeredHead(HeadCheckpoint):
         for architecture, family in families.items():
             if architecture in named:
                 return family
-        raise InvalidSetup.because(
+        raise refusal(
             "unsupported-architecture",
-            f"The architecture {', '.join(map(str, named))} is not supported for this method.",
+            case="head",
+            named=", ".join(map(str, named)),
             where=self.where,
-            fix=f"Use a head of one of {', '.join(families)}.",
+            families=", ".join(families),
         )
 
     def _refuse_quantized(self) -> None:
         if self.config.get("quantization_config"):
-            raise InvalidSetup.because(
-                "quantized",
-                "Quantized heads are not supported.",
-                where=self.where,
-                fix="Use the bfloat16 checkpoint of the head.",
-            )
+            raise refusal("quantized", case="head", where=self.where)
 
     def _window(self) -> int | None:
         """Return the sliding window that some layer uses: up to its length attention is the full one."""

@@ -31,6 +31,7 @@ from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 _FAMILIES = {"DFlashDraftModel": FAMILIES["qwen3"]}
 _MASK_KEY = "dflash_config.mask_token_id"
@@ -59,12 +60,7 @@ class Settings:
         own = config.get("dflash_config") or {}
         layers, mask_token_id = find_aux_layers(config), find_mask_token(config)
         if layers is None:
-            raise InvalidSetup.because(
-                "config-incomplete",
-                f"The head's config.json lacks {TARGET_KEY}.",
-                where=where,
-                fix="Export or download the drafter again.",
-            )
+            raise refusal("config-incomplete", case="dflash", target_key=TARGET_KEY, where=where)
         if mask_token_id is None:
             raise InvalidSetup(mask_missing(_MASK_KEY, where=where))
         return cls(
@@ -208,13 +204,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     network = DFlash(checkpoint, settings)
     checkpoint.check_read(lambda name: name == "t2d")
     if k is not None and settings.block_size is not None and k >= settings.block_size:
-        raise InvalidSetup.because(
-            "block-too-long",
-            f"A block of {settings.block_size} tokens has no room for {k} draft tokens and the last token. They "
-            "attend to each other, so positions beyond the drafter's training would spoil the others.",
-            where=where,
-            fix=f"Set num_speculative_tokens to {settings.block_size - 1} or less.",
-        )
+        raise refusal("block-too-long", block_size=settings.block_size, k=k, where=where, most=settings.block_size - 1)
     return network
 
 
@@ -231,12 +221,7 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
     }
     unsupported = [name for name, used in refused.items() if used]
     if unsupported:
-        raise InvalidSetup.because(
-            "unsupported-drafter",
-            f"{', '.join(unsupported)} is not supported for DFlash drafters.",
-            where=where,
-            fix="Use another checkpoint of the drafter, or vLLM.",
-        )
+        raise refusal("unsupported-drafter", unsupported=", ".join(unsupported), where=where)
     window = get_int(own, "swa_window_size") or config.get("sliding_window")
     slides = "sliding_attention" in (config.get("layer_types") or []) or own.get("use_swa")
     if slides and (window is None or window < max_model_len):

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
@@ -23,6 +22,7 @@ from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork
 from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedChain
@@ -191,12 +191,7 @@ def build_chain(drafter: ChainDrafter, spec: ResolvedSpec, config: EngineConfig,
         InvalidSetup: it is to draft in parallel and has no mask token.
     """
     if spec.parallel_drafting and drafter.mask is None:
-        raise InvalidSetup.because(
-            "parallel-drafting-needs-mask-token",
-            "The drafter's config.json names no mask token, so it cannot draft in parallel.",
-            where="speculative_config.parallel_drafting",
-            fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
-        )
+        raise refusal("parallel-drafting-needs-mask-token")
     return ChainProposer(
         drafter,
         max_model_len=find_longest_context(config, target),

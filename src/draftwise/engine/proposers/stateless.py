@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedStages
@@ -111,10 +111,5 @@ def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:
         InvalidSetup: k is more than it can.
     """
     if k is not None and k > num_drafted:
-        raise InvalidSetup.because(
-            "too-many-draft-tokens",
-            f"The drafter makes at most {num_drafted} tokens, num_speculative_tokens is {k}.",
-            where=where,
-            fix=f"Set num_speculative_tokens to {num_drafted} or less, or train a drafter with more heads.",
-        )
+        raise refusal("too-many-draft-tokens", num_drafted=num_drafted, k=k, where=where)
     return num_drafted if k is None else k

@@ -28,6 +28,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import StructuredOutputsParams
+from draftwise.knowledge.messages import refusal
 from draftwise.version import tell_install
 
 if TYPE_CHECKING:
@@ -243,12 +244,7 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         if not self._end_ids:
-            raise InvalidSetup.because(
-                "no-end-token",
-                "Structured output ends with an end token, but the model names none.",
-                where="structured_outputs",
-                fix="Name eos_token_id in its generation_config.json.",
-            )
+            raise refusal("no-end-token")
         from llguidance import LLTokenizer
 
         return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
@@ -257,12 +253,7 @@ class Grammars:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ModuleNotFoundError:
-            raise InvalidSetup.because(
-                "no-grammar-library",
-                "Structured output needs llguidance, which is not installed.",
-                where="structured_outputs",
-                fix=tell_install("engine"),
-            ) from None
+            raise refusal("no-grammar-library", install=tell_install("engine")) from None
         try:
             source = _to_llguidance(params)
         except ValueError as error:
@@ -319,12 +310,7 @@ def _invalid(kind: str, message: str) -> InvalidSetup:
     told = _shorten(message)
     if told.startswith(_NO_TEXT):
         told = "no text matches it"
-    return InvalidSetup.because(
-        "invalid-grammar",
-        f"structured_outputs.{kind} cannot be used: {told.rstrip('.')}.",
-        where="structured_outputs",
-        fix="Correct or simplify it.",
-    )
+    return refusal("invalid-grammar", kind=kind, told=told.rstrip("."))
 
 
 def _shorten(message: str) -> str:
