@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import Finding, ModelShape
+from draftwise.core.grouping import copy_fields
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.families import Multipliers
@@ -141,30 +142,17 @@ def join_layers(
     if shape.head_dim % 16 or shape.num_heads // shape.num_kv_heads * shape.head_dim % 32:
         return None
     for layer in layers:
-        mlp, qkv, o = layer.mlp, layer.qkv, layer.o
+        mlp = layer.mlp
         if not isinstance(mlp, GatedMlp) or mlp.gelu or layer.output_norms[0] is not None:
             return None
-        gate_up, down = mlp.gate_up, mlp.down
         input_norm = None if is_normed and not parts else _input_norm(layer)
         norms = filter(lambda norm: norm is not None, (input_norm, layer.post_norm, *(layer.qk_norms or ())))
-        if any(norm.dtype != torch.float32 for norm in norms) or not (
-            isinstance(qkv, QuantizedLinear)
-            and isinstance(o, QuantizedLinear)
-            and isinstance(gate_up, QuantizedLinear)
-            and isinstance(down, QuantizedLinear)
+        products = (layer.qkv, layer.o, mlp.gate_up, mlp.down)
+        if any(norm.dtype != torch.float32 for norm in norms) or not all(
+            isinstance(product, QuantizedLinear) for product in products
         ):
             return None
-        parts.append(
-            LayerParts(
-                input_norm=input_norm,
-                qkv=qkv,
-                qk_norms=layer.qk_norms,
-                o=o,
-                post_norm=layer.post_norm,
-                gate_up=gate_up,
-                down=down,
-            )
-        )
+        parts.append(copy_fields(LayerParts, layer, input_norm=input_norm, gate_up=mlp.gate_up, down=mlp.down))
     return QuantizedLayers(parts, shape, eps=eps, scale=scale or shape.head_dim**-0.5, window=window)
 
 
