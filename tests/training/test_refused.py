@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftwise.training.run_memory import TrainingMemory
+from draftwise.training.samples import TextSample, read_samples
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
@@ -20,9 +22,7 @@ from draftwise.training import draft_model_trainer
 from draftwise.training.data import split
 from draftwise.training.drafter_export import new_folder
 from draftwise.training.run_folder import RunFolder
-from draftwise.training.run_memory import TrainingMemory
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import TextSample, read_samples
 from draftwise.training.training_loop import TrainingRun
 from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
