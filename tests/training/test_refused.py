@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftwise.training.run_memory import TrainingMemory
-from draftwise.training.samples import TextSample, read_samples
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import draft_model_trainer
-from draftwise.training.data import split
+from draftwise.training.data import TextSample, read_samples, split
 from draftwise.training.drafter_export import new_folder
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
 from draftwise.training.training_loop import TrainingRun
 from draftwise.training.training_progress import Reporter
-from draftwise.training.training_run import train
+from draftwise.training.training_run import TrainingMemory, train
 
 Case = Callable[[Path, pytest.MonkeyPatch], object]
 
