@@ -430,11 +430,7 @@ class Expansion:
         return not (known or part.prefix or part.index)
 
     def _may_be_unset(self, part: Parameter, state: PathState) -> bool:
-        """Say whether an empty variable of the caller is not set at all.
-
-        Raises:
-            OpenQuestion: it is not known on this way.
-        """
+        """Say whether an empty variable of the caller is not set at all."""
         if not self._is_of_caller(part, state):
             return False
         shown = f"{part.name} is set to nothing"
