@@ -39,13 +39,13 @@ _PLATFORMS: Mapping[str, tuple[str, ...]] = {
 """Platform -> beginnings of the variables that only it reads."""
 
 
-def find_met(context: Context, resolved: Resolved) -> Iterator[Defect]:
-    """Yield the rows of the release whose condition surely holds, whoever tells them."""
+def find_met(context: Context, resolved: Resolved, *, possibly: bool = False) -> Iterator[Defect]:
+    """Yield the rows of the release whose condition surely holds, whoever tells them; or all that may hold."""
     facts: Mapping[str, Any] | None = None
     for row in find_open(context.release.version, resolved.facts.name):
         facts = facts or read_facts(context, resolved)
         holds = decide(row.when, facts)
-        if holds is not UNKNOWN and holds:
+        if possibly if holds is UNKNOWN else holds:
             yield row
 
 

@@ -15,6 +15,7 @@ from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.method_advice import Overlap
+from draftwise.knowledge.model_copies import find_names
 from draftwise.knowledge.models import KnownModel, find_model, is_hub_name, near_models
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
@@ -216,8 +217,7 @@ def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if target.copy is not None:
         return (), target.copy.base.names
     if target.origin == "table":
-        row = find_model(target.name)
-        names = row.names if row is not None else (target.name,)
+        names = find_names(target.name) or (target.name,)
         tail = target.name.lower().rpartition("/")[2]
         exact = tuple(name for name in names if name.lower().rpartition("/")[2] == tail)
         return exact, tuple(name for name in names if name not in exact)

@@ -211,12 +211,15 @@ class Expansion:
         return fields.words
 
     def _with_braces(self, parts: Sequence[Part]) -> Iterator[Part]:
-        """Yield the parts, with what braces make unknown."""
-        for part in parts:
-            if isinstance(part, Literal) and not part.quoted and not part.is_operand and _BRACES.search(part.text):
-                yield Substitution(part.text)
-            else:
-                yield part
+        """Yield the parts, with what braces make unknown: they may enclose what is quoted or escaped."""
+        bare = [isinstance(part, Literal) and not part.quoted and not part.is_operand for part in parts]
+        texts = [part.text if isinstance(part, Literal) else "" for part in parts]
+        masked = "".join(text if is_bare else "_" * len(text) for text, is_bare in zip(texts, bare, strict=True))
+        if _BRACES.search(masked) and not any(map(_BRACES.search, texts)):
+            yield Substitution("".join(texts))
+            return
+        for part, text, is_bare in zip(parts, texts, bare, strict=True):
+            yield Substitution(text) if is_bare and _BRACES.search(text) else part
 
     def join(self, word: ShellWord, state: PathState) -> str:
         """Return a word as one text, as in assignments.
