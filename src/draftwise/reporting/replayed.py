@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwise.core import Acceptance, Profile
 from draftwise.replaying.anchors import Anchors
 from draftwise.reporting.appearance import NO_PLOTS, Plot, can_draw
-from draftwise.reporting.page import PageTable, TableCell, open_templates
+from draftwise.reporting.page import PageTable, TableCell, make_row, open_templates
 from draftwise.statistics import CONFIDENCE
 
 PAGE = "report.html"
