@@ -176,7 +176,7 @@ def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissi
     wrong += [
         fault("missing-argument", name=name, known=known[name]["description"])
         for name in tool.input_schema()["required"]
-        if name not in arguments
+        if arguments.get(name) is None
     ]
     if wrong:
         raise InvalidRequest(wrong)
@@ -202,7 +202,9 @@ def _find_forbidden(tool: Tool, arguments: Mapping[str, Any], permissions: Permi
     for name, value in arguments.items():
         for text in _list_texts(value):
             if name in tool.written:
-                if permissions.folder is not None and not permissions.files.may_write(permissions.folder / text):
+                if permissions.folder is not None and (
+                    "\0" in text or not permissions.files.may_write(permissions.folder / text)
+                ):
                     message = (
                         f"{text[:200]!r} lies outside the folder that this server may write, {permissions.folder}."
                     )
