@@ -1,4 +1,4 @@
-"""What models are made of: layers by model type, keys of config.json, transformers' defaults, quantization methods."""
+"""Facts on models: layers by model type, keys of config.json, transformers' defaults, quantization methods."""
 
 from __future__ import annotations
 
