@@ -37,6 +37,8 @@ def test_less_than_15_percent_is_no_doubt_however_sure_it_is() -> None:
     own_T = np.where(np.arange(60) < 30, np.log(1.12), 0.0)
     assert find_pace_change(own_T + noise(1, 60, 0.001), np.zeros(60)) is None
     assert find_pace_change(2 * own_T + noise(1, 60, 0.001), np.zeros(60)) is not None
+    assert find_pace_change(own_T + noise(1, 60, 0.001), np.zeros(60), claimed=np.log(1.1)) is not None, "all of a gain"
+    assert find_pace_change(own_T / 2 + noise(1, 60, 0.001), np.zeros(60), claimed=0.0) is None, "5.8 %"
 
 
 @pytest.mark.parametrize("size", [8, 20, 60, 300])
@@ -45,7 +47,7 @@ def test_steady_servers_seem_to_change_hardly_ever_and_not_more_often_with_more_
     found = 0
     for _ in range(400):
         own_T, other_T = 0.15 * rng.standard_normal((2, size))
-        found += find_pace_change(own_T, other_T) is not None
+        found += find_pace_change(own_T, other_T, claimed=0.08) is not None
         found += find_drift_apart(own_T, other_T, np.arange(float(size))) is not None
     assert found <= 8, "2 %"
 
@@ -121,6 +123,19 @@ def test_a_pace_that_only_one_arm_varies_may_be_all_of_a_small_gain_and_not_of_a
     assert found["replicas"] >= (100 if size < 30 else 180)
     assert found["large"] == 0
     assert max(found["both"], found["chance"], found["prompts"]) <= 2, found
+
+
+def test_what_a_step_drafts_makes_no_server_uneven() -> None:
+    rng = np.random.default_rng(1)
+    found = {"drafts": 0, "replicas": 0}
+    for _ in range(200):
+        own, other = rng.normal(0, 0.04, size=(2, 40))
+        drafted = rng.uniform(0, 5, 40)
+        slow = np.log(1.6) * (rng.random(40) < 0.5)
+        found["drafts"] += find_unrest(own + 0.1 * drafted, other, drafted[:, None], claimed=0.1) is not None
+        found["replicas"] += find_unrest(own + 0.1 * drafted + slow, other, drafted[:, None], claimed=0.2) is not None
+    assert found["drafts"] <= 2
+    assert found["replicas"] >= 190
 
 
 def test_spells_that_may_be_all_of_a_gain_need_not_be_large() -> None:

@@ -299,5 +299,14 @@ def test_a_plain_server_that_speculates(good: Run) -> None:
     assert graded(run)["plain-speculates"] is Severity.ERROR
 
 
+def test_a_plain_server_whose_events_hold_several_tokens_may_speculate(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", QUICKER, plain=replace(ENDING, k=3, accepted=(1,)))
+
+    def silent(turn: TurnRecord) -> TurnRecord:
+        return replace(turn, counters=Counters()) if turn.arm == "plain" else turn
+
+    assert "as if its server speculated" in findings(bend_turns(run, silent))["plain-speculates"].message
+
+
 def test_acceptance_that_was_set_is_said_to_be(good: Run) -> None:
     assert graded(with_spec(good, rejection_sample_method="synthetic")) == {"acceptance-drawn": Severity.INFO}
