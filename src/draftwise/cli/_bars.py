@@ -34,12 +34,6 @@ class ByteBar(Silent):
 
 @contextmanager
 def open_bar(label: str, *, says: bool = True, err: bool = True) -> Iterator[ByteBar]:
-    """Yield a bar.
-
-    Args:
-        label: of the bar.
-        says: whether status lines are printed.
-        err: prints them to stderr instead of stdout.
-    """
+    """Yield a bar."""
     with click.progressbar(length=1, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         yield ByteBar(bar, says=says, err=err)

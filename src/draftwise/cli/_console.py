@@ -30,12 +30,7 @@ class _PlainConsole(Console):
 
 
 def open_console(*, stderr: bool, width: int = UNBROKEN) -> Console:
-    """Return the console; where it is no terminal its width would be a guess, and rows must not break.
-
-    Args:
-        stderr: whether it prints there instead of stdout.
-        width: characters of a line where it is no terminal.
-    """
+    """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else _PlainConsole(stderr=stderr, width=width)
 
@@ -51,12 +46,7 @@ def show_prose(console: Console, text: str | Text, style: str = "") -> None:
 
 
 def narrow(table: Table, *least: str) -> Iterator[Table]:
-    """Yield a table, and then narrower ones.
-
-    Args:
-        table: with all columns.
-        least: headers of the columns that each narrower table leaves out as well, the least important first.
-    """
+    """Yield a table, and then narrower ones."""
     from rich.table import Table  # a plain check shows none
 
     yield table

@@ -133,12 +133,7 @@ def _show_text(console: Console, text: str) -> None:
 def _table(
     comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False, spaced: bool = True
 ) -> Table:
-    """Return the verdicts with the numbers that are to be shown.
-
-    Args:
-        repeated: every row names its workload and load, also where the one above it has the same.
-        spaced: an empty row separates workloads.
-    """
+    """Return the verdicts with the numbers that are to be shown."""
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):

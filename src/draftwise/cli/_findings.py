@@ -76,7 +76,6 @@ def _notes(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _render_one(console: Console, judged: Judgement, *, leave_out: Container[Finding]) -> None:
-    """Print the judgement of one setup for one release, without the notes to leave out."""
     head = Text(f"{judged.report.release}  ".lstrip(), "bold")
     head.append(judged.verdict, _style(judged))
     for part in (judged.target, judged.where):
@@ -107,7 +106,6 @@ def _style(judged: Judgement) -> str:
 
 
 def _describe(resolved: Resolved) -> str:
-    """Return the config as the server would hold it, in one line."""
     parts = [f"method {resolved.method}", f"k {resolved.num_speculative_tokens}"]
     if resolved.prompt_lookup_max:
         parts.append(f"lookup {resolved.prompt_lookup_min} to {resolved.prompt_lookup_max}")

@@ -160,7 +160,6 @@ def _is_foreign(where: str, options: Container[str]) -> bool:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether a command line, which may be wrong, asks for JSON."""
     own = list(words[: words.index("--")] if "--" in words else words)
     return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
 
@@ -263,7 +262,6 @@ def _list_missing(error: click.MissingParameter, named: click.Option) -> str:
 
 
 def _describe_usage(error: click.ClickException) -> Finding:
-    """Return the finding of a mistake in the command line."""
     message = error.format_message()
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     fix = "" if ctx is None else f"Run `{ctx.command_path} --help`."

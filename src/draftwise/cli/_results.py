@@ -23,15 +23,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def show(
     result: R, render: Callable[[Console, R], None], *, as_json: bool, indent: int | None = 1, width: int = UNBROKEN
 ) -> None:
-    """Print a result and end the command with its exit code, unless that is 0.
-
-    Args:
-        result: of the verb.
-        render: prints it as text.
-        as_json: prints the document instead.
-        indent: of the JSON.
-        width: characters of a line where stdout is no terminal.
-    """
+    """Print a result and end the command with its exit code, unless that is 0."""
     for notice in result.notices:
         click.echo(f"{notice.severity}: {notice}", err=True)
     if as_json:

@@ -166,10 +166,6 @@ class ConsoleProgress(Silent):
 def refuse_others(ctx: click.Context, stay: Container[str]) -> None:
     """Refuse options that would change a run that is under way.
 
-    Args:
-        ctx: of the command.
-        stay: names of the parameters that may be given with `--resume`.
-
     Raises:
         UsageError: others are given.
     """

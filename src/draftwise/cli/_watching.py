@@ -159,7 +159,6 @@ def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
 
 
 def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
-    """Yield what a pool does, and under it what it costs."""
     windows = snapshot.of(pool)
     whole, plain = Window.pooled(windows), Window.pooled(snapshot.of(PLAIN))
     if whole is None:
@@ -193,7 +192,6 @@ def _count_replicas(windows: Sequence[Window]) -> str:
 
 
 def _describe_gain(window: Window, yardstick: Yardstick) -> Text:
-    """Return tokens per step, with break-even and the expected value."""
     if window.counts_drafts is False:
         return Text("does not speculate", "bold red")
     seen, break_even = window.tokens_per_step, yardstick.break_even
@@ -204,7 +202,6 @@ def _describe_gain(window: Window, yardstick: Yardstick) -> Text:
 
 
 def _describe_drafts(window: Window) -> str:
-    """Return the readings that tokens per step consist of."""
     if window.counts_drafts is False:
         return ""
     parts = [
@@ -227,7 +224,6 @@ def _describe_pace(window: Window, plain: Window | None) -> str:
 
 
 def _describe_cost(window: Window) -> str:
-    """Return load and price in one line; what is not told is left out."""
     parts = [
         _number(window.output_tokens_per_s, "{:.0f} tokens/s"),
         _number(window.load.waiting, "{:.1f} waiting"),

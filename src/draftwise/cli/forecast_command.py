@@ -114,7 +114,6 @@ def _make_table(rows: Sequence[ForecastCell], ends: Sequence[ForecastCrossover])
 
 
 def _tabulate_simulated(made: Forecast) -> Table:
-    """Return the latencies of each server at its best k and of the baseline, by load."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("simulated", "load", "TTFT P50", "P90", "P99 ms", "TPOT P50", "P90", "P99 ms", "sent back"):
         table.add_column(name, justify="left" if name in ("simulated", "load") else "right")
@@ -137,7 +136,6 @@ def _choose_shown(loads: Sequence[float]) -> Sequence[float]:
 
 
 def _find_best_k(rows: Sequence[ForecastCell]) -> int:
-    """Return the k that is fastest over all loads together."""
     sums: dict[int, list[float]] = {}
     for each in rows:
         sums.setdefault(each.k, []).append(math.log(each.speedup.value))
@@ -213,7 +211,6 @@ def _keep_promise(rows: Sequence[ForecastCell], slo_tpot_ms: float | None) -> It
 
 
 def _show_held(console: Console, result: ForecastResult) -> None:
-    """Print forecasts next to what was measured, and how far off they were."""
     held, tell = result.held, partial(console.print, soft_wrap=True, markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
     numbers = ("forecast", "measured", "error", "of it acceptance", "steps")

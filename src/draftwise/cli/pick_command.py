@@ -134,22 +134,17 @@ def render(console: Console, result: PickResult, *, why: bool = False) -> None:
 
 
 def _head(advice: MethodRanking) -> str:
-    """Return one line with the requirements."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
     return "  ".join(
         (
             f"vLLM {advice.version}",
-            _short(requirements.target),
+            ("config.json" if requirements.target.lstrip().startswith("{") else requirements.target),
             f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",
             f"temperature {traffic.temperature:g}",
             f"concurrency {traffic.concurrency}",
         )
     )
-
-
-def _short(target: str) -> str:
-    return "config.json" if target.lstrip().startswith("{") else target
 
 
 def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
@@ -198,7 +193,6 @@ def _with_range(value: float, ends: tuple[float, float]) -> str:
 
 
 def _basis(advice: MethodRanking) -> str:
-    """Return what the speed-ups in the table rest on."""
     if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
         return (
             "There is no speed-up estimate, because the target's shape or the GPU's speed is unknown. The guides' "

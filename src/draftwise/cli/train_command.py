@@ -119,7 +119,6 @@ def train() -> None:
 
 
 def _command(method: str) -> click.Command:
-    """Return the command of a method."""
     options = find_options(method)
     own = [option.name for option in options]
 
@@ -143,7 +142,6 @@ def _command(method: str) -> click.Command:
 
 
 def _flag(option: Any) -> Callable[[Any], Any]:
-    """Return the flag of a method's own option."""
     name, default = "--" + option.name.replace("_", "-"), option.default
     if isinstance(default, bool):
         return click.option(f"{name}/--no-{name[2:]}", option.name, default=None, help=option.help)

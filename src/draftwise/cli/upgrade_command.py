@@ -88,7 +88,6 @@ def _changes(console: Console, changes: Sequence[ValueChange]) -> None:
 
 
 def _choices(console: Console, title: str, choices: Sequence[AcceptedChoice], *, by_end: bool) -> None:
-    """Print choices by kind and by the release that has them first, or last."""
     if choices:
         table = _table(title, "until" if by_end else "since", "", "")
         for row in group_choices(choices, by_end=by_end):

@@ -107,10 +107,6 @@ class Baseline:
     def from_json(cls, text: str, *, where: str) -> Baseline:
         """Return the baseline that `to_json` wrote.
 
-        Args:
-            text: of the file.
-            where: the file, for messages.
-
         Raises:
             UnreadableSource: it is something else, or of a later version.
         """

@@ -52,7 +52,6 @@ class DocumentError(ValueError):
         return self
 
     def __str__(self) -> str:
-        """Return the place and the message."""
         place = self.place.removeprefix(".")
         return f"{place}: {super().__str__()}" if place else super().__str__()
 

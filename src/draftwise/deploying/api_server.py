@@ -35,25 +35,14 @@ _Path = tuple[str | int, ...]
 
 
 def validate_text(text: str, *, name: str, release: str = "") -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind.
-
-    Args:
-        text: of the file.
-        name: of the file.
-        release: of the project that defines the kinds; by default the newest that is known.
-    """
+    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind."""
     for document in read_yaml(text, name=name) if name.endswith((".yaml", ".yml")) else ():
         if isinstance(document.value, Mapping) and "kind" in document.value:
             yield from (replace(each, where=f"{name} {each.where}") for each in validate(document.value, release))
 
 
 def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding]:
-    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here.
-
-    Args:
-        document: the object.
-        release: of the project that defines the kind; by default the newest that is known.
-    """
+    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here."""
     kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")), release)
     if kind is not None:
         # A webhook sees what the schema takes.

@@ -105,13 +105,9 @@ def _env_path(order: ServiceOrder) -> str:
     return f"/etc/draftwise/{order.service}.env"
 
 
-def _steps(path: str) -> list[str | int]:
-    return [int(part) if part.isdecimal() else part for part in path.split(".")]
-
-
 def _find(document: Any, path: str, *, make: bool = False) -> Any:
     """Return what stands at a path; a missing mapping at its end is made where that is wanted, else None."""
-    steps = _steps(path)
+    steps = [int(part) if part.isdecimal() else part for part in path.split(".")]
     for number, step in enumerate(steps):
         last = number == len(steps) - 1
         if isinstance(step, int):

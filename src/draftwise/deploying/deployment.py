@@ -237,12 +237,7 @@ def deploy(
 
 
 def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
-    """Yield what `check` warns of, and the directories of this machine that the server would look for on another one.
-
-    Args:
-        setup: as it was ordered.
-        brings_weights: whether the files put the checkpoints in place, so that no directory is missing there.
-    """
+    """Yield what `check` warns of, and directories of this machine, which a server on another one lacks."""
     yield from (finding for finding in check(setup).findings if finding.severity is Severity.WARNING)
     bringing = name_targets("brings_weights")
     drafter = None if setup.spec is None else setup.spec.model
@@ -276,7 +271,6 @@ def _refuse_open(order: ServiceOrder, refused: Mapping[str, str]) -> None:
 
 
 def _find_other_image(order: ServiceOrder) -> Iterator[Finding]:
-    """Yield that the source starts another image than the files."""
     if order.around.image and order.around.image != order.image:
         yield warning("not-carried", item=f"image {order.around.image}", reason=f"the files start {order.image}")
 
@@ -316,14 +310,7 @@ def _describe(target: DeployTarget) -> Mapping[str, str]:
 
 
 def fill_in(command: str, side: TwinFile, record: Record, folder: Path = Path()) -> str:
-    """Return a command of a target for one of the twins, as a shell takes it.
-
-    Args:
-        command: of the target.
-        side: whose file and name are filled in.
-        record: of the folder.
-        folder: where the file lies, seen from where the command is to run.
-    """
+    """Return a command of a target for one of the twins, as a shell takes it."""
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 

@@ -96,10 +96,6 @@ def replace_text(path: Path, text: str) -> None:
 def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
     """Yield each way in which a folder is not what was written; nothing outside of it is read.
 
-    Args:
-        folder: with a list of sums, and the sum of that list.
-        needed: files that every folder of its kind has.
-
     Raises:
         UnreadableSource: the folder has no readable sums.
     """

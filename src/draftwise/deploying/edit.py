@@ -182,12 +182,7 @@ class _List:
 
 
 def _find_list_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
-    """Yield changes that say these words in the place of what a list says of speculation, the likeliest first.
-
-    Args:
-        text: YAML, which has been read before.
-        words: none to take speculation out.
-    """
+    """Yield changes that say these words in the place of what a list says of speculation, the likeliest first."""
     starts = _start_lines(text)
     lists = [found for node in yaml.compose_all(text, Loader=_Loader) for found in _find_lists(node, "", starts)]
     for each in sorted(lists, key=lambda found: found.rank):
@@ -682,7 +677,6 @@ def _insert_key(text: str, starts: Sequence[int], node: yaml.MappingNode, line: 
 
 
 def _follow(value: Any, path: Sequence[str | int]) -> Any:
-    """Return what stands at a path, with merged keys in it; None for nothing."""
     for step in path:
         try:
             value = value[step]
@@ -703,7 +697,6 @@ def _follow_nodes(node: yaml.Node | None, path: Sequence[str | int]) -> yaml.Nod
 
 
 def _walk(nodes: Iterable[yaml.Node | None]) -> Iterator[yaml.Node]:
-    """Yield every node once."""
     left, seen = [each for each in nodes if each is not None], set[int]()
     while left:
         node = left.pop()

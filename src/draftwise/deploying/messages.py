@@ -11,13 +11,7 @@ from draftwise.core import Finding, InvalidSetup, UnreadableSource
 
 
 def refusal(code: str, *, case: str = "", **values: object) -> InvalidSetup:
-    """Return the error of one fault, to be raised.
-
-    Args:
-        code: of the finding.
-        case: which of the code's rows; empty for its only one.
-        values: of the placeholders in the row.
-    """
+    """Return the error of one fault, to be raised."""
     return InvalidSetup.because(code, **_fill(code, case, values))
 
 

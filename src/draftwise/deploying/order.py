@@ -78,13 +78,7 @@ class RunEvidence:
     """What the files promise and nobody has measured, a sentence each."""
 
     def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> RunEvidence:
-        """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over.
-
-        Args:
-            measured: what the run served.
-            deployed: what is served now.
-            hardware: what the run was made on; empty where that is not known.
-        """
+        """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over."""
         others = list(_find_others(measured, deployed, hardware))
         if not others:
             return self

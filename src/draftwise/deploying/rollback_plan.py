@@ -75,10 +75,6 @@ def _compare(folder: Path, record: Record) -> Iterator[str]:
 def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
     """Run a command of a target, part after part, without a shell; what it prints goes to the terminal.
 
-    Args:
-        command: programs joined by `&&`.
-        may_be: exit codes that are no failure.
-
     Raises:
         BackendError: a program is not there or fails; what follows it was not run.
     """

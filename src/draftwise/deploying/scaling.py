@@ -58,13 +58,7 @@ def _find_threshold(order: ServiceOrder) -> int:
 
 
 def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
-    """Return the objects that scale both twins; none where they are not scaled, or Knative does it by their own fields.
-
-    Args:
-        orders: of both, settled.
-        naming: of their metrics.
-        scaled: what is, as apiVersion, kind and name with `{name}` in it.
-    """
+    """Return the objects that scale both twins; none where Knative does it, or nothing is scaled."""
     scales = [(each, each.platform.scale) for each in orders if each.platform.mode != "Knative"]
     objects = [_make_scaler(each, wanted, naming, scaled) for each, wanted in scales if wanted is not None]
     if not objects:

@@ -106,7 +106,6 @@ def _follow(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def _read_object(place: Place) -> Iterator[SourceItem]:
-    """Yield what an object of Kubernetes, or the other objects of its text, hold around a container."""
     path = place.path
     in_model = path[-1:] == ("model",)
     pod_path = path[:-1] if in_model else path[:-2]
@@ -152,7 +151,14 @@ def _read_container(container: Any, path: Sequence[str | int]) -> Iterator[Sourc
             for index, each in enumerate(value if isinstance(value, list) else ()):
                 yield SourceItem(part="env-file", key=here, value=each, where=f"{here}[{index}]")
         elif key == "resources":
-            yield from _read_resources(value, here)
+            for kind, amounts in value.items() if isinstance(value, Mapping) else ():
+                if not isinstance(amounts, Mapping):
+                    yield SourceItem(part="container", key="resources", value={kind: amounts}, where=f"{here}.{kind}")
+                    continue
+                for name, amount in amounts.items():
+                    if not _is_gpu(str(name)):
+                        where = f"{here}.{kind}.{name}"
+                        yield SourceItem(part="container", key="resources", value={kind: {name: amount}}, where=where)
         elif key in _FIELDS["container"]:
             yield from _split("container", str(key), value, here)
         elif key not in _FIELDS["told"]:
@@ -166,17 +172,6 @@ def _read_env(value: Any, path: Sequence[str | int]) -> Iterator[SourceItem]:
             yield SourceItem(part="env", key=str(each["name"]), value=dict(each), where=f"{where} ({each['name']})")
         else:
             yield SourceItem(part="other", key=where, value=each, where=where)
-
-
-def _read_resources(value: Any, here: str) -> Iterator[SourceItem]:
-    for kind, amounts in value.items() if isinstance(value, Mapping) else ():
-        if not isinstance(amounts, Mapping):
-            yield SourceItem(part="container", key="resources", value={kind: amounts}, where=f"{here}.{kind}")
-            continue
-        for name, amount in amounts.items():
-            if not _is_gpu(str(name)):
-                where = f"{here}.{kind}.{name}"
-                yield SourceItem(part="container", key="resources", value={kind: {name: amount}}, where=where)
 
 
 def _is_gpu(name: str) -> bool:
@@ -302,7 +297,6 @@ def _read_values(place: Place) -> Iterator[SourceItem]:
 
 
 def _read_compose(place: Place) -> Iterator[SourceItem]:
-    """Yield what a compose file holds around a service."""
     service = _mapping(place.value, place.path)
     for key, value in service.items():
         here = get_text((*place.path, key))
@@ -381,7 +375,6 @@ def _read_variables(value: Any, here: str) -> Iterator[SourceItem]:
 
 
 def _read_unit(place: Place) -> Iterator[SourceItem]:
-    """Yield the settings of a unit around ExecStart."""
     for section, name, value in place.value:
         where = f"[{section}] {name}"
         if name == "Environment":
@@ -398,7 +391,6 @@ def _read_unit(place: Place) -> Iterator[SourceItem]:
 
 
 def _read_command(place: Place) -> Iterator[SourceItem]:
-    """Yield the options of `docker run`."""
     for option, value in place.value:
         where = f"{option} {value}".strip()
         if option in ("-e", "--env"):

@@ -139,13 +139,7 @@ VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
 
 
 def write_template(name: str, order: ServiceOrder, values: Mapping[str, Any] | None = None) -> str:
-    """Return the file of a template, filled.
-
-    Args:
-        name: of the template, such as `kubernetes.yaml`.
-        order: of the server.
-        values: further placeholders, or others in the place of those in `VALUES`.
-    """
+    """Return the file of a template, filled."""
     return dump_yaml(*fill(name, order, values))
 
 

@@ -67,10 +67,6 @@ def _get_text(options: Mapping[str, object]) -> str:
 def locate_checkpoints(setup: Setup, sources: Mapping[str, Path]) -> tuple[LocatedCheckpoint, ...]:
     """Return the checkpoints that a setup loads, where they lie.
 
-    Args:
-        setup: that loads them.
-        sources: directories by name, for those that are neither a directory nor in the hub's cache.
-
     Raises:
         InvalidSetup: one of them is not here, or a source is of neither.
     """
@@ -358,7 +354,6 @@ def _list_env(mirror: str) -> Mapping[str, str]:
 
 
 def _find_absences(setup: Setup, wanted: BundleOptions) -> Iterator[Finding]:
-    """Yield what the other place will lack."""
     method = find_method(setup.spec.method) if setup.spec is not None else None
     package = "" if method is None else method.package
     if package and not any(wheel.name.replace("_", "-").startswith(f"{package}-") for wheel in wanted.wheels):
@@ -373,7 +368,6 @@ def _name_image(setup: Setup, wanted: BundleOptions) -> str:
 
 
 def _list_all(artefacts: Sequence[LocatedCheckpoint], wheels: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield what is copied, by its name in the bundle."""
     for artefact in artefacts:
         for name, path in _list_files(artefact):
             yield f"{MODELS}/{artefact.checkpoint.directory}/{name}", path

@@ -58,7 +58,6 @@ class Layout:
     """The image of a modelcar, or the name of a claim."""
 
     def __str__(self) -> str:
-        """Return it as the command line takes it."""
         return f"{self.kind}:{self.store}" if self.store else self.kind
 
 
@@ -134,11 +133,6 @@ def read_layout(text: str) -> Layout:
 def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layout:
     """Return the layout that needs nothing but the files: no image to build, no claim to fill.
 
-    Args:
-        setup: whose weights are placed.
-        release: of KServe.
-        several_since: the first release that downloads several checkpoints.
-
     Raises:
         InvalidSetup: the release downloads one checkpoint, and the setup loads two.
     """
@@ -205,7 +199,6 @@ def place(setup: Setup, layout: Layout) -> tuple[Setup, WeightsPlacement]:
 
 
 def _list_checkpoints(setup: Setup) -> tuple[CheckpointRef, CheckpointRef | None]:
-    """Return the checkpoints of the target and of the drafter."""
     name = find_drafter(setup)
     revision = setup.spec.options.get("revision") if setup.spec is not None else None
     target = CheckpointRef(name=setup.target, revision=_to_text(setup.args.get("revision")))
@@ -217,7 +210,6 @@ def _to_text(value: object) -> str:
 
 
 def _fill(layout: Layout, path: str, target: CheckpointRef, drafter: CheckpointRef | None) -> WeightsPlacement:
-    """Return what brings the target to its directory."""
     both = (target,) if drafter is None else (target, drafter)
     match layout.kind:
         case "one":

@@ -121,7 +121,6 @@ def _walk_whole(config: Config) -> CheckWalk:
 
 
 def _walk_fields(config: Config) -> Iterable[tuple[str, CheckWalk]]:
-    """Walk what checks single fields after their type."""
     module, node = config
     for mode, fields, function in validators(module, node):
         for field in fields if mode == "after" else ():

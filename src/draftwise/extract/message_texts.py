@@ -73,13 +73,7 @@ def _rules_by_file() -> dict[str, list[VllmRule]]:
 
 
 def _find_told(nodes: Iterable[ast.AST], inside: str, condition: int) -> Iterator[tuple[str, int, int, str, str]]:
-    """Yield of each message its function, first and last line, level and text.
-
-    Args:
-        nodes: to look into.
-        inside: the class and function that they are part of.
-        condition: line of the `if` that they stand under; 0 without one.
-    """
+    """Yield of each message its function, first and last line, level and text."""
     for node in nodes:
         name, line = inside, condition
         told: tuple[str, ast.expr] | None = None

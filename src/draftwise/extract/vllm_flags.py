@@ -67,7 +67,6 @@ def _parsers(tree: Tree) -> Iterator[tuple[Module, str, Iterator[_Call]]]:
 
 
 def _added(module: Module, function: ast.FunctionDef) -> Iterator[_Call]:
-    """Yield what each `add_argument` of a function adds."""
     scope = _Scope(module, function)
     for node in ast.walk(function):
         match node:

@@ -152,12 +152,8 @@ def fetch_sources(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
             return unpack_sources(RemoteFile(client, wheel.url), folder, progress)
     except (httpx.HTTPError, io.UnsupportedOperation, KeyError, zipfile.BadZipFile):
         # What pip knows and this client does not: credentials of a mirror, its certificate, a server without ranges.
-        return _download(wheel, folder, progress)
-
-
-def _download(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
-    with TemporaryDirectory(prefix="draftwise-") as whole:
-        return unpack_sources(_download_with_pip(wheel, Path(whole)), folder, progress)
+        with TemporaryDirectory(prefix="draftwise-") as whole:
+            return unpack_sources(_download_with_pip(wheel, Path(whole)), folder, progress)
 
 
 def _download_with_pip(wheel: IndexedWheel, folder: Path) -> Path:
@@ -346,7 +342,6 @@ def open_released(version: Version, progress: Progress = lambda _done, _all: Non
 
 
 def _find_version(root: Path, read_from: str) -> Version:
-    """Return the version in the sources, else the one in the metadata."""
     file = root / "vllm" / "_version.py"
     found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     texts = [found.group(1)] if found else []

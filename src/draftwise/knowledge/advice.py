@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from draftwise.core import Finding, Severity
 from draftwise.knowledge.method_advice import DraftingCost, Overlap
@@ -110,7 +110,7 @@ def all_advice() -> Mapping[str, AdviceRule]:
     """Return every rule by its code."""
     return {
         row["code"]: AdviceRule(**{**row, "severity": Severity(row.get("severity", "info"))})
-        for row in _load()["rules"]
+        for row in read_rows("advice")["rules"]
     }
 
 
@@ -127,19 +127,19 @@ def give_advice(code: str, **values: object) -> Finding:
 @cache
 def read_temperature_effect() -> TemperatureEffect:
     """Return what sampling does to acceptance."""
-    return TemperatureEffect(**_load()["temperature"])
+    return TemperatureEffect(**read_rows("advice")["temperature"])
 
 
 @cache
 def read_traffic_kinds() -> Mapping[str, TrafficKind]:
     """Return the kinds of traffic by name."""
-    return {row["name"]: TrafficKind(**row) for row in _load()["traffic"]}
+    return {row["name"]: TrafficKind(**row) for row in read_rows("advice")["traffic"]}
 
 
 @cache
 def read_step_costs() -> StepCosts:
     """Return the measured costs of steps."""
-    return StepCosts(**_load()["costs"])
+    return StepCosts(**read_rows("advice")["costs"])
 
 
 @cache
@@ -156,9 +156,3 @@ def find_drafting_cost(name: str) -> DraftingCost | None:
     alike = methods_where(drafts_from=method.drafts_from, network=method.network).values()
     cost = next((each.advice.cost for each in alike if each.advice.cost is not None), None)
     return None if cost is None else replace(cost, measured=False)
-
-
-@cache
-def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_rows("advice")
-    return loaded

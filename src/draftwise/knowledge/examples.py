@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from draftwise.knowledge.stored import read_rows
@@ -58,14 +57,12 @@ def find_example(code: str) -> RuleExample | None:
     return None if row is None else RuleExample(**row)
 
 
-@cache
 def read_examples() -> Mapping[str, dict[str, Any]]:
     """Return the examples that can be run, by code."""
     rows: dict[str, dict[str, Any]] = read_rows("examples")
     return rows
 
 
-@cache
 def read_seen() -> Mapping[str, dict[str, Any]]:
     """Return the examples from tests, by code."""
     rows: dict[str, dict[str, Any]] = read_rows("seen")

@@ -44,7 +44,7 @@ class Gpu:
 @cache
 def read_gpus() -> tuple[Gpu, ...]:
     """Return all GPUs of the table, older generations first."""
-    return tuple(_read(row) for row in _rows())
+    return tuple(_read(row) for row in read_data("gpus"))
 
 
 def get_gpu(name: str) -> Gpu:
@@ -73,13 +73,10 @@ def _normalize(name: str) -> str:
 
 
 @cache
-def _rows() -> tuple[Mapping[str, Any], ...]:
-    return tuple(read_data("gpus"))
-
-
-@cache
 def _by_name() -> Mapping[str, Gpu]:
-    return {_normalize(name): gpu for row, gpu in zip(_rows(), read_gpus(), strict=True) for name in _names(row)}
+    return {
+        _normalize(name): gpu for row, gpu in zip(read_data("gpus"), read_gpus(), strict=True) for name in _names(row)
+    }
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,6 @@ own releases, and the rows that release notes alone tell (`documented`). What is
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
@@ -28,7 +26,7 @@ def split_image(image: str) -> tuple[str, str]:
 def carries_own_tags(image: str) -> bool:
     """Say whether an image's tags are releases of vLLM itself."""
     name, _ = split_image(image)
-    return any(re.search(rf"(?:^|/){row['pattern']}$", name) for row in _read()["own_tags"])
+    return any(re.search(rf"(?:^|/){row['pattern']}$", name) for row in read_data("images")["own_tags"])
 
 
 def has_half_a_release(image: str) -> bool:
@@ -59,9 +57,4 @@ def _goes_on(tag: str, name: str, known: str) -> bool:
 
 
 def _rows() -> list[dict[str, str]]:
-    return [*_read()["rows"], *_read()["documented"]]
-
-
-@cache
-def _read() -> Any:
-    return read_data("images")
+    return [*read_data("images")["rows"], *read_data("images")["documented"]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from draftwise.knowledge.gpus import Gpu
@@ -50,15 +49,9 @@ class EmbeddedOverheads:
     source: str
 
 
-@cache
-def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = read_data("memory")
-    return data
-
-
 def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
     """Return the measured constants for a GPU; those of another generation if its own were not measured."""
-    data = _data()
+    data = read_data("memory")
     workspace = data["workspace_mib"]
     return Overheads(
         context=data["context_mib"] * _MIB,
@@ -73,7 +66,7 @@ def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
 
 def get_embedded_overheads() -> EmbeddedOverheads:
     """Return the measured constants of the embedded engine."""
-    row = _data()["embedded"]
+    row = read_data("memory")["embedded"]
     return EmbeddedOverheads(
         graph_per_kernel=row["graph_kib_per_kernel"] * 1024, libraries=row["libraries_mib"] * _MIB, source=row["source"]
     )

@@ -30,21 +30,18 @@ def find_media(module: str) -> frozenset[str]:
     return frozenset(next((kinds for kinds, names in files.items() if module in names), "image video").split())
 
 
-@cache
 def read_config_keys() -> Mapping[str, Any]:
     """Return the keys of config.json files by what is done with them (`data/config_keys.json`)."""
     keys: Mapping[str, Any] = read_rows("config_keys")
     return keys
 
 
-@cache
 def read_state_layers() -> Mapping[str, Any]:
     """Return the state that layers keep for each sequence, by model type (`data/state_layers.json`)."""
     rows: Mapping[str, Any] = read_rows("state_layers")["types"]
     return rows
 
 
-@cache
 def read_speculators() -> Mapping[str, Any]:
     """Return what vLLM needs of the config.json of a speculators checkpoint (`data/speculators.json`)."""
     rows: Mapping[str, Any] = read_rows("speculators")

@@ -6,10 +6,9 @@ a vLLM release runs a method on a target class is in the tables generated from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from draftwise.knowledge.stored import read_rows
 
@@ -67,16 +66,10 @@ def find_native(model_type: str) -> NativeModules | None:
 @cache
 def read_published_drafters() -> tuple[PublishedDrafter, ...]:
     """Return every row, the preferred drafter of a target and method first."""
-    return tuple(PublishedDrafter(**row) for row in _load()["drafters"])
+    return tuple(PublishedDrafter(**row) for row in read_rows("families")["drafters"])
 
 
 @cache
 def read_native_modules() -> tuple[NativeModules, ...]:
     """Return every family with modules of its own."""
-    return tuple(NativeModules(**row) for row in _load()["native"])
-
-
-@cache
-def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = read_rows("families")
-    return loaded
+    return tuple(NativeModules(**row) for row in read_rows("families")["native"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
-
 from packaging.version import Version
 
 from draftwise.knowledge.stored import read_data
@@ -31,22 +27,16 @@ def needs_checkpoint(method: str) -> bool:
 
 def reads_weights_of(method: str, checkpoint: str) -> bool:
     """Return whether a method runs weights that a checkpoint declares for another, as gptq_marlin does for gptq."""
-    data = _data()
+    data = read_data("quantization")
     return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
 
 
 def find_plugin(method: str) -> str | None:
     """Return the package that registers a method which vLLM itself does not have; None for any other."""
-    found: str | None = _data()["of_plugins"].get(method)
+    found: str | None = read_data("quantization")["of_plugins"].get(method)
     return found
 
 
 def runs_in_float32(method: str) -> bool:
     """Return whether a method may run in float32: False where no release lets it."""
-    return method not in _data()["never_in_float32"]
-
-
-@cache
-def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = read_data("quantization")
-    return data
+    return method not in read_data("quantization")["never_in_float32"]

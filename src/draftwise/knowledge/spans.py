@@ -27,10 +27,6 @@ def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[SpanRow]:
 
     A row ends where the value changes or the key is gone; a source that moves while the value stays makes no new row,
     so that a release changes only what it really changes.
-
-    Args:
-        releases: oldest first.
-        tables: in the same order.
     """
     return [row for key in sorted({key for table in tables for key in table}) for row in _runs(key, releases, tables)]
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 _DATA = Path(__file__).with_name("data")
 
 
+@cache
 def read_data(name: str) -> Any:
-    """Return the content of `data/NAME.json`; callers cache what they make of it."""
+    """Return the content of `data/NAME.json`, read once: nobody changes it."""
     return json.loads(read_bytes(f"{name}.json"))
 
 
+@cache
 def read_rows(name: str) -> Any:
-    """Return the content of `data/NAME.json`, whose objects hold tuples for lists, as the fields of values do."""
+    """Return the same, with tuples for the lists of objects, as the fields of values have."""
     return json.loads(read_bytes(f"{name}.json"), object_hook=_freeze)
 
 

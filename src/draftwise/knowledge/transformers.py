@@ -16,7 +16,7 @@ def find_model_type(name: str) -> Mapping[str, Any] | None:
     (values that a config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's
     `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
     """
-    row: Mapping[str, Any] | None = _data()["types"].get(name)
+    row: Mapping[str, Any] | None = read_data("transformers")["types"].get(name)
     return row
 
 
@@ -45,10 +45,4 @@ def is_buildable(architecture: str, *, by_attention: bool) -> bool:
 
 @cache
 def _names(part: str) -> frozenset[str]:
-    return frozenset(_data()[part])
-
-
-@cache
-def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = read_data("transformers")
-    return data
+    return frozenset(read_data("transformers")[part])

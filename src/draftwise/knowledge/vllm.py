@@ -183,11 +183,6 @@ def all_keys(topic: str) -> tuple[str, ...]:
 def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
     """Return the values of a key over all releases, oldest first; empty for a key that no release has.
 
-    Args:
-        topic: name of the table.
-        key: of its rows.
-        shipped: leaves out the releases that the user added.
-
     Raises:
         KeyError: there is no such topic.
     """

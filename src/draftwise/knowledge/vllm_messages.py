@@ -35,12 +35,7 @@ class KnownMessage:
 
 
 def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
-    """Return the messages that a text holds, those of which most is constant first.
-
-    Args:
-        text: as pasted: with or without time, process, file and the exception's class, perhaps wrapped over lines.
-        most: messages that are returned.
-    """
+    """Return the messages that a text holds, those of which most is constant first."""
     squeezed = _squeeze(text[-_LONGEST:])
     lowered = squeezed.lower()
     parts = {template: part for template, part in _parts().items() if part in lowered}

@@ -96,7 +96,6 @@ def locate(where: str, place: str) -> tuple[str, int, str]:
 
 
 def _location(where: str, place: str) -> dict[str, Any]:
-    """Return a location: the file where a line of one is known, and the place inside the configuration."""
     file, line, inside = locate(where, place)
     location: dict[str, Any] = {}
     if file:
@@ -141,10 +140,6 @@ def to_github(reports: Sequence[Report], *, places: Sequence[str]) -> Iterator[s
     """Yield a workflow command of GitHub Actions for every error and warning.
 
     The form and its escapes are those of `actions/toolkit`, packages/core/src/command.ts.
-
-    Args:
-        reports: what `check` gave back.
-        places: where the setup of each report was read, as `Reading.where` says it.
     """
     for report, place in zip(reports, places, strict=True):
         for finding in report.findings:
@@ -157,12 +152,7 @@ def to_github(reports: Sequence[Report], *, places: Sequence[str]) -> Iterator[s
 
 
 def to_gitlab(reports: Sequence[Report], *, places: Sequence[str]) -> list[dict[str, Any]]:
-    """Return GitLab's code quality report (docs.gitlab.com/ci/testing/code_quality, "Code Quality report format").
-
-    Args:
-        reports: what `check` gave back.
-        places: where the setup of each report was read, as `Reading.where` says it.
-    """
+    """Return GitLab's code quality report (docs.gitlab.com/ci/testing/code_quality, "Code Quality report format")."""
     issues = []
     seen = Counter[str]()
     for report, place in zip(reports, places, strict=True):

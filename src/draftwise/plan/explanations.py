@@ -68,10 +68,6 @@ class Explanation:
 def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) -> tuple[Explanation, ...]:
     """Return everything that is known under a name, of a pasted message, or of what a question is about.
 
-    Args:
-        name: a name, which a method and a flag may share; a message of vLLM; or a question in your own words.
-        own: explanations of further names.
-
     Raises:
         InvalidSetup: name or message are unknown; the nearest names are suggested.
     """
@@ -103,7 +99,15 @@ def _find(name: str) -> Iterator[Explanation]:
     yield from _find_settings(name)
     if spans := history("architectures", name):
         yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
-    yield from _find_metrics(name)
+    if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
+        labels = ", ".join(metric.labels)
+        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}, scraped as {metric.sample}."
+        yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
+    gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
+    if gone in OLD_METRICS:
+        instead = f"Instead, use {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "It has no replacement."
+        text = f"A metric of vLLM's V0 engine; the V1 engine never had it. {instead}"
+        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_releases(name: str) -> Iterator[Explanation]:
@@ -131,7 +135,6 @@ def _find_releases(name: str) -> Iterator[Explanation]:
 
 
 def _list_rules(release: Release, *, first: bool) -> Iterable[str]:
-    """Return the codes of the rules that hold from a release on, or up to it."""
     at = 0 if first else 1
     return (code for code, rule in all_rules().items() if any(str(span[at]) == str(release) for span in rule.spans))
 
@@ -165,7 +168,6 @@ def _show(defect: Defect) -> RuleExample | None:
 
 
 def _find_terms(name: str) -> Iterator[Explanation]:
-    """Yield words of the field, and environment variables."""
     if term := find_term(name):
         yield _explain_term(term)
     elif spans := history("env", name):
@@ -173,7 +175,6 @@ def _find_terms(name: str) -> Iterator[Explanation]:
 
 
 def _find_settings(name: str) -> Iterator[Explanation]:
-    """Yield keys of --speculative-config, their values, and engine flags."""
     bare = name.lstrip("-").replace("-", "_")
     if spans := history("spec_fields", bare):
         key = read_spec_keys().get(bare)
@@ -185,18 +186,6 @@ def _find_settings(name: str) -> Iterator[Explanation]:
         yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
     if old := read_old_flags().get(flag):
         yield Explanation(kind="flag", name=flag, text=_tell_old_flag(old), related=(all_rules()[_OLD_FLAG],))
-
-
-def _find_metrics(name: str) -> Iterator[Explanation]:
-    if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
-        labels = ", ".join(metric.labels)
-        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}, scraped as {metric.sample}."
-        yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
-    gone = f"vllm:{name.removeprefix('vllm:').removesuffix('_total')}"
-    if gone in OLD_METRICS:
-        instead = f"Instead, use {OLD_METRICS[gone]}." if OLD_METRICS[gone] else "It has no replacement."
-        text = f"A metric of vLLM's V0 engine; the V1 engine never had it. {instead}"
-        yield Explanation(kind="metric", name=gone, text=text, link=f"{SITE}findings/metrics-v0/")
 
 
 def _find_values(name: str) -> Iterator[Explanation]:
@@ -224,7 +213,6 @@ def _explain_term(term: Term) -> Explanation:
 
 
 def _find_messages(text: str) -> Iterator[Explanation]:
-    """Yield the messages of vLLM that a pasted text holds, with the rules behind them, then known defects."""
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
         told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
@@ -343,7 +331,6 @@ def _tell_origin(method: Method) -> str:
 
 
 def _find_rules(name: str) -> tuple[VllmRule, ...]:
-    """Return the rules whose text contains a name as a word."""
     return tuple(rule for rule in all_rules().values() if name in _words(f"{rule.title} {rule.explains} {rule.code}"))
 
 

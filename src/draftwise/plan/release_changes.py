@@ -158,7 +158,6 @@ def _starts(report: Report) -> bool:
 
 
 def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:
-    """Return the findings that are not among the others, by rule, place and effect."""
     known = {_identity(finding) for finding in others}
     return [finding for finding in findings if _identity(finding) not in known]
 
@@ -186,7 +185,6 @@ def _default_changes(setup: Setup, old: Release, new: Release) -> Iterator[Value
 
 
 def _additions(old: Release, new: Release) -> Iterator[AcceptedChoice]:
-    """Yield what `new` accepts in a speculative config and `old` does not."""
     for topic, kind in (("methods", "method"), ("spec_fields", "key")):
         known = old.table(topic)
         yield from (_choice(kind, name, history(topic, name)) for name in new.table(topic) if name not in known)

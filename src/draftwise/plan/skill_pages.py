@@ -58,7 +58,6 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
 
 
 def _span(name: str) -> str:
-    """Return the releases that have a method."""
     spans = history("methods", name)
     return ", ".join(f"{each.since} to {each.until or releases()[-1]}" for each in spans) or "no release of vLLM"
 

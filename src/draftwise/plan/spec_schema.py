@@ -53,7 +53,6 @@ def make_schema(release: Release) -> dict[str, Any]:
 
 
 def _describe(release: Release, name: str, row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a key's schema."""
     known = read_spec_keys().get(name)
     source = release.source("spec_fields", name)
     yield "description", source if known is None else f"{known.meaning} ({source})"

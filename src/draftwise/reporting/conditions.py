@@ -122,7 +122,6 @@ def _describe_sign(rules: Sequence[Rollback]) -> str:
 
 
 def _measured(rules: Sequence[Rollback], scale: float = 1.0) -> str:
-    """Return what the run measured, from the lightest load to the heaviest."""
     values = [f"{scale * rule.measured:.3g}" for rule in rules if rule.measured is not None]
     return " to ".join(dict.fromkeys((values[0], values[-1])))
 

@@ -106,7 +106,6 @@ def render_page(found: Conclusions) -> str:
 
 
 def _draw(found: Conclusions) -> dict[str, Plot]:
-    """Return the plots by name; none where they cannot be drawn."""
     if not can_draw():
         return {}
     from draftwise.reporting.plots import draw_plots
@@ -115,7 +114,6 @@ def _draw(found: Conclusions) -> dict[str, Plot]:
 
 
 def _tabulate(found: Conclusions) -> dict[str, PageTable | list[PageTable]]:
-    """Return the tables by their names in the template."""
     decision, with_goodput = found.decision, found.thresholds.has_slo
     comparisons = sort_comparisons(decision.comparisons)
     several = len({each.condition for each in comparisons}) > 1

@@ -56,11 +56,7 @@ def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
 
 
 def find_undisturbed(run: Run) -> UndisturbedTime | None:
-    """Return how long the turns that count took; None where it is known of none.
-
-    Args:
-        run: without the turns that something disturbed.
-    """
+    """Return how long the turns that count took; None where it is known of none."""
     known = [(each.expected_s, each.took_s) for each in run.turns if each.expected_s and each.took_s]
     expected_s, took_s = sum(each for each, _ in known), sum(each for _, each in known)
     return UndisturbedTime(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None

@@ -18,12 +18,7 @@ _POSITIONS = 8
 
 
 def render_replay(profile: Profile, anchors: Sequence[Anchors]) -> str:
-    """Return the page of a profile as one HTML file that needs no other and no script.
-
-    Args:
-        profile: what was found.
-        anchors: what it was found from, for the requests one by one.
-    """
+    """Return the page of a profile as one HTML file that needs no other and no script."""
     whole = [entry for entry in profile.entries if entry.group is None]
     return (
         open_templates()

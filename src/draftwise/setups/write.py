@@ -37,12 +37,7 @@ _DASHES = "-\u2013\u2014\u2010\u2011\u2212"
 
 
 def write_words(setup: Setup, program: Sequence[str] = _VLLM) -> list[str]:
-    """Return the words that serve a setup, as an operating system takes them; `env` is not among them.
-
-    Args:
-        setup: what to serve.
-        program: the words in front of the model.
-    """
+    """Return the words that serve a setup, as an operating system takes them; `env` is not among them."""
     return [*program, _name_target(setup), *chain.from_iterable(write_flags(setup))]
 
 

@@ -125,6 +125,5 @@ def read_values(file: Path) -> dict[str, str]:
 
 
 def _find_file(folder: Path) -> Path | None:
-    """Return the nearest draftwise.toml, in a folder or above it."""
     at = folder.absolute()
     return next((each / FILE for each in (at, *at.parents) if (each / FILE).is_file()), None)

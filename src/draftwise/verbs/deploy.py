@@ -282,7 +282,6 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
 
 
 def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[Setup, RunEvidence]:
-    """Return the setup that a run adopted, with what it found."""
     from draftwise.deciding.comparison.latencies import trace_step_times
     from draftwise.deciding.conclusions import conclude_run
     from draftwise.deploying.observe.promise import find_expected

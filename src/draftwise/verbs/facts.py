@@ -284,7 +284,6 @@ def _remove(what: str) -> RemovedReleases:
 
 
 def _read_version(what: str) -> Version | None:
-    """Return the version in `vllm==X`, or in X alone; None for other text."""
     name, _, version = what.rpartition("==")
     try:
         return Version(version.strip()) if name.strip().lower() in ("", "vllm") else None

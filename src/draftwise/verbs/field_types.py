@@ -35,7 +35,6 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """Return the bounds in words."""
         if self.least is not None and self.most is not None:
             return f"from {self.least:g} to {self.most:g}"
         said = {
@@ -151,7 +150,6 @@ def _find_range(value: Any, kind: Any) -> list[str]:
 
 
 def _describe(kind: Any) -> list[str]:
-    """Return the accepted types in words, without repetition."""
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return list(dict.fromkeys(text for each in arguments for text in _describe(each)))

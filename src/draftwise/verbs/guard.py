@@ -215,7 +215,6 @@ def _make_guard(
 
 
 def _make_probe(baseline: Baseline | None, headers: Mapping[str, str]) -> Callable[..., Awaitable[ProbeReading | None]]:
-    """Return the function that asks a replica a few prompts."""
     from draftwise.guarding.service_reading import read_probe, refuse_unless_comparable
     from draftwise.verbs.probing import ask, load_prompts
 

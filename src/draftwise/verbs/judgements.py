@@ -66,7 +66,6 @@ class Judgement:
 
 
 def _verdict(report: Report) -> str:
-    """Return the outcome as a headline says it."""
     if report.outcome is CheckOutcome.FAILS_LATER:
         return f"{CheckOutcome.ACCEPTED}, {report.outcome}"
     changes = any(isinstance(each, Ruling) and each.effect is Effect.CHANGED for each in report.findings)

@@ -92,7 +92,6 @@ def trace_run(path: Path) -> dict[str, list[list[float]]]:
 
 
 def _find(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the run directories below a folder, itself included."""
     with suppress(OSError), os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda each: each.name)
         if {"manifest.json", "turns.jsonl"} <= {each.name for each in listed}:

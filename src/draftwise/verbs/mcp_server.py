@@ -269,7 +269,6 @@ def _show(state: JobState) -> ToolAnswer:
 
 
 def _finish(job: Job, tool: Tool) -> ToolAnswer:
-    """Return the result of a job, or the reason for its absence."""
     if not job.is_over:
         raise InvalidRequest.because(
             "job-running", f"The job {job.name} is {job.state.state}.", fix="Ask for its status until it is finished."

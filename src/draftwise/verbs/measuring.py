@@ -140,10 +140,6 @@ def refuse_conflict(spec: MeasurementSpec) -> None:
 def refuse_changes(request: ServersRequest, *, stay: Iterable[str]) -> None:
     """Refuse fields that would change a run that is under way.
 
-    Args:
-        request: with `resume`.
-        stay: fields that may be given with it.
-
     Raises:
         InvalidRequest: others are given.
     """
@@ -189,11 +185,6 @@ def measure(
     """Measure until everything is measured, the time is over, something fails, or a stop is requested.
 
     Ctrl-C stops it at once: the servers go down, what was measured stays.
-
-    Args:
-        measurement: to open.
-        progress: of the session.
-        examine: refuses servers by what they say of themselves, before they are measured.
 
     Raises:
         InvalidSetup: a server cannot be started so, or is not what it should be.

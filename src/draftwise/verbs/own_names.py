@@ -72,6 +72,5 @@ def _find_properties(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[s
 
 
 def _tell_type(schema: Mapping[str, Any]) -> str:
-    """Return the type of a property without a text of its own."""
     kind = schema.get("type") or schema.get("enum") or schema.get("$ref", "").rpartition("/")[2]
     return f"Here: {kind if isinstance(kind, str) else ' or '.join(map(str, kind))}." if kind else ""

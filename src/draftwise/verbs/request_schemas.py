@@ -26,10 +26,6 @@ def request_schema(request: Any, *, without: Collection[str] = ()) -> dict[str, 
 
     Values that only Python has, such as functions and results of other verbs, are left out; where a field takes such a
     value or a file, the file is described.
-
-    Args:
-        request: dataclass.
-        without: fields that are left out.
     """
     hints, texts = get_type_hints(request, include_extras=True), field_texts(request)
     properties: dict[str, Any] = {}

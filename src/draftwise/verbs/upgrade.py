@@ -186,12 +186,7 @@ class ChoiceRow:
 
 
 def group_choices(choices: Sequence[AcceptedChoice], *, by_end: bool) -> list[ChoiceRow]:
-    """Return choices by release and kind, with the MTP modules of single families as one kind.
-
-    Args:
-        choices: methods, keys and values.
-        by_end: by the last release that has them instead of the first.
-    """
+    """Return choices by release and kind, with the MTP modules of single families as one kind."""
     rows: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
         method = find_method(choice.name) if choice.kind == "method" else None

@@ -75,7 +75,6 @@ class Result:
         return to_json(self)
 
     def __str__(self) -> str:
-        """Return what the terminal shows, without colors."""
         from rich.console import Console
 
         text = StringIO()
@@ -83,7 +82,6 @@ class Result:
         return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return what the terminal shows, for a notebook."""
         from rich.console import Console
 
         console = Console(file=StringIO(), width=_WIDTH, record=True)
@@ -119,12 +117,7 @@ class Verb(Generic[P, Q, R]):
         return self.run(request)
 
     def run(self, request: Q, progress: Progress | None = None) -> R:
-        """Return the result of a request; raises as a call does.
-
-        Args:
-            request: what is asked for.
-            progress: receives progress, and can ask the verb to stop early and return its results so far.
-        """
+        """Return the result of a request; raises as a call does."""
         if any(type(getattr(request, name)) in (int, float) for name in getattr(request, "__dataclass_fields__", ())):
             _refuse_wrong_types(request)  # numbers out of their range, which cost most where they are not refused
         try:
@@ -146,7 +139,6 @@ class Verb(Generic[P, Q, R]):
         return found
 
     def __repr__(self) -> str:
-        """Return its name."""
         return f"<verb {self.__name__}>"
 
 

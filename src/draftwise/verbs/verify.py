@@ -148,7 +148,6 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
 
 
 def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
-    """Return what a server was seen to be and do."""
     import secrets
 
     from draftwise.backends.url import UrlBackend

@@ -311,7 +311,6 @@ def _see_log(of: _Service, name: str) -> Snapshot:
 
 
 def _open(of: _Service) -> Watching:
-    """Return the source of looks: the servers' pages, or a Prometheus."""
     if of.request.prometheus is not None:
         from draftwise.watching.prometheus import PrometheusWatcher
 

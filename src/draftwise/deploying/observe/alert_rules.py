@@ -176,7 +176,6 @@ def _write_alert(alert: Alert, order: ServiceOrder, naming: Naming) -> dict[str,
 
 
 def _write_rollback(rule: Rollback, order: ServiceOrder, naming: Naming) -> dict[str, Any]:
-    """Return the alert of a rule of the decision, on the servers that speculate."""
     alert = make_alert(rule)
     action = "rollback" if rule.switch_to is None else "switch"
     return alert | {

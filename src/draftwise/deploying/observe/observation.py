@@ -164,7 +164,6 @@ def _judge_canary(order: ServiceOrder, naming: Naming, promise: Promise) -> dict
 
 
 def _make_dashboard(order: ServiceOrder, naming: Naming) -> str:
-    """Return the dashboard as JSON, to be imported or provisioned."""
     title = f"{order.service}: does speculation pay?"
     dashboard = {
         "uid": sha256(title.encode()).hexdigest()[:16],
@@ -217,7 +216,6 @@ def _draw(panel: Mapping[str, Any], naming: Naming) -> dict[str, Any]:
 
 
 def _annotate(naming: Naming) -> Iterator[dict[str, Any]]:
-    """Yield the events that are drawn over all panels."""
     alerts = f'ALERTS{{alertstate="firing",rule!="",service={json.dumps(naming.service)}}}'
     restarts = "changes(process_start_time_seconds[5m]) > 0"
     for name, expression, colour in (("Alerts", alerts, "red"), ("Restarts", naming.write(restarts), "blue")):

@@ -43,12 +43,7 @@ def set_share(percent: int, _service: str = "") -> str:
 
 
 def render(policy: Policy, pools: Pools) -> str:
-    """Return the configuration.
-
-    Args:
-        policy: what the speculative pool must not get.
-        pools: the servers, and the share of the speculative one.
-    """
+    """Return the configuration."""
     comment = "".join(f"#   {line}\n" for line in policy.describe())
     filters = [*_read_bodies(policy), _filter("router", "router.v3.Router", {})]
     values = {"filters": filters, "routes": list(_route(policy, pools)), "clusters": list(_make_clusters(pools))}

@@ -26,12 +26,7 @@ def set_share(percent: int, _service: str = "") -> str:
 
 
 def render(policy: Policy, pools: Pools) -> str:
-    """Return the configuration.
-
-    Args:
-        policy: what the speculative pool must not get.
-        pools: the servers, and the share of the speculative one.
-    """
+    """Return the configuration."""
     return "\n".join([*_begin(policy), *_route(policy), *_serve(pools), ""])
 
 

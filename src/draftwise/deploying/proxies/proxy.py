@@ -36,12 +36,7 @@ def _set_route_share(percent: int, service: str) -> str:
 
 
 def _render_route(policy: Policy, pools: Pools) -> str:
-    """Return the HTTPRoute.
-
-    Args:
-        policy: what the speculative pool must not get.
-        pools: the Services, and the share of the speculative one.
-    """
+    """Return the HTTPRoute."""
     spec, plain = (address.rpartition(":") for address in (pools.spec, pools.plain))
     values = {
         "spec_host": spec[0],
@@ -55,7 +50,6 @@ def _render_route(policy: Policy, pools: Pools) -> str:
 
 
 def _render_picker(policy: Policy, pools: Pools) -> str:
-    """Return the EndpointPickerConfig."""
     return _write("picker", policy, pools)
 
 
@@ -113,12 +107,6 @@ PROXIES: Mapping[ProxyKind, _Proxy] = {
 
 def put_in_front(order: ServiceOrder, wanted: ProxyOptions, address: str, policy: Policy) -> Front:
     """Return the proxy's file with its commands, and what it does not do.
-
-    Args:
-        order: of the side that speculates.
-        wanted: the proxy.
-        address: what the platform calls a server, with `{name}` and `{port}`; empty where that is not known.
-        policy: what goes to the plain pool.
 
     Raises:
         InvalidSetup: where the pools are is not known.

@@ -107,12 +107,7 @@ def _has_canaries(order: ServiceOrder) -> bool:
 
 
 def _render_canary(spec: ServiceOrder, plain: ServiceOrder) -> str:
-    """Return the plain service with a share of its requests answered with speculation.
-
-    Args:
-        spec: the side with speculation.
-        plain: its twin, whose running service takes the canary.
-    """
+    """Return the plain service with a share of its requests answered with speculation."""
     runtime, service = fill(_TEMPLATE, plain, _list_values(plain))
     canary = _make_predictor(spec)
     canary["model"]["runtime"] = plain.name

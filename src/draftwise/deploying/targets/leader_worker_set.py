@@ -87,7 +87,6 @@ def _meet_at(order: ServiceOrder, address: str) -> Iterator[str]:
 
 
 def _find_limits(order: ServiceOrder) -> Iterator[Finding]:
-    """Yield what the files leave to the cluster."""
     if count_hosts(order.setup) > 1:
         yield warning("hosts-over-pod-network")
 

@@ -56,7 +56,6 @@ def _list_values(order: ServiceOrder) -> Mapping[str, object]:
 
 
 def _spell_config(order: ServiceOrder) -> Iterator[str]:
-    """Yield the speculative config, a word for each value."""
     if order.setup.spec is not None:
         yield from _spell(_CONFIG, order.setup.spec.to_dict())
 

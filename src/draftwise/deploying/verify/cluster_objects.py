@@ -58,12 +58,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
 
 
 def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
-    """Yield each difference between a running object and what was ordered, and why it is not ready.
-
-    Args:
-        value: the object.
-        setup: that was ordered; an object of the plain twin's label is held against that.
-    """
+    """Yield each difference between a running object and what was ordered, and why it is not ready."""
     where = _name(value)
     is_plain = get_mapping(value, "metadata", "labels").get(_POOL) == "plain"
     ordered = without_speculation(setup) if is_plain else setup

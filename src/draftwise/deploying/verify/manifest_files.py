@@ -66,10 +66,6 @@ def prove_deployment(folder: Path, record: Record) -> Iterator[Finding]:
 def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
     """Yield what is wrong with a folder that `deploy` wrote: with the folder, and with the file of each twin.
 
-    Args:
-        folder: of a deployment.
-        gpu: on which it runs, where the files do not say it.
-
     Raises:
         UnreadableSource: the folder is no deployment's.
     """
@@ -131,7 +127,6 @@ def _read_one(source: SourceText, ordered: Setup, index: int | None) -> SetupRea
 
 
 def _find_lost(found: Setup) -> Iterator[str]:
-    """Yield the fields that a text does not tell."""
     if found.device is None:
         yield "device"
     if not found.engine_version:

@@ -28,14 +28,7 @@ def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Fin
 
 
 def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
-    """Yield each key of the speculative config that a server resolved to something else.
-
-    Args:
-        setup: that was ordered.
-        told: the keys that the server tells, none of a plain one; None where it tells nothing.
-        where: the server or the log that tells them.
-        fix: what to do if nothing tells them.
-    """
+    """Yield each key of the speculative config that a server resolved to something else."""
     if told is None:
         text = "Cannot tell how the speculative config resolved."
         yield Finding.info("not-told", text, where=where, fix=fix)
@@ -133,7 +126,6 @@ def _check_model(setup: Setup, server: ServerProbe, where: str) -> Iterator[Find
 
 
 def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:
-    """Yield whether drafts are counted and stand, as far as the counters tell."""
     stats = server.growth.spec
     if setup.spec is None:
         if stats.num_drafts or server.counts_drafts:

@@ -97,7 +97,6 @@ def check_context(context: Context) -> Report:
 
 
 def _find_stages(findings: Iterable[Finding]) -> Set[Stage]:
-    """Return the stages that reject the setup."""
     return {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
 
 
@@ -129,7 +128,6 @@ def _on_gpu(context: Context, gpu: Gpu) -> Context:
 
 
 def _find_stops(context: Context) -> Iterator[Ruling]:
-    """Yield what stops a server, of what depends on its batch sizes."""
     found: list[Ruling] = []
     run(configure(context), found.append)
     yield from (each for each in found if "gpu" in get_rule(each.code).reads and each.severity is Severity.ERROR)
@@ -209,7 +207,6 @@ def _tell_way(way: SetupReading, judged: Report, shown: Setup, rank: int) -> Ite
 
 
 def _compare(setup: Setup, shown: Setup) -> list[str]:
-    """Return what a setup has otherwise than the one that is shown."""
     fields: list[tuple[str, object, object]] = [
         ("the target", setup.target, shown.target),
         ("vLLM", setup.engine_version, shown.engine_version),

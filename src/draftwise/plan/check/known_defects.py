@@ -58,13 +58,7 @@ def find_met_by_plugin(context: Context) -> Iterator[Defect]:
 
 
 def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Finding]) -> Iterator[Ruling]:
-    """Yield the known defects that `check` tells of a setup.
-
-    Args:
-        context: the setup.
-        met: rows whose condition holds.
-        found: what else is said of the setup: a fault that a rule tells is not told twice.
-    """
+    """Yield the known defects that `check` tells of a setup."""
     said = {each.code for each in found}
     for row in met:
         if row.told_by != "watch" and said.isdisjoint(row.rules):

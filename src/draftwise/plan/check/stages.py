@@ -85,7 +85,6 @@ class Context:
     """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
 
     def __post_init__(self) -> None:
-        """Derive once what many rules ask for."""
         fill = partial(object.__setattr__, self)
         fill("on", frozenset(flag for flag, value in self.given.items() if value not in _OFF))
         whole = {flag: value for flag, value in self.flags.items() if type(value) is int}

@@ -37,12 +37,7 @@ class MeasuredStep:
 
 
 def covary_noise(measured: Sequence[MeasuredStep], noises: Sequence[float]) -> NDArray[np.float64]:
-    """Return the covariance of the errors of measured steps: their own, and that of the moment that some share.
-
-    Args:
-        measured: steps.
-        noises: standard deviations of their own errors.
-    """
+    """Return the covariance of the errors of measured steps: their own, and that of the moment that some share."""
     moments = np.array([each.moment for each in measured], dtype=object)
     shared = (moments[:, None] == moments[None, :]) & (moments != "")[:, None]
     found: NDArray[np.float64] = np.diag(np.square(noises)) + _MOMENT_SD**2 * shared
@@ -60,12 +55,6 @@ def fit_machine(
     """Return the machine with the constants that its measured steps and the prior agree on best.
 
     What no measured step depends on keeps its prior value.
-
-    Args:
-        machine: its constants count for nothing.
-        prior: of its constants.
-        measured: steps.
-        near: constants to begin from, e.g. those of almost the same steps; None for the prior's.
     """
     names = _find_free(machine, measured)
     misses = _make_misses(machine, prior, measured, names)
@@ -210,14 +199,7 @@ class CostModel:
 def fit_cost_model(
     machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], near: Constants | None = None
 ) -> CostModel:
-    """Return the model of measured steps; without any, that of the prior.
-
-    Args:
-        machine: its constants count for nothing.
-        prior: of its constants.
-        measured: steps.
-        near: constants that fit almost the same steps, to begin from.
-    """
+    """Return the model of measured steps; without any, that of the prior."""
     fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
     noise = covary_noise(measured, [each.noise for each in measured])

@@ -115,12 +115,7 @@ _CPU_SPREAD = {
 
 
 def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
-    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`).
-
-    Args:
-        gpu: with its bandwidth and arithmetic rate.
-        fast_arithmetic: whether matrix products run in FP8.
-    """
+    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`)."""
     costs = read_step_costs()
     tflops = gpu.fp8_tflops if fast_arithmetic and gpu.fp8_tflops else gpu.bf16_tflops
     constants = Constants(

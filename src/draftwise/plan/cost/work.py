@@ -45,13 +45,7 @@ class Work:
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:
-    """Return the work of a language model; None for a config that is not a decoder's.
-
-    Args:
-        config: config.json, whole.
-        precision: of the weights.
-        tensor_parallel_size: GPUs that share every layer.
-    """
+    """Return the work of a language model; None for a config that is not a decoder's."""
     text = read_text_config(config)
     try:
         shape = read_shape(text)
@@ -95,13 +89,6 @@ def count_drafter_kv(
     method: str, k: int, target: Config, drafter: Config | None, tensor_parallel_size: int = 1
 ) -> float:
     """Return the bytes that a drafter's own layers keep of a token on each GPU, in 16 bit; 0 for one that keeps none.
-
-    Args:
-        method: as vLLM spells it.
-        k: tokens that it drafts.
-        target: the target's config.json.
-        drafter: the drafter's config.json; None assumes the usual layout of its method.
-        tensor_parallel_size: GPUs that share every layer.
 
     Raises:
         InvalidSetup: the drafter's shape is not known.

@@ -32,12 +32,6 @@ def find_hopeless(
     In every cell the interval of such a candidate ends below the beginning of the best one's, or below the smallest
     change worth making. One of which nothing is forecast in some cell is always worth it. So is the most promising
     one: that nothing pays is for a measurement to say.
-
-    Args:
-        expected: forecasts, as far as there are any.
-        candidates: names.
-        num_cells: of each candidate in the run.
-        margin: what a change must gain at least.
     """
     best: dict[tuple[str, str], Expectation] = {}
     for each in expected:

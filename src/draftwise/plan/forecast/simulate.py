@@ -37,12 +37,6 @@ def simulate_services(
     """Yield how requests fare under each load of a forecast: without speculation, and on every server at its best k.
 
     The same requests arrive at the same times everywhere. Groups of the log are not told apart.
-
-    Args:
-        made: the forecast.
-        profile: what of drafts is accepted.
-        calibration: how long steps last, and how much the servers' pools hold.
-        lengths: tokens of prompt and answer of the traffic's requests, which come in turn.
     """
     costs, matched = CalibratedCosts(calibration), match_settings(profile, calibration)
     for axis, load in dict.fromkeys((each.axis, each.load) for each in made.cells):

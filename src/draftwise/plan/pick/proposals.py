@@ -97,7 +97,6 @@ def _methods_of_release(case: PickCase) -> set[str]:
 
 
 def _refuse(method: str, code: str, **values: object) -> Refusal:
-    """Return a method's refusal by one rule."""
     return Refusal(method=method, reasons=(give_advice(code, **values),))
 
 
@@ -220,7 +219,6 @@ def _kv(case: PickCase, facts: Method, most: int, config: Mapping[str, Any] | No
 
 
 def _propose_lookup(case: PickCase, facts: Method) -> Proposal | Refusal:
-    """Return the proposal of a method that copies from earlier text."""
     traffic, advice = case.requirements.traffic, facts.advice
     if traffic.text_in_pictures and facts.remembers != "answers":
         return _refuse(facts.name, "text-in-pictures")
@@ -293,7 +291,6 @@ def _count_modules(case: PickCase, row: Mapping[str, Any]) -> int | None:
 
 
 def _propose_draft_model(case: PickCase, facts: Method) -> Proposal | Refusal:
-    """Return the proposal of a smaller language model that drafts for a larger one."""
     given = next((each for each in case.given if not each.drafter.is_head), None)
     rows = [row for row in (*case.published, *case.similar) if row.method == facts.name]
     if given is None and not rows:

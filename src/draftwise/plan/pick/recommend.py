@@ -229,14 +229,17 @@ _BEYOND_GRAPHS = "cudagraph-cliff"
 
 
 def _find_caveats(case: PickCase, proposal: Proposal, report: Report, k: int) -> Iterator[Finding]:
-    """Yield what `check` warns of, and what follows from load, use and target."""
     warnings = [each for each in report.findings if each.severity is Severity.WARNING or each.code in _SHOWN]
     yield from (each for each in warnings if each.code != _BEYOND_GRAPHS)
     if (beyond := _find_beyond_graphs(case, proposal, k)) is not None:
         yield next((each for each in warnings if each.code == _BEYOND_GRAPHS), beyond)
     yield from _about_costs(case, proposal.method, report.resolved)
     yield from _about_temperature(case, proposal)
-    yield from _about_use(case)
+    if case.requirements.args.get("enable_lora"):
+        yield give_advice("lora")
+    if STRUCTURED_OUTPUT in case.requirements.traffic.parameters:
+        yield give_advice("structured-output")
+    yield give_advice("compare-prefix-cache")
     yield from _about_target(case, proposal, k)
 
 
@@ -281,14 +284,6 @@ def _about_temperature(case: PickCase, proposal: Proposal) -> Iterator[Finding]:
     row = case.release.table("spec_fields").get(_SAMPLING, {})
     if _SAMPLED in row.get("choices", ()) and _SAMPLING in get_method(proposal.method).keys:
         yield give_advice("sample-drafts", factor=read_temperature_effect().factor(temperature, sampled=True))
-
-
-def _about_use(case: PickCase) -> Iterator[Finding]:
-    if case.requirements.args.get("enable_lora"):
-        yield give_advice("lora")
-    if STRUCTURED_OUTPUT in case.requirements.traffic.parameters:
-        yield give_advice("structured-output")
-    yield give_advice("compare-prefix-cache")
 
 
 def _about_target(case: PickCase, proposal: Proposal, k: int) -> Iterator[Finding]:

@@ -63,12 +63,6 @@ def describe_traffic(
 ) -> ExpectedTraffic:
     """Return traffic of a named kind, in which known values replace those of the kind.
 
-    Args:
-        kind: a name from the table of kinds; None for traffic of which only `overlap` is known.
-        overlap: as observed; the kind's by default. Where nothing is known, `some`, at the low end of every prior.
-        peak_concurrency: the median by default.
-        known: further fields of `Traffic`.
-
     Raises:
         InvalidSetup: there is no such kind.
     """

@@ -117,13 +117,7 @@ class Rates:
         self._costs, self._setting, self._entry, self._context = costs, setting, entry, context
 
     def speed_up(self, sequences: int, k: int, drafted: int | None = None) -> float:
-        """Return the speed-up with `sequences` decoding and `k` draft tokens verified.
-
-        Args:
-            sequences: sequences that decode.
-            k: draft tokens verified.
-            drafted: tokens drafted, where that is more.
-        """
+        """Return the speed-up with `sequences` decoding and `k` draft tokens verified."""
         found, costs = self._entry.by_k[k], self._costs
         load = {"sequences": float(sequences), "context": self._context}
         step = costs.step(self._setting.name, k, drafted=found.drafted / found.steps, **load)
@@ -152,13 +146,7 @@ def _schedule(setting: CalibratedSetting, choice: LengthChoice) -> SpecConfig:
 
 
 def emit(form: str, spec: SpecConfig, ranges: Sequence[Range]) -> str:
-    """Return a schedule in an engine's form.
-
-    Args:
-        form: one of FORMATS.
-        spec: the config whose draft length the schedule sets.
-        ranges: of batch sizes, in order, without gaps.
-    """
+    """Return a schedule in an engine's form."""
     return FORMATS[form](spec, ranges)
 
 

@@ -77,7 +77,6 @@ def _block_head(step: ProfiledStep, config: Mapping[str, Any], shape: ModelShape
 
 
 def _hidden(step: ProfiledStep, shape: ModelShape) -> int:
-    """Return the bytes of one hidden state of every token."""
     return step.max_num_batched_tokens * shape.hidden_size * _BF16
 
 

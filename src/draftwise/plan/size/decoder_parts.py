@@ -23,12 +23,7 @@ def known_family(model_type: str) -> bool:
 
 
 def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
-    """Return every matrix of a model, without multi-token prediction modules and other modalities.
-
-    Args:
-        config: of the language model: a multimodal model's `text_config`.
-        shape: of the same model.
-    """
+    """Return every matrix of a model, without multi-token prediction modules and other modalities."""
     hidden, vocab = shape.hidden_size, shape.vocab_size
     parts = [
         Part(

@@ -66,7 +66,6 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
 
 
 def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Drafter]:
-    """Return the function that describes the drafters of a method."""
     if not method.layout:
         raise InvalidSetup.because(
             "method-memory-unknown",

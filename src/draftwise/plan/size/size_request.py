@@ -176,7 +176,6 @@ def _check_method(context: Context, findings: Iterable[Finding]) -> None:
 
 
 def _read_gpu(name: str | None, setup: Setup) -> Gpu:
-    """Return the GPU asked for, else the setup's device, by its memory where that is given."""
     if name is not None:
         return get_gpu(name)
     device = setup.device
@@ -197,7 +196,6 @@ def _read_gpu(name: str | None, setup: Setup) -> Gpu:
 
 
 def _matters(finding: Finding) -> bool:
-    """Say whether something that `check` found concerns the size."""
     return finding.code == "cudagraph-cliff" or (isinstance(finding, Ruling) and finding.effect is Effect.REJECTED)
 
 

@@ -30,7 +30,11 @@ def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator
     yield from _find_graphs(request, budget)
     if not budget.buffers_counted:
         yield from request.rules.ruling("size-buffers-not-counted", buffers=_gib(budget.buffers))
-    yield from _find_compile(request, budget)
+    warm = measure(replace(request, cold_start=False))
+    if (more := budget.activations - warm.activations) > 0:
+        yield from request.rules.ruling(
+            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
+        )
     yield from _find_estimates(request)
 
 
@@ -68,7 +72,6 @@ def _unknown(what: str, where: str, fix: str) -> Finding:
 
 
 def _features(request: SizeRequest) -> set[str]:
-    """Return what a proof about the request's cache must cover."""
     needed = {"plain"}
     if (dtype := request.kv_cache_dtype) not in ("auto", "bfloat16", "float16", "half"):
         needed.add("fp8" if dtype == "fp8_e4m3" else dtype)
@@ -159,7 +162,6 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
 
 
 def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield which part of the CUDA graphs the release plans with."""
     if budget.graphs <= budget.graphs_counted:
         return
     codes = ["size-graphs-not-counted", "size-graphs-opt-in", "size-graphs-counted"]
@@ -169,17 +171,7 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     yield from request.rules.ruling(code, graphs=_gib(budget.graphs), counted=_gib(budget.graphs_counted))
 
 
-def _find_compile(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
-    """Yield what a first start costs over one with a compile cache."""
-    warm = measure(replace(request, cold_start=False))
-    if (more := budget.activations - warm.activations) > 0:
-        yield from request.rules.ruling(
-            "size-cold-compile", more=_gib(more), kv_tokens=budget.kv_tokens, later=warm.kv_tokens
-        )
-
-
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
-    """Yield what is an estimate rather than a count."""
     drafter = request.drafter
     if drafter.typical and drafter.parts:
         message = (

@@ -79,7 +79,6 @@ def _is_on(stage: PipelineStage, tensor: Tensor, role: str, *, tied: bool) -> bo
 
 
 def _share(tensor: Tensor, role: str, shape: ModelShape, size: int) -> int:
-    """Return one GPU's bytes of a tensor."""
     split = _split_of(tensor, role)
     total = tensor.num_bytes
     if tensor.dtype == "F32" and role != "quantization" and len(tensor.shape) > 1:

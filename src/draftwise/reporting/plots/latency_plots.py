@@ -50,7 +50,6 @@ def draw_distributions(data: PlotData, cells: Sequence[tuple[str, Condition]], r
 
 
 def _read_cell(data: PlotData, cell: tuple[str, Condition], read: Callable[[Timing], float | None]) -> dict[str, Array]:
-    """Return [requests] milliseconds, ascending, by arm."""
     workload, condition = cell
     found = {arm: 1e3 * data.values((workload, condition.label, arm), read) for arm in data.arms}
     return {arm: values for arm, values in found.items() if len(values)}

@@ -177,9 +177,6 @@ def draw_panels(
     """Draw one panel per name (by its index), some in a row where there is room, with one legend above all of them.
 
     All panels have the same axes, so that lengths and heights can be compared between them.
-
-    Args:
-        rows_alike: the y axis means the same in all panels; no where each names rows of its own.
     """
     width = figure_width()
     columns = 1 if width <= NARROW else min(columns or (2 if len(names) in (2, 4) else 3), len(names))

@@ -28,10 +28,6 @@ _REFERENCES = References(
 def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the server that the image of a Dockerfile's last stage starts; none for an image that names no command.
 
-    Args:
-        text: the Dockerfile.
-        given: values of build arguments that have none.
-
     Raises:
         InvalidSetup: a quote is never closed, or values blow the text up.
     """

@@ -33,7 +33,7 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
             "not-an-object", f"The text must be a JSON object, got {type(found.value).__name__}.", where=name
         )
     reading = read_keywords(found.value, where=name, engine_version=engine_version)
-    twice = tuple(_twice(key, name) for key in found.duplicates)
+    twice = tuple(get_rule("duplicate-key").ruling(key=key[:60], where=name) for key in found.duplicates)
     return replace(reading, findings=twice + reading.findings)
 
 
@@ -46,7 +46,7 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
         value = {_SPEC: value}
     target = next((str(value[key]) for key in _TARGET if isinstance(value.get(key), str) and value[key]), "")
     if not target:
-        findings.append(_no_target(where))
+        findings.append(get_rule("no-target").ruling(where=where))
     setup = Setup(
         target=target,
         engine="vllm",
@@ -112,11 +112,3 @@ def _get_args(value: Mapping[str, Any], release: Release, findings: list[Finding
 
 def _get_env(given: Any) -> dict[str, str]:
     return {key: str(each) for key, each in given.items()} if isinstance(given, Mapping) else {}
-
-
-def _twice(key: str, name: str) -> Finding:
-    return get_rule("duplicate-key").ruling(key=key[:60], where=name)
-
-
-def _no_target(name: str) -> Finding:
-    return get_rule("no-target").ruling(where=name)

@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from draftwise.core.finding import join_names
@@ -75,7 +74,7 @@ def find_other_engine(text: str) -> OtherEngine | None:
     """Return the other engine that a text starts or configures; None for none, and for a text that starts vLLM too."""
     if _VLLM.search(text):
         return None
-    for row in _read():
+    for row in read_data("engines")["engines"]:
         starts = next((found for each in row["commands"] if (found := re.search(each, text))), None)
         keyed = dict(_find_keys(row.get("keys", {}), text))
         if starts is not None or "algorithm" in keyed:
@@ -148,8 +147,3 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[
 
 def _to_int(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 6 else None
-
-
-@cache
-def _read() -> Any:
-    return read_data("engines")["engines"]

@@ -41,12 +41,6 @@ def read_engines(
 ) -> Iterator[SetupReading]:
     """Yield the engines that a Python file makes; literal values and names that are set once are known.
 
-    Args:
-        text: the file.
-        name: the file's name, for messages.
-        given: values of environment variables.
-        engine_version: judges every engine for this release.
-
     Raises:
         InvalidSetup: the text is not Python.
     """

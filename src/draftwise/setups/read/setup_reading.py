@@ -159,7 +159,6 @@ def _about_ways(launch: Launch) -> Iterator[Finding]:
 
 
 def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, left: Mapping[str, str]) -> SetupReading:
-    """Return the setup of a server as one way through the text starts it."""
     version = engine_version or launch.version
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]

@@ -335,7 +335,6 @@ def _read_tasks(document: YamlDocument, asked: _SourceHints, source: SourceText)
 
 
 def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Iterator[Launch]:
-    """Yield the servers of Kubernetes objects."""
     if manifests:
         from draftwise.setups.read.manifests.kubernetes import find_objects
 
@@ -364,7 +363,6 @@ def _find_in_values(
 
 
 def _find_embedded(manifests: Sequence[YamlDocument]) -> Sequence[YamlDocument]:
-    """Return the documents inside of objects that hold some."""
     if not any(holds_documents(each.value) for each in manifests):
         return ()
     from draftwise.setups.read.manifests.kubernetes import find_embedded

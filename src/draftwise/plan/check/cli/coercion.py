@@ -206,7 +206,6 @@ def _read_union(value: Any, members: Sequence[ast.expr], choices: Sequence[Any] 
 
 
 def _union_members(node: ast.expr) -> list[ast.expr]:
-    """Return the members of a union, however it is spelled."""
     if isinstance(node, ast.BinOp):
         return [*_union_members(node.left), *_union_members(node.right)]
     if isinstance(node, ast.Subscript) and _type_name(node) in ("Union", _OPTIONAL):

@@ -223,7 +223,6 @@ class _Judge:
 
 @cache
 def _list_defaults(release: Release) -> Values:
-    """Return the engine arguments that are not given."""
     front = {row["field"]: row["default"] for row in release.table("flags").values()}
     return {name: _default(release, value) for name, value in {**front, **release.table("engine_defaults")}.items()}
 
@@ -312,7 +311,6 @@ def _told_by_rules() -> frozenset[str]:
 
 
 def _takes_only(row: Mapping[str, Any]) -> bool:
-    """Say whether a field takes nothing but its config, and null."""
     return {part.strip() for part in str(row["type"]).split("|")} <= {row["config"], "None"}
 
 
@@ -338,7 +336,6 @@ def _read(row: Mapping[str, Any], value: Any) -> Any:
 
 
 def _read_member(row: Mapping[str, Any], value: Any) -> Any:
-    """Return the name of an enumeration's member."""
     members: Mapping[str, Any] = row["enum"]
     kinds = {part.strip() for part in str(row["type"]).split("|")}
     if (value is None and "None" in kinds) or (isinstance(value, str) and "str" in kinds):

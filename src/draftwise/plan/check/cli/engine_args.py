@@ -41,12 +41,6 @@ def get_context(
 ) -> Context:
     """Look up what a setup names.
 
-    Args:
-        setup: what the operator wrote.
-        release: that judges it; None stands for the setup's own.
-        installed: optional Python packages that the server has; None: they are not known here.
-        origins: directories of the server that hold a model of the hub: path -> the model's name.
-
     Raises:
         InvalidSetup: the setup's release is not known.
     """
@@ -153,13 +147,7 @@ def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
 
 
 def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> Step[Mapping[str, Any]]:
-    """Return the flags as the engine gets them, and yield what the command line parser refuses.
-
-    Args:
-        rules: of the release.
-        release: whose parser reads them.
-        args: by field name, as text or typed; None stands for a flag that is not given.
-    """
+    """Return the flags as the engine gets them, and yield what the command line parser refuses."""
     by_field = {row["field"]: row for row in release.table("flags").values()}
     read: dict[str, Any] = {}
     for name, value in args.items():
@@ -195,12 +183,6 @@ def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> 
 
 def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:
     """Return a value as the parser hands it on.
-
-    Args:
-        name: field of the flag.
-        row: the release's row on it.
-        value: text or typed.
-        takes_auto: whether the release lets max_model_len be `auto`.
 
     Raises:
         ValueError: the parser refuses it; the text says why, and the flag is its subject.
@@ -277,13 +259,6 @@ def _read_served(
 
     Such a checkpoint names the real target and the speculation itself. Any other model, one that cannot be read, and
     every model in releases without the format is served as it is, with the JSON as written.
-
-    Args:
-        rules: of the release.
-        release: which reads the checkpoint.
-        name: how the model was given; it becomes the drafter.
-        model: its config.json.
-        spec: the operator's own speculative JSON.
     """
     as_written: Served = (None, spec)
     if model is None or model.config.get("speculators_config") is None or not rules.holds("speculators-format"):
@@ -300,7 +275,7 @@ def _read_served(
     if spec is not None and rules.holds("speculators-user-json-wins"):
         return verifier, spec
     if spec is None and rules.holds("speculators-settings-lost"):
-        yield from _find_lost(rules)
+        yield from rules.ruling("speculators-settings-lost")
         return verifier, None
     own = _own_settings(release, config)
     if spec is None:
@@ -337,10 +312,6 @@ def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator
     verifier = _verifier(config)
     if not is_hub_name(verifier) or Path(verifier).exists():
         yield from rules.ruling("speculators-local-verifier", verifier=verifier, where=name)
-
-
-def _find_lost(rules: Rulebook) -> Iterator[Ruling]:
-    yield from rules.ruling("speculators-settings-lost")
 
 
 def _find_replaced(rules: Rulebook, own: Config, name: str, spec: Config) -> Iterator[Ruling]:

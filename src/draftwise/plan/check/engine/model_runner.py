@@ -52,17 +52,13 @@ def settle_runner(context: Context, resolved: Resolved) -> Step[Resolved]:
 def find_runner_alone(context: Context) -> Iterator[Ruling]:
     """Yield what the choice of the runner and its scheduling reject without speculation."""
     yield from _find_triton(context, choose_runner(context, None))
-    yield from _find_scheduling_alone(context)
+    runner = "V1" if _is_surely_v1(context) else None
+    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
+        yield from _find_async_rejected(context, "pipeline parallelism")
 
 
 def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
-    """Return the model runner that a server takes, by the rules of its release.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config, of which method, parallel drafting and the drafter's architectures count;
-            None without speculation.
-    """
+    """Return the model runner that a server takes, by the rules of its release."""
     forced = _forces_v2(context, resolved)
     if not context.rules.holds("v2-exists"):
         return Runner(name="V1", reason="This release has only V1.", forced=forced)
@@ -80,7 +76,6 @@ def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
 
 
 def _is_surely_v1(context: Context) -> bool:
-    """Say whether it is certain that V1 serves a setup without speculation."""
     if not context.rules.holds("v2-exists"):
         return True
     return not _forces_v2(context, None) and (context.platform == "cpu" or _read_variable(context) is False)
@@ -140,13 +135,7 @@ def _is_kind(context: Context, kind: str, hybrid_counts: bool) -> bool:
 
 
 def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterator[Ruling]:
-    """Yield what the choice of the runner, and how it is scheduled, rejects or changes.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config, with `runner` filled in.
-        chosen: the runner that takes it, and why.
-    """
+    """Yield what the choice of the runner, and how it is scheduled, rejects or changes."""
     yield from _find_triton(context, chosen)
     if chosen.lacks and chosen.forced:
         fix = f"Unset {_VARIABLE}, or remove the feature." if _VARIABLE in context.env else "Remove the feature."
@@ -159,11 +148,15 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
             )
     elif chosen.name == "V1":
         yield from _find_v1_lacks(context, resolved, chosen)
-    yield from _find_scheduling(context, resolved)
+    asked = _asks_for_async(context)
+    if asked:
+        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
+            yield from _find_async_rejected(context, obstacle)
+    elif asked is None and _is_async_default(context) and context.platform != "cpu":
+        yield from _find_async_switched_off(context, resolved)
 
 
 def _find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
-    """Yield what becomes of a server without Triton that may not fall back to V1."""
     if context.platform != "cpu" or not chosen.forced:
         return
     asked = _read_variable(context)
@@ -207,23 +200,6 @@ def schedules_async(context: Context, resolved: Resolved) -> bool | None:
     return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
 
 
-def _find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what asynchronous scheduling rejects, and why it is turned off."""
-    asked = _asks_for_async(context)
-    if asked:
-        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
-            yield from _find_async_rejected(context, obstacle)
-    elif asked is None and _is_async_default(context) and context.platform != "cpu":
-        yield from _find_async_switched_off(context, resolved)
-
-
-def _find_scheduling_alone(context: Context) -> Iterator[Ruling]:
-    """Yield what asynchronous scheduling rejects without speculation."""
-    runner = "V1" if _is_surely_v1(context) else None
-    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
-        yield from _find_async_rejected(context, "pipeline parallelism")
-
-
 def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
     yield from context.rules.ruling("async-rejected", obstacle=obstacle)
 
@@ -261,14 +237,7 @@ def _advise_on_async(context: Context, resolved: Resolved) -> str:
 
 
 def _obstacle_to_async(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
-    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config.
-        column: `default` or `explicit`, of the release's table.
-        runner: that takes the work; None where it is not known.
-    """
+    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does."""
     if _depends_on_runner(context) and runner != "V1":
         return ""
     if resolved.method not in context.release.table(_ASYNC)[column]:
@@ -323,7 +292,6 @@ def _drafts_in_parallel_by_choice(_: Context, resolved: Resolved | None) -> bool
 
 
 def _mixes_attention(context: Context, _: Resolved | None) -> bool:
-    """Say whether the drafter has sliding-window and full-attention layers."""
     kinds = context.draft_config.get("layer_types")
     return isinstance(kinds, list) and 0 < kinds.count("sliding_attention") < len(kinds)
 
@@ -365,7 +333,6 @@ _V2_FORCED: Mapping[str, Lack] = {
 
 
 def _find_met(context: Context, resolved: Resolved | None, lacks: Mapping[str, Lack]) -> tuple[str, ...]:
-    """Return the rules of a table that a setup meets in its release."""
     method = None if resolved is None else resolved.method
     return tuple(
         code for code, asks in lacks.items() if context.rules.applies(code, method) and asks(context, resolved)

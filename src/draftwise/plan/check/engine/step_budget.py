@@ -25,7 +25,6 @@ def fit_steps(context: Context, resolved: Resolved) -> Step[Resolved]:
 
 
 def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what too small a budget rejects, and what it lowers."""
     k = resolved.num_speculative_tokens
     limits = get_limits(context)
     tokens, seqs = limits.tokens, limits.requests
@@ -83,7 +82,6 @@ def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seq
 
 
 def _slots(context: Context, resolved: Resolved, k: int) -> int:
-    """Return the slots that drafting adds for one request, as the release counts them."""
     if context.rules.holds("draft-slots-are-lookahead"):
         return _lookahead(context, resolved, k)
     if context.rules.applies("draft-slots-per-drafter", resolved.method):
@@ -148,7 +146,6 @@ def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
 
 
 def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield why the schedule is dropped, in which case nobody looks at what it says."""
     ranks, k = context.sizes.get("data_parallel_size") or 1, resolved.num_speculative_tokens
     if ranks > 1:
         yield from context.rules.ruling("schedule-off-with-data-parallel", ranks=ranks, k=k)
@@ -222,7 +219,6 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
 
 
 def _find_broken_capture(context: Context, resolved: Resolved, schedule: Sequence[Entry], k: int) -> Iterator[Ruling]:
-    """Yield whether the graphs of a drafter that makes one pass a token cannot be captured."""
     if resolved.facts.network != "chain" or context.lacks_full_graphs or context.runs_eagerly:
         return
     fewer = next(str(list(entry)) for entry in schedule if entry[2] < k)
@@ -230,13 +226,11 @@ def _find_broken_capture(context: Context, resolved: Resolved, schedule: Sequenc
 
 
 def _find_full_drafts(context: Context, resolved: Resolved, k: int) -> Iterator[Ruling]:
-    """Yield whether Model Runner V2 drafts k tokens where the schedule asks for fewer."""
     if resolved.facts.drafts_from != "text":
         yield from context.rules.ruling("schedule-drafts-in-full", method=resolved.method, k=k)
 
 
 def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
-    """Yield what else Model Runner V2 goes on paying for."""
     if any(entry[2] == 0 for entry in schedule):
         yield from context.rules.ruling("schedule-off-still-drafts", method=resolved.method)
     if "kv_transfer_config" in context.on:

@@ -30,35 +30,41 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield the refusal of what the target, the other flags or the server as a whole do not carry.
-
-    Args:
-        context: the setup.
-        target: the served model; None where its config.json cannot be read here.
-    """
+    """Yield the refusal of what the target, the other flags or the server as a whole do not carry."""
     if target is not None:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
         yield from _find_unfit_cache(context, target)
     yield from _find_sharded_sampling(context)
-    yield from _find_no_graphs(context)
+    compiled = context.objects.get("compilation_config", {})
+    largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
+    # Other ways to compile change which graphs there are, release by release.
+    usual = context.platform == "cuda" and not context.runs_eagerly and not compiled.keys() & {"mode", "level"}
+    if usual and isinstance(largest, int) and largest < 1:
+        yield from context.rules.ruling("largest-graph-below-one", largest=largest)
     yield from _find_metrics_release(context)
     yield from _find_compilation(context)
-    yield from _find_idle_flags(context)
+    given = context.given.get("per_request_spec_decode_metrics")
+    if context.spec is None and given not in (None, "none"):
+        yield from context.rules.ruling("request-metrics-without-speculation", given=given)
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
     yield from _find_providers(context)
     yield from _find_parser(context)
-    yield from _find_package(context)
-    yield from _find_mask(context)
+    package = "terratorch"
+    if context.given.get("model_impl") == package and package not in (context.installed or ()):
+        code = "model-impl-package" if context.installed is None else "model-impl-needs-package"
+        yield from context.rules.ruling(code, package=package)
+    mode = context.flags.get("logprobs_mode")
+    if "return_sampling_mask" in context.on and mode != "processed_logprobs":
+        yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
     if context.platform == "cuda":
         yield from _find_microbatches(context)
         yield from _find_rounding(context)
 
 
 def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
-    """Yield flags for which the target's class or its config.json has nothing."""
     routed = "enable_return_routed_experts"
     if "default_mm_loras" in context.on and has_interface(context, "SupportsMultiModal") is False:
         yield from context.rules.ruling("mm-loras-without-media", names=target.config.architectures)
@@ -73,7 +79,6 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
-    """Yield sizes that do not go with the target's context, its states or its experts."""
     threshold, block = context.sizes.get("long_prefill_token_threshold"), context.sizes.get("mamba_block_size")
     if threshold is not None and threshold > target.max_model_len:
         yield from context.rules.ruling("long-prefill-beyond-context", asked=threshold, length=target.max_model_len)
@@ -96,7 +101,6 @@ def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:
 
 
 def _find_compilation(context: Context) -> Iterator[Ruling]:
-    """Yield compilation settings that contradict each other."""
     compiled = context.objects.get("compilation_config", {})
     switches = compiled.get("custom_ops")
     if isinstance(switches, list) and all(isinstance(each, str) for each in switches):
@@ -143,15 +147,6 @@ def _find_sharded_sampling(context: Context) -> Iterator[Ruling]:
     yield from context.rules.ruling("sharded-sampling-unfit", reason=reason)
 
 
-def _find_no_graphs(context: Context) -> Iterator[Ruling]:
-    compiled = context.objects.get("compilation_config", {})
-    largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
-    # Other ways to compile change which graphs there are, release by release.
-    usual = context.platform == "cuda" and not context.runs_eagerly and not compiled.keys() & {"mode", "level"}
-    if usual and isinstance(largest, int) and largest < 1:
-        yield from context.rules.ruling("largest-graph-below-one", largest=largest)
-
-
 def _find_metrics_release(context: Context) -> Iterator[Ruling]:
     asked = context.given.get("show_hidden_metrics_for_version")
     if not isinstance(asked, str):
@@ -160,13 +155,6 @@ def _find_metrics_release(context: Context) -> Iterator[Ruling]:
         Version(asked)
     except InvalidVersion:
         yield from context.rules.ruling("metrics-release-unreadable", asked=asked)
-
-
-def _find_idle_flags(context: Context) -> Iterator[Ruling]:
-    """Yield flags about requests that need speculation and do not have it."""
-    given = context.given.get("per_request_spec_decode_metrics")
-    if context.spec is None and given not in (None, "none"):
-        yield from context.rules.ruling("request-metrics-without-speculation", given=given)
 
 
 def _find_executor(context: Context) -> Iterator[Ruling]:
@@ -212,7 +200,6 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
 
 
 def _find_providers(context: Context) -> Iterator[Ruling]:
-    """Yield implementations of vLLM's IR that are asked for and do not exist."""
     inner = context.objects.get("kernel_config", {}).get("ir_op_priority")
     for asked in (context.objects.get("ir_op_priority"), inner):
         for op, names in asked.items() if isinstance(asked, Mapping) else ():
@@ -234,20 +221,6 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
         return
     if known and name not in known:
         yield from context.rules.ruling("reasoning-parser-unknown", name=name)
-
-
-def _find_package(context: Context) -> Iterator[Ruling]:
-    """Yield that an implementation of models needs a package, or that nobody here sees whether it is there."""
-    package = "terratorch"
-    if context.given.get("model_impl") == package and package not in (context.installed or ()):
-        code = "model-impl-package" if context.installed is None else "model-impl-needs-package"
-        yield from context.rules.ruling(code, package=package)
-
-
-def _find_mask(context: Context) -> Iterator[Ruling]:
-    mode = context.flags.get("logprobs_mode")
-    if "return_sampling_mask" in context.on and mode != "processed_logprobs":
-        yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
 
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
@@ -349,7 +322,6 @@ def find_early(context: Context) -> Iterator[Ruling]:
 
 
 def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield why the scheduler refuses the batch sizes."""
     tokens, seqs = context.flags.get(_TOKENS), context.flags.get(_SEQS)
     if not isinstance(tokens, int):
         return
@@ -360,7 +332,6 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
 
 
 def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
-    """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
     yield from find_v0(context, resolved)
     if context.spec is None:
         yield from find_runner_alone(context)
@@ -375,58 +346,19 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     if context.spec is None or context.is_known_to_v1:
         return
     if context.runs_on_v0:
-        yield from _find_v0_conflicts(context, resolved)
+        if resolved is not None and context.chunks_prefill:
+            yield from context.rules.ruling("v0-rejects-chunked-eagle", method=resolved.method)
+        length = context.given.get("max_model_len")
+        if isinstance(length, int) and length < 0:
+            yield from context.rules.ruling("v0-rejects-negative-length", length=length)
     method = context.spec.get("method")
     code = "v0-engine-refused" if context.insists_on_v1 else "v0-engine-taken"
     yield from context.rules.ruling(code, subject=f"the method {method}" if method else "a config without method")
 
 
-def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
-    """Yield what V0 refuses and V1 does not."""
-    if resolved is not None and context.chunks_prefill:
-        yield from context.rules.ruling("v0-rejects-chunked-eagle", method=resolved.method)
-    length = context.given.get("max_model_len")
-    if isinstance(length, int) and length < 0:
-        yield from context.rules.ruling("v0-rejects-negative-length", length=length)
-
-
 def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config, with `runner` filled in.
-    """
+    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes."""
     yield from _find_adaptive(context)
-    yield from _find_conflicts(context, resolved)
-    return (yield from fit_steps(context, resolved))
-
-
-def _find_adaptive(context: Context) -> Iterator[Ruling]:
-    """Yield what adaptive verification cannot be combined with."""
-    if not context.keys.get(_ADAPTIVE):
-        return
-    if "enable_lora" in context.on:
-        yield from context.rules.ruling("adaptive-rejects-lora")
-    if (stages := context.stages) > 1:
-        yield from context.rules.ruling("adaptive-rejects-pipeline", stages=stages)
-    yield from _find_adaptive_graphs(context)
-    for code, flag in _REJECTED_FLAGS.items():
-        if flag in context.on:
-            yield from context.rules.ruling(code, flag=flag.replace("_", "-"))
-
-
-def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
-    eager = context.runs_eagerly
-    if eager:
-        yield from context.rules.ruling("adaptive-needs-graphs")
-    if eager or context.lacks_full_graphs:
-        state = "they are off" if eager else f"the mode is {context.cudagraph_mode}"
-        yield from context.rules.ruling("adaptive-needs-full-graphs", state=state)
-
-
-def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield settings that the engine's config refuses or lowers with this drafter."""
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)
     yield from _find_watermark(context, resolved)
@@ -434,10 +366,28 @@ def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from context.rules.ruling("sampling-mask-rejects-speculation")
     if (size := context.sizes.get("cp_kv_cache_interleave_size") or 1) > 1:
         yield from context.rules.ruling("interleaved-contexts-reject-speculation", size=size)
+    return (yield from fit_steps(context, resolved))
+
+
+def _find_adaptive(context: Context) -> Iterator[Ruling]:
+    if not context.keys.get(_ADAPTIVE):
+        return
+    if "enable_lora" in context.on:
+        yield from context.rules.ruling("adaptive-rejects-lora")
+    if (stages := context.stages) > 1:
+        yield from context.rules.ruling("adaptive-rejects-pipeline", stages=stages)
+    eager = context.runs_eagerly
+    if eager:
+        yield from context.rules.ruling("adaptive-needs-graphs")
+    if eager or context.lacks_full_graphs:
+        state = "they are off" if eager else f"the mode is {context.cudagraph_mode}"
+        yield from context.rules.ruling("adaptive-needs-full-graphs", state=state)
+    for code, flag in _REJECTED_FLAGS.items():
+        if flag in context.on:
+            yield from context.rules.ruling(code, flag=flag.replace("_", "-"))
 
 
 def _find_watermark(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what text watermarks do not go with."""
     if (asked := context.objects.get("watermark_config")) is None:
         return
     if (drawn := context.keys.get("draft_sample_method", "greedy")) != "probabilistic":

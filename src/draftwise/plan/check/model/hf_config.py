@@ -108,7 +108,14 @@ def _read_speculators(context: Context, model: ModelConfig, role: str) -> Step[H
 def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str) -> Step[HfConfig | None]:
     config = model.config
     if not model_type:
-        yield from _find_untyped(context, model, role)
+        hints = [
+            f' For a {name} head, add "model_type": "{method.model_types[0]}".'
+            for name, method in methods_where().items()
+            if method.model_types and not model.config.keys().isdisjoint(method.config_keys)
+        ]
+        yield from context.rules.ruling(
+            f"{role}-untyped", where=place_of(role), fix="Add the model_type to its config.json." + "".join(hints)
+        )
         return None
     known = find_model_type(model_type)
     own = context.release.table("config_model_types")
@@ -123,7 +130,6 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
 
 
 def _is_trusted(context: Context, config: Mapping[str, Any]) -> bool:
-    """Say whether the server runs the checkpoint's own configuration class."""
     return _has_own_class(config) and context.flags.get("trust_remote_code") is True
 
 
@@ -137,17 +143,6 @@ def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, ro
         yield from context.rules.ruling(f"{role}-needs-remote-code", model_type=model_type, where=place_of(role))
     else:
         yield from context.rules.ruling(f"{role}-type-unknown", model_type=model_type, where=place_of(role))
-
-
-def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[Ruling]:
-    hints = [
-        f' For a {name} head, add "model_type": "{method.model_types[0]}".'
-        for name, method in methods_where().items()
-        if method.model_types and not model.config.keys().isdisjoint(method.config_keys)
-    ]
-    yield from context.rules.ruling(
-        f"{role}-untyped", where=place_of(role), fix="Add the model_type to its config.json." + "".join(hints)
-    )
 
 
 _OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator"})

@@ -138,17 +138,9 @@ def build_model(
 
 def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     """Yield why a release cannot build the class of a model, or not in the type of weights asked for."""
-    yield from _find_class(context, config, role)
-    yield from _find_dtype(context, config, role)
-
-
-def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if find_architecture(context, config.architectures, served=role == "target") is None:
         names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
-
-
-def _find_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
     if context.flags.get("dtype") in ("half", "float16") and config.model_type in _NEEDS_WIDE_RANGE:
         yield from context.rules.ruling(f"{role}-needs-bfloat16", model_type=config.model_type)
 
@@ -238,7 +230,6 @@ def _rope_parts(config: HfConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int, role: str) -> Iterator[Ruling]:
-    """Yield the refusal of a context beyond the one that the model was made for."""
     declared = config.text.get("model_max_length")
     if isinstance(declared, int) and asked <= declared:
         return
@@ -248,14 +239,7 @@ def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int,
 
 
 def _resolve_quantization(context: Context, config: HfConfig, asked: str | None, role: str) -> Step[str | None]:
-    """Return the method that a model is loaded with, and yield why that is refused.
-
-    Args:
-        context: whose release loads.
-        config: the model's config.
-        asked: method of the flag or key; None takes the checkpoint's.
-        role: `drafter` or `target`.
-    """
+    """Return the method that a model is loaded with, and yield why that is refused."""
     own = config.quantization
     method = asked.lower() if asked is not None and context.rules.holds("quantization-any-case") else asked
     chosen = method or own

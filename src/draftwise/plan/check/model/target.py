@@ -93,7 +93,6 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
 
 
 def _count_waiting(context: Context) -> int:
-    """Return how many rules need the target's config.json."""
     return context.rules.count_waiting("target", method=context.keys.get("method"), drafts="model" in context.keys)
 
 
@@ -121,7 +120,6 @@ def find_mistral_format(context: Context, model: ModelConfig, *, role: str) -> I
 
 
 def _find_copy(context: Context, copy: ModelCopy) -> Iterator[Ruling]:
-    """Yield what a copy is judged as, and what of it nobody here knows."""
     weights = "" if copy.has_known_weights else " The quantization of its weights is unknown."
     yield from context.rules.ruling("judged-as-base", what=copy.what, base=copy.base_name, weights=weights)
 
@@ -212,7 +210,6 @@ def find_drafter_parallel(context: Context, config: HfConfig, tensor: int) -> It
 
 
 def _find_target_parallel(context: Context, config: HfConfig) -> Iterator[Ruling]:
-    """Yield why the target cannot be split as asked."""
     tensor = context.flags.get("tensor_parallel_size", 1)
     stages = context.flags.get("pipeline_parallel_size", 1)
     yield from _find_split(
@@ -264,7 +261,6 @@ def _find_decode_contexts(context: Context, config: HfConfig, tensor: Any) -> It
 
 
 def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
-    """Yield the refusal of a method that needs a quantized checkpoint, for a target that is not."""
     method = context.given.get("quantization")
     if not isinstance(method, str) or config.quantization is not None or not needs_checkpoint(method.lower()):
         return
@@ -274,7 +270,6 @@ def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
 
 
 def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
-    """Yield what is refused of the target's KV cache."""
     asked = context.given.get("kv_cache_dtype")
     known = context.release.table("flags")["--kv-cache-dtype"].get("suggestions", ())
     if isinstance(asked, str) and asked not in known:
@@ -289,7 +284,6 @@ def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
 
 
 def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
-    """Yield the refusal of a KV-cache dtype that a CPU server has no kernels for."""
     asked = context.given.get("kv_cache_dtype")
     if context.platform != "cpu" or asked in (None, "auto"):
         return
@@ -304,7 +298,6 @@ def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
 
 
 def _find_window_on_v0(context: Context, config: HfConfig) -> Iterator[Ruling]:
-    """Yield that V0 does not cache prefixes of a target with a sliding window."""
     window = None if config.get("use_sliding_window") is False else config.get("sliding_window")
     asked = "enable_prefix_caching" in context.on and "disable_sliding_window" not in context.on
     if window is not None and asked and context.runs_on_v0:

@@ -37,11 +37,11 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         if sizes and k < _MOST_TOKENS:
             yield from _find_end(context, k, limits.requests, sizes[-1])
             yield from _find_holes(context, resolved, k, limits, sizes)
-    yield from _find_mixed(context, resolved)
+    if resolved.runner == "V1" and not context.lacks_full_graphs:
+        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
 
 
 def _find_shapes(context: Context, step: int) -> Iterator[Ruling]:
-    """Yield why the tokens of a step and the ranks have no common graph size."""
     ranks = context.sizes.get("tensor_parallel_size") or 1
     if ranks < 2 or context.lacks_full_graphs or context.cudagraph_mode == "FULL":
         return
@@ -77,14 +77,12 @@ def list_captured(context: Context, k: int, limits: StepLimits) -> tuple[int, ..
 
 
 def _find_given(context: Context) -> int | None:
-    """Return the size to end at, where one is given."""
     compilation = context.objects.get("compilation_config", {})
     largest = context.sizes.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
     return largest if type(largest) is int and largest > 0 else None
 
 
 def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Iterator[Ruling]:
-    """Yield how many requests the largest graph takes."""
     step = k + 1
     covered = largest // step
     most = f"{covered} request{'s' * (covered > 1)}" if covered else ""
@@ -109,7 +107,6 @@ def _advise_sizes(context: Context, tokens: int | None, most: str) -> str:
 def _find_holes(
     context: Context, resolved: Resolved, k: int, limits: StepLimits, sizes: tuple[int, ...]
 ) -> Iterator[Ruling]:
-    """Yield the batch sizes between graphs that Model Runner V2 finds no full graph for."""
     if resolved.runner != "V2" or context.lacks_full_graphs or context.keys.get("enable_adaptive_verification"):
         return
     reach = limits.requests or sizes[-1] // (k + 1)
@@ -120,12 +117,6 @@ def _find_holes(
         yield from context.rules.ruling(
             "graph-holes", k=k, num=num, reach=min(reach, sizes[-1] // (k + 1)), named=named
         )
-
-
-def _find_mixed(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield that drafts of different lengths in one batch keep it off the full graphs of Model Runner V1."""
-    if resolved.runner == "V1" and not context.lacks_full_graphs:
-        yield from context.rules.ruling("lookups-run-piecewise", method=resolved.method)
 
 
 def capture_sizes(

@@ -38,7 +38,6 @@ def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
 
 
 def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what speculation meets on a CPU server."""
     if context.platform != "cpu":
         return
     yield from context.rules.ruling("cpu-without-speculation")
@@ -53,9 +52,10 @@ def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_drafters(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what fails, or drafts less than it could, once the drafter is built."""
     yield from _find_tensor_parallel(context, resolved)
-    yield from _find_aux_states(context, resolved)
+    if has_interface(context, "SupportsEagle3") is False and not _declines_aux_states(context, resolved):
+        name = ", ".join(context.target.architectures) if context.target else ""
+        yield from context.rules.ruling("target-without-aux-states", method=resolved.method, name=name)
     yield from _find_standalone(context, resolved)
     yield from _find_mask_token(context, resolved)
     yield from _find_method_faults(context, resolved)
@@ -76,13 +76,6 @@ def _find_tensor_parallel(context: Context, resolved: Resolved) -> Iterator[Ruli
         yield from context.rules.ruling("draft-tensor-parallel-ignored", given=given, target=target)
 
 
-def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Judge methods that read hidden states out of the target's middle layers."""
-    if has_interface(context, "SupportsEagle3") is False and not _declines_aux_states(context, resolved):
-        name = ", ".join(context.target.architectures) if context.target else ""
-        yield from context.rules.ruling("target-without-aux-states", method=resolved.method, name=name)
-
-
 def _declines_aux_states(context: Context, resolved: Resolved) -> bool:
     """Say whether a head declares that it takes the last layer's output only."""
     inner = context.draft_config.get("eagle_config")
@@ -101,13 +94,9 @@ def _find_standalone(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if _has_mrope(context.draft_config):
         yield from context.rules.ruling("draft-with-mrope")
     if has_interface(context, "SupportsMultiModal") and not is_text_only(context):
-        yield from _find_multimodal(context)
-
-
-def _find_multimodal(context: Context) -> Iterator[Ruling]:
-    name = context.target.architectures[0] if context.target else ""
-    yield from context.rules.ruling("draft-model-with-multimodal-target", name=name)
-    yield from context.rules.ruling("draft-model-reads-text-only", name=name)
+        name = context.target.architectures[0] if context.target else ""
+        yield from context.rules.ruling("draft-model-with-multimodal-target", name=name)
+        yield from context.rules.ruling("draft-model-reads-text-only", name=name)
 
 
 def _has_mrope(config: Mapping[str, Any]) -> bool:
@@ -146,7 +135,9 @@ def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling
         heads = _count_heads(context.draft_config)
         if k is not None and k > heads:
             yield from context.rules.ruling("medusa-too-few-heads", method=resolved.method, k=k, heads=heads)
-        yield from _find_cut_vocabulary(context, resolved)
+        cut, whole = (context.draft_config.get(key) for key in ("truncated_vocab_size", "vocab_size"))
+        if isinstance(cut, int) and isinstance(whole, int) and cut < whole:
+            yield from context.rules.ruling("medusa-truncated-vocabulary", method=resolved.method, cut=cut, whole=whole)
     yield from _find_other_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
     yield from context.rules.ruling("mlp-speculator-not-on-v1", method=resolved.method)
@@ -158,12 +149,6 @@ def _count_heads(config: Mapping[str, Any]) -> int:
     """Return the trained heads as vLLM reads them: any key with "num" and "heads" counts."""
     heads = [value for key, value in config.items() if "num" in key and "heads" in key and isinstance(value, int)]
     return heads[-1] if heads else _DEFAULT_MEDUSA_HEADS
-
-
-def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    cut, whole = (context.draft_config.get(key) for key in ("truncated_vocab_size", "vocab_size"))
-    if isinstance(cut, int) and isinstance(whole, int) and cut < whole:
-        yield from context.rules.ruling("medusa-truncated-vocabulary", method=resolved.method, cut=cut, whole=whole)
 
 
 def _find_other_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
@@ -185,7 +170,6 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
 
 
 def _find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield the needs, besides an accepted config, of the method that drafts nothing."""
     if resolved.facts.drafts_from != "none":
         return
     k, method = resolved.num_speculative_tokens, resolved.method
@@ -219,7 +203,6 @@ def _find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
 
 
 def _judge_pair_of_configs(context: Context, resolved: Resolved) -> Iterator[Finding]:
-    """Yield where a head and its target do not fit, wherever their config.json were found."""
     head, target = context.drafter, context.target
     if head is None or target is None or resolved.facts.drafts_from != "target_states":
         return
@@ -230,7 +213,6 @@ def _judge_pair_of_configs(context: Context, resolved: Resolved) -> Iterator[Fin
 
 
 def _find_in_files(context: Context, resolved: Resolved) -> Iterator[Finding]:
-    """Yield what is wrong or worth knowing about tensors and tokenizers that lie here."""
     target = None if context.target is None else context.target.directory
     if target is None or resolved.facts.weights == "none":
         return

@@ -45,7 +45,6 @@ def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
 
 
 def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield settings that are accepted and known to hurt."""
     if "enable_auto_tool_choice" in context.on or "tool_call_parser" in context.on:
         yield from _find_short_lookup(context, resolved)
     if resolved.facts.drafts_from == "own_model" and resolved.runner == "V2":
@@ -118,13 +117,7 @@ def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling]) -> Iterator[Ruling]:
-    """Yield which features that are asked for go with speculation, and what the release does not combine yet.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config.
-        found: what else is said of the setup: a flag that something is wrong with is not praised.
-    """
+    """Yield which features that are asked for go with speculation, and what the release does not combine yet."""
     wrong = {each.where for each in found if each.severity is not Severity.INFO}
     for code, names in _FEATURES.items():
         flags = [f"--{name.replace('_', '-')}" for name in names if name in context.on]

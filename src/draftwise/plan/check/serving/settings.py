@@ -38,7 +38,6 @@ def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
 
 
 def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what the attention and expert backends mean for the drafter."""
     target = _read_backend(context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND"))
     own = _read_backend(context.keys.get("attention_backend"))
     if not _is_causal(context):
@@ -58,7 +57,6 @@ def _read_backend(given: object) -> str:
 
 
 def _is_causal(context: Context) -> bool:
-    """Say whether the drafter declares that its block attends to earlier tokens only."""
     inner = context.draft_config.get("dflash_config")
     return context.rules.holds("dflash-may-be-causal") and isinstance(inner, dict) and bool(inner.get("causal"))
 
@@ -109,10 +107,14 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
 
 
 def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield sampling keys that are accepted and do nothing on the runner that takes the work."""
     rejection, drafting = context.keys.get(_REJECTION), context.keys.get(_DRAFTING)
     if resolved.runner == "V1":
-        yield from _find_rejection_on_v1(context, rejection)
+        if rejection not in (None, "strict"):
+            yield from context.rules.ruling("rejection-method-ignored-on-v1", rejection=rejection)
+        if rejection == "probabilistic":
+            yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
+        if rejection == "block":
+            yield from context.rules.ruling("block-verification-ignored-on-v1")
         if drafting == "gumbel":
             yield from context.rules.ruling("gumbel-drafts-ignored-on-v1")
         if drafting not in (None, "greedy"):
@@ -123,17 +125,7 @@ def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from context.rules.ruling("probabilistic-drafts-keep-logits")
 
 
-def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Ruling]:
-    if rejection not in (None, "strict"):
-        yield from context.rules.ruling("rejection-method-ignored-on-v1", rejection=rejection)
-    if rejection == "probabilistic":
-        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1")
-    if rejection == "block":
-        yield from context.rules.ruling("block-verification-ignored-on-v1")
-
-
 def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield features that fail later with this drafter, or that it makes less effective."""
     method = resolved.method
     if "enable_dbo" in context.on and resolved.runner == "V1" and resolved.facts.keeps_kv:
         yield from context.rules.ruling("batch-overlap-breaks-drafter")
@@ -154,7 +146,6 @@ def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
 
 
 def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield keys that have no effect for this method, runner and release."""
     limit = context.keys.get("disable_by_batch_size")
     if limit is not None:
         yield from context.rules.ruling("disable-by-batch-size-idle", limit=limit)
@@ -168,7 +159,6 @@ def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield the keys of suffix decoding and of prompt lookup given with another method."""
     own = resolved.facts.keys
     suffix = sorted(key for key in context.keys if key.startswith("suffix_decoding_"))
     if suffix and not any(key.startswith("suffix_decoding_") for key in own):
@@ -179,6 +169,5 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
 
 
 def _find_logging(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield how to read the log of steps, which is where step times and acceptance cost can be taken from."""
     if "enable_logging_iteration_details" in context.on and resolved.async_scheduling:
         yield from context.rules.ruling("iteration-details-are-waits")

@@ -71,7 +71,6 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _find_method(context: Context, spec: Spec) -> tuple[str, bool] | None:
-    """Return the method that the drafter stands for, and whether its name alone says so."""
     table = context.release.table("method_inference")
     name = (spec.model or "").lower()
     for method in table["order"]:
@@ -141,7 +140,6 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
 
 
 def _is_target(context: Context, spec: Spec) -> bool:
-    """Say whether the target stands for its own drafter."""
     return spec.model == (context.verifier or context.setup.target)
 
 

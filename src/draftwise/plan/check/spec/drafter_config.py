@@ -55,7 +55,10 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
     spec = yield from detect_method(context, spec)
     if not spec.known("draft"):
         return spec
-    yield from _find_lost_modules(context, spec)
+    copy = None if context.target is None else context.target.copy
+    drafts_itself = spec.facts is not None and spec.facts.weights == "target"
+    if copy is not None and not copy.keeps_modules and drafts_itself:
+        yield from context.rules.ruling("copy-modules-unknown", name=copy.name, base=copy.base_name)
     spec = yield from name_class(context, spec)
     always = spec.facts is not None and spec.facts.parallel == "always"
     spec = replace(spec, parallel_drafting=always or bool(spec.get("parallel_drafting")))
@@ -99,14 +102,6 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
     if as_medusa and spec.target is not None:  # the release makes their vocabularies agree
         config = config.changed(vocab_size=spec.target.config.get("vocab_size"))
     return (yield from _build_drafter(context, spec, config))
-
-
-def _find_lost_modules(context: Context, spec: Spec) -> Iterator[Ruling]:
-    """Yield that a copy may lack the modules of its base, if these are to draft."""
-    copy = None if context.target is None else context.target.copy
-    drafts_itself = spec.facts is not None and spec.facts.weights == "target"
-    if copy is not None and not copy.keeps_modules and drafts_itself:
-        yield from context.rules.ruling("copy-modules-unknown", name=copy.name, base=copy.base_name)
 
 
 def _build_drafter(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
@@ -201,7 +196,8 @@ def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
     """Fill in or check the number of tokens against what the drafter was made for."""
     if spec.draft is None or not spec.known(_TOKENS) or context.rules.applies("dspark-tokens-by-block", spec.method):
         return spec
-    yield from _find_inkling(context, spec)
+    if spec.draft is not None and spec.draft.config.model_type == "inkling_mtp" and spec.tokens not in (None, 1):
+        yield from context.rules.ruling("inkling-one-token", tokens=spec.tokens)
     steps = spec.draft.config.get("n_predict")
     if not isinstance(steps, int) or steps < 0:
         return spec
@@ -211,11 +207,6 @@ def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
     if isinstance(spec.tokens, (int, float)):
         yield from _find_misfit(context, spec.tokens, steps)
     return spec
-
-
-def _find_inkling(context: Context, spec: Spec) -> Iterator[Ruling]:
-    if spec.draft is not None and spec.draft.config.model_type == "inkling_mtp" and spec.tokens not in (None, 1):
-        yield from context.rules.ruling("inkling-one-token", tokens=spec.tokens)
 
 
 def _find_misfit(context: Context, tokens: float, steps: int) -> Iterator[Ruling]:

@@ -67,7 +67,6 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
 
 
 def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
-    """Yield that the package is missing, or that it cannot be seen from here whether it is."""
     if package not in (context.installed or ()):
         code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
         yield from context.rules.ruling(code, package=package)
@@ -145,12 +144,7 @@ def _is_for_plugin(context: Context) -> bool:
 
 
 def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
-    """Return what the speculative config becomes where that can be known, and yield every finding about it.
-
-    Args:
-        context: with a speculative config.
-        target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
-    """
+    """Return what the speculative config becomes where that can be known, and yield every finding about it."""
     if _is_for_plugin(context) and context.rules.holds("plugin-reads-config"):
         yield from context.rules.ruling("plugin-reads-config")
         return None
@@ -221,26 +215,18 @@ def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
     if spec.get(mtp_key) is not None and spec.method is not None and not spec.reads(mtp_key):
         yield from context.rules.ruling("mtp-only-key")
     if spec.get(_ADAPTIVE) and not context.rules.applies("dspark-has-confidence", spec.method):
-        yield from _find_adaptive(context, spec)
+        yield from context.rules.ruling("adaptive-needs-dspark", method=spec.method)
+        if spec.get("use_local_argmax_reduction"):
+            yield from context.rules.ruling("adaptive-needs-logits")
     if spec.get("xpress_topc") is not None and spec.draft is not None and _splits_drafter(spec):
-        yield from _find_xpress(context, spec)
-
-
-def _find_adaptive(context: Context, spec: Spec) -> Iterator[Ruling]:
-    yield from context.rules.ruling("adaptive-needs-dspark", method=spec.method)
-    if spec.get("use_local_argmax_reduction"):
-        yield from context.rules.ruling("adaptive-needs-logits")
-
-
-def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
-    assert spec.draft is not None
-    top, config = spec.get("xpress_topc"), spec.draft.config
-    size = config.get("draft_vocab_size") or config.get("vocab_size")
-    vocabulary = size if isinstance(size, int) else 0
-    if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
-        yield from context.rules.ruling("xpress-only-key")
-    elif top > vocabulary:
-        yield from context.rules.ruling("xpress-topc-range", top=top, vocabulary=vocabulary)
+        assert spec.draft is not None
+        top, config = spec.get("xpress_topc"), spec.draft.config
+        size = config.get("draft_vocab_size") or config.get("vocab_size")
+        vocabulary = size if isinstance(size, int) else 0
+        if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
+            yield from context.rules.ruling("xpress-only-key")
+        elif top > vocabulary:
+            yield from context.rules.ruling("xpress-topc-range", top=top, vocabulary=vocabulary)
 
 
 def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -256,7 +242,6 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
-    """Yield that the target is not on an old release's list of those that give out hidden states."""
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return
@@ -268,7 +253,6 @@ def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
-    """Judge the number that every other step has had its say about."""
     if not spec.known(_TOKENS):
         return spec
     tokens = spec.tokens
@@ -289,7 +273,6 @@ def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
-    """Yield what speaks against the vocabularies, or against the key that maps between them."""
     if not spec.known("method", _MAPPING):
         return
     if spec.get(_MAPPING):
@@ -366,7 +349,6 @@ def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[f
 
 
 def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
-    """Fill in the window of FLy, which accepts some rejected tokens, and yield what it cannot work with."""
     if spec.get(_SAMPLING) != "fly" or not spec.known("num_speculative_tokens", "method"):
         return spec
     window = spec.get(_WINDOW)

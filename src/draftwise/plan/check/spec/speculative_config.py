@@ -89,12 +89,7 @@ class Spec:
 
 
 def read_spec(context: Context, target: Model | None) -> Step[Spec]:
-    """Return the config as its keys have it, with the method and the model that they stand for.
-
-    Args:
-        context: with a speculative config.
-        target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
-    """
+    """Return the config as its keys have it, with the method and the model that they stand for."""
     fields = yield from read_fields(context)
     yield from find_load_faults(context)
     spec = Spec(
@@ -109,7 +104,6 @@ def read_spec(context: Context, target: Model | None) -> Step[Spec]:
 
 
 def _infer_method(context: Context, spec: Spec) -> Step[Spec]:
-    """Return the config with the method that its own two keys stand for."""
     if not spec.known("method", "model"):
         return spec
     spec = replace(spec, method=spec.get("method"), model=spec.get("model"))
@@ -175,7 +169,6 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _draft_with_target(context: Context, spec: Spec) -> Step[Spec]:
-    """Return the config with the target as its own drafter."""
     spec = replace(spec, model=context.verifier or context.setup.target)
     if not spec.quantization and spec.target is not None and context.rules.holds("mtp-inherits-quantization"):
         spec = replace(spec, quantization=spec.target.quantization)

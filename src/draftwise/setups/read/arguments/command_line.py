@@ -100,12 +100,6 @@ def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
 def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, folder: Path | None = None) -> Arguments:
     """Read the words after `vllm serve`, the module, or the image's name.
 
-    Args:
-        words: the words.
-        release: whose parser reads them.
-        entry: what takes them.
-        folder: where a `--config` file is looked for; None where files of that machine are out of reach.
-
     Raises:
         InvalidSetup: there are more words than any server is started with.
     """

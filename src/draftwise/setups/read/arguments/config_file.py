@@ -63,14 +63,7 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
 
 
 def get_flags(document: YamlDocument, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
-    """Yield the words that a release makes of a config file's keys.
-
-    Args:
-        document: the file's content.
-        release: whose parser reads it.
-        findings: takes what is wrong.
-        name: the file's name, where it is another one than the text that is read.
-    """
+    """Yield the words that a release makes of a config file's keys."""
     negations = {row["negation"] for row in release.table("flags").values() if "negation" in row}
     for key, value in document.value.items():
         line = document.line((key,))

@@ -87,12 +87,7 @@ class Stores:
 
 
 def read_stores(documents: Sequence[YamlDocument], given: Mapping[str, str]) -> Stores:
-    """Return the ConfigMaps and Secrets among documents.
-
-    Args:
-        documents: of one text.
-        given: values of variables that the text takes from elsewhere.
-    """
+    """Return the ConfigMaps and Secrets among documents."""
     return Stores(dict(_find_stores(documents)), given)
 
 
@@ -120,15 +115,7 @@ def read_container(
     stores: Stores,
     pod: Mapping[str, Any] | None = None,
 ) -> Launch | None:
-    """Return the server that a container starts, or None.
-
-    Args:
-        document: where it is written.
-        path: of the container.
-        container: its mapping.
-        stores: where its variables may come from.
-        pod: the pod spec around it, for the kind of GPU.
-    """
+    """Return the server that a container starts, or None."""
     found: Findings = []
     env = stores.read_env(document, path, container)
     command, args = (get_container_words(document, (*path, key), container, env, found) for key in ("command", "args"))
@@ -149,15 +136,7 @@ def read_container(
 def get_container_words(
     document: YamlDocument, path: Path, container: Mapping[str, Any], env: Environment, found: Findings
 ) -> tuple[Word, ...]:
-    """Return `command` or `args` of a container, with its variables put in.
-
-    Args:
-        document: where it is written.
-        path: of the list; its last part is the key.
-        container: its mapping.
-        env: its variables.
-        found: takes what is wrong.
-    """
+    """Return `command` or `args` of a container, with its variables put in."""
     words = get_words(document, path, container.get(str(path[-1])), found)
     return tuple(KUBERNETES.fill_in(word, env) for word in words)
 

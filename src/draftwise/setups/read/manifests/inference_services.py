@@ -284,7 +284,6 @@ def find_llm_services(document: YamlDocument, stores: Stores) -> Iterator[Launch
 
 
 def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> tuple[Word, ...]:
-    """Return what a shell makes of the additional arguments and the container's own."""
     additional = f"${_ADDITIONAL}" if _ADDITIONAL in env.unknown else env.values.get(_ADDITIONAL, "")
     text = " ".join([additional, *(word.text for word in args)])
     return tuple(replace(word, place=place) for word in evaluate_words(text, line=line, env=env))

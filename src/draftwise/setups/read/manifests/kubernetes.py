@@ -64,7 +64,6 @@ def _find_sources(value: Any, around: Path) -> Iterator[Path]:
 
 
 def _follow(value: Any, path: Path) -> Any:
-    """Return what stands at a path; None for nothing."""
     for key in path:
         try:
             value = value[key]
@@ -139,12 +138,7 @@ def _get_shared(words: Sequence[Word]) -> list[str]:
 
 
 def find_objects(documents: Sequence[YamlDocument], given: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield the servers of a file's objects; runtimes, ConfigMaps and Secrets are looked up among the objects.
-
-    Args:
-        documents: the objects.
-        given: values of variables that the file takes from elsewhere.
-    """
+    """Yield the servers of a file's objects; runtimes, ConfigMaps and Secrets are looked up among the objects."""
     runtimes, stores = get_runtimes(documents), read_stores(documents, given)
     for document in documents:
         for launch in _find(document, documents, runtimes, stores):

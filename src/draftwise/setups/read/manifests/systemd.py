@@ -22,10 +22,6 @@ _SPECIFIER = re.compile(r"%(%|[A-Za-z])")
 def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers of a unit file.
 
-    Args:
-        text: the unit.
-        given: values of variables that come from files which are not at hand.
-
     Raises:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
@@ -74,12 +70,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
-    """Return the variables of a unit: what its files set goes over what the unit itself sets.
-
-    Args:
-        settings: line, name and value of each.
-        given: values of variables that come from files which are not at hand.
-    """
+    """Return the variables of a unit: what its files set goes over what the unit itself sets."""
     env, from_files = NOTHING_SET, NOTHING_SET
     for line, name, value in settings:
         if name == "Environment":
@@ -133,10 +124,6 @@ _UNIT = Environment(elsewhere="the environment of the unit that Podman generates
 
 def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the server of a `.container` file.
-
-    Args:
-        text: the file.
-        given: values of variables that come from files which are not at hand.
 
     Raises:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.

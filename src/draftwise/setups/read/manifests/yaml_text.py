@@ -61,11 +61,6 @@ def cut_out(document: YamlDocument, path: Path) -> YamlDocument:
 def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[YamlDocument, ...]:
     """Return the documents of a YAML text.
 
-    Args:
-        text: the file's content.
-        name: the file's name, for messages.
-        line: number of its first line.
-
     Raises:
         InvalidSetup: the text is not YAML, is a template that was never rendered, or goes beyond the bounds.
     """

@@ -84,7 +84,6 @@ class Conditions(Expansion):
         return bound
 
     def _is_filled(self, text: str, line: int, state: PathState) -> bool:
-        """Say whether a text is not empty."""
         text = state.get(text)
         if is_known(text) or any(is_known(char) for char in text):
             return bool(text)

@@ -157,7 +157,6 @@ def _set_before(way: Way) -> Environment:
 
 
 def _get_assigned(words: Iterable[Word]) -> Environment:
-    """Return the variables that `NAME=value` words set."""
     values: dict[str, str] = {}
     unknown: dict[str, str] = {}
     assumed: dict[str, str] = {}
@@ -179,11 +178,6 @@ def _slips(command: ScriptCommand) -> Iterator[Finding]:
 
 def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0) -> Launch | None:
     """Return the server that one command starts, or None where it starts none.
-
-    Args:
-        words: the command.
-        env: what it finds in its environment.
-        depth: how many shells and containers stand around it.
 
     Raises:
         InvalidSetup: a nested `sh -c` text cannot be read as shell words.
@@ -227,7 +221,6 @@ def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
 
 
 def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | None:
-    """Return the server that `bash -c TEXT NAME ARGUMENTS` starts."""
     option = next(
         (index for index, word in enumerate(words[:4]) if word.text.startswith("-") and "c" in word.text), None
     )
@@ -244,7 +237,6 @@ def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | N
 
 
 def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
-    """Return the server of `docker run OPTIONS IMAGE ARGUMENTS`."""
     env = NOTHING_SET
     entrypoint: list[Word] = []
     num_gpus: int | None = None
@@ -294,15 +286,7 @@ def _count_gpus(value: str) -> int | None:
 def run_image(
     image: Word, entrypoint: Sequence[Word], args: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0
 ) -> Launch | None:
-    """Return the server that a container starts, or None where it starts none.
-
-    Args:
-        image: as written.
-        entrypoint: what replaces the image's own; empty for none.
-        args: what is given to the one or the other.
-        env: what the container finds in its environment.
-        depth: how many shells and containers stand around it.
-    """
+    """Return the server that a container starts, or None where it starts none."""
     launch = find_launch([*entrypoint, *args], env=env, depth=depth)
     name = image.text
     if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):

@@ -66,13 +66,7 @@ def matches_regex(text: str, pattern: str) -> bool | None:
 
 
 def apply(name: str, text: str, operand: str) -> str | None:
-    """Return what `${NAME%PATTERN}` and its like make of a text; None for an operator that is not known.
-
-    Args:
-        name: the operator, e.g. `%%`.
-        text: the value.
-        operand: what stands behind the operator, a pattern.
-    """
+    """Return what `${NAME%PATTERN}` and its like make of a text; None for an operator that is not known."""
     if is_long(text, operand):
         return None
     match name:

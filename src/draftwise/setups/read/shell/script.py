@@ -128,7 +128,6 @@ def evaluate_words(text: str, *, line: int = 1, env: Environment = NOTHING_SET) 
 
 
 def _tell_run(shell: Shell) -> ScriptRun:
-    """Return what was reached."""
     found: dict[object, ScriptCommand] = {}
     for (node, _), reached in shell.reached.items():
         command = _get_command(shell, reached)
@@ -200,7 +199,6 @@ def _is_left_out(shell: Shell, text: str) -> bool:
 
 
 def _tell(shell: Shell, value: Value | None) -> Word | None:
-    """Return a variable's value; None for an array or a missing variable."""
     if not isinstance(value, str):
         return None
     told, unknown, assumed = shell.holes.tell(value)

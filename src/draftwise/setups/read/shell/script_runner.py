@@ -336,7 +336,6 @@ class Shell(Conditions):
         return self._leave_loop([replace(state, turn=around) for state in behind])
 
     def _is_certain(self, node: While, state: PathState) -> bool:
-        """Say whether it is known if a loop goes on."""
         marked = {key: list(value) for key, value in self.reached.items()}
         true, false = self.decide(node.condition, [state.copy()])
         self.reached = marked
@@ -353,7 +352,6 @@ class Shell(Conditions):
         return merge(states)
 
     def _forget(self, body: Node, state: PathState, why: str) -> None:
-        """Make unknown what commands may set."""
         names = _find_assigned(body, state.functions, frozenset())
         if names is None:
             names = {*state.variables}
@@ -478,7 +476,6 @@ class Shell(Conditions):
             state.version = version
 
     def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
-        """Do what a command of the shell does to the script, and return its status."""
         if name in ("[", "test"):
             return self.test_words(rest[:-1] if name == "[" else rest, node.line, state)
         if name in ("exit", "return", "break", "continue"):
@@ -635,7 +632,6 @@ def _find_in_words(node: Simple) -> Iterator[str]:
 
 
 def _describe(node: Node) -> tuple[int, str]:
-    """Return the line of a command, and how findings name it."""
     for each in walk(node):
         if isinstance(each, Simple) and each.words:
             texts = [_show(word) for word in each.words if isinstance(word, ShellWord)]

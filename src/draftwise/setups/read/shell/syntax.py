@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal as OneOf
 
@@ -210,14 +210,19 @@ _BLANK = re.compile(r"(?:[ \t\r\f\v]|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 _PLAIN = re.compile(r"""[^\s'"\\$`;&|()<>{]+""")
 _IN_QUOTES = re.compile(r'[^"\\$`]+')
+_IN_BODY = re.compile(r"[^\\$`]+")
+_IN_ESCAPED = re.compile(r"[^\\']+")
+_ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 _IN_OPERAND = re.compile(r"""[^'"\\$`}]+""")
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./-]*[\w./-])?>")
-_NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
+_NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9]|[@*#?$!-])")
+_PREFIX = re.compile(r"[#!](?![}:-])")
 _BRACED_NAME = re.compile(r"[A-Za-z_]\w*|[0-9]+|[@*#?$!-]")
 _OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//?[#%]?|\^\^?|,,?|@[A-Za-z]|:")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _HERE = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|(\\?)([\w.-]+))")
 _REDIRECTION = re.compile(r"(?:&>>?|<<<|<>|>>|>\||[<>]&|[<>])[ \t]*-?")
+_AT_REDIRECTION = re.compile(r"\d*(?=[<>])|(?=&>)")
 _LOST = re.compile(r"\\[ \t]+\r?\n")
 _RESERVED = re.compile(
     r"(?:if|then|elif|else|fi|case|esac|for|while|until|do|done|function|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
@@ -227,6 +232,9 @@ _FOR = re.compile(r"for[ \t]+(?:([A-Za-z_]\w*)|\(\()")
 _FUNCTION = re.compile(
     r"(?:function[ \t]+([\w.:-]+)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\))[ \t\n]*(?=[{(])"
 )
+_IN = re.compile(r"in(?=\s|;|$)")
+_AND_OR = re.compile(r"&&|\|\|")
+_PIPE = re.compile(r"\|(?!\|)&?")
 _SEPARATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|\n]")
 _CLOSING = frozenset({"then", "elif", "else", "fi", "esac", "do", "done", "}"})
 _UNARY = re.compile(r"-[a-zA-Z]$")
@@ -241,8 +249,7 @@ def parse(text: str, *, line: int = 1) -> CommandList:
     Raises:
         InvalidSetup: a quote is never closed.
     """
-    parser = _Parser(text, line)
-    return CommandList(tuple(parser.read_list(frozenset())))
+    return _Parser(text, line).read_commands()
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -274,7 +281,7 @@ class _Parser:
     text: str
     first_line: int
     pos: int = 0
-    newlines: list[int] = field(default_factory=list)
+    newlines: list[int] = field(init=False)
     waiting: list[Document] = field(default_factory=list)
     num_documents: int = 0
     lost: list[int] = field(default_factory=list)
@@ -286,55 +293,64 @@ class _Parser:
         """Return the number of the line that a position is in."""
         return self.first_line + bisect_right(self.newlines, pos - 1)
 
+    def at(self, *texts: str) -> bool:
+        """Say whether one of the texts comes next."""
+        return self.text.startswith(texts, self.pos)
+
+    def take(self, pattern: re.Pattern[str] | str) -> re.Match[str] | None:
+        """Return what comes next, and go behind it, if it is of a pattern."""
+        found = re.compile(pattern).match(self.text, self.pos)
+        if found is not None:
+            self.pos = found.end()
+        return found
+
+    def take_text(self, pattern: re.Pattern[str]) -> str:
+        """Return the text of a pattern that comes next, else the next character, and go behind it."""
+        found = pattern.match(self.text, self.pos)
+        text = found[0] if found else self.text[self.pos]
+        self.pos += len(text)
+        return text
+
     # Lists and pipelines
 
-    def read_list(self, closing: frozenset[str]) -> Iterator[Node]:
+    def read_commands(self, *closing: str) -> CommandList:
+        """Read commands up to one of the words, which stays to be read."""
+        return CommandList(tuple(self.read_list(closing)))
+
+    def read_list(self, closing: Collection[str]) -> Iterator[Node]:
         """Yield commands until one of the words, which stays to be read; what closes nothing is skipped."""
         while self.pos < len(self.text):
             self.skip_blank()
             found = self.reserved()
-            if self.text.startswith(";;", self.pos) or self.text.startswith(";&", self.pos):
+            if self.at(";;", ";&"):
                 if "esac" in closing:
                     return
                 self.pos += 2
-            elif found in closing or (self.text[self.pos : self.pos + 1] == ")" and ")" in closing):
+            elif found in closing or (self.at(")") and ")" in closing):
                 return
             elif found in _CLOSING:
                 self.pos += len(found)
-            elif separator := _SEPARATOR.match(self.text, self.pos):
-                self.take_separator(separator)
-            elif self.text[self.pos : self.pos + 1] == ")":
+            elif separator := self.take(_SEPARATOR):
+                if separator[0] == "\n":
+                    self.read_documents()
+            elif self.at(")"):
                 self.pos += 1
             elif self.pos < len(self.text):
                 before = self.pos
                 node = self.read_and_or()
                 self.skip_blank()
-                if self.text.startswith("&", self.pos) and not self.text.startswith("&&", self.pos):
-                    node = Pipeline((node,))
-                yield node
+                yield Pipeline((node,)) if self.at("&") and not self.at("&&") else node
                 if self.pos == before:
                     self.pos += 1
-
-    def take_separator(self, found: re.Match[str]) -> None:
-        self.pos = found.end()
-        if found[0] == "\n":
-            self.read_documents()
 
     def skip_blank(self, *, newlines: bool = False) -> None:
         """Skip spaces, continued lines and comments."""
         while self.pos < len(self.text):
-            if blank := _BLANK.match(self.text, self.pos):
-                self.pos = blank.end()
-            elif lost := _LOST.match(self.text, self.pos):
-                self.lost.append(self.line_at(self.pos))
-                self.pos = lost.end()
-            elif self.text[self.pos] == "#":
-                end = self.text.find("\n", self.pos)
-                self.pos = len(self.text) if end < 0 else end
-            elif newlines and self.text[self.pos] == "\n":
-                self.pos += 1
+            if lost := self.take(_LOST):
+                self.lost.append(self.line_at(lost.start()))
+            elif newlines and self.take("\n"):
                 self.read_documents()
-            else:
+            elif not self.take(_BLANK) and not self.take(_COMMENT):
                 return
 
     def reserved(self) -> str:
@@ -344,17 +360,14 @@ class _Parser:
 
     def read_and_or(self) -> Node:
         node = self.read_pipeline()
-        while True:
-            self.skip_blank()
-            operator = self.text[self.pos : self.pos + 2]
-            if operator not in ("&&", "||"):
-                return node
-            self.pos += 2
+        self.skip_blank()
+        while found := self.take(_AND_OR):
             self.skip_blank(newlines=True)
             if self.pos >= len(self.text):
-                return node
-            right = self.read_pipeline()
-            node = AndOr(node, "&&" if operator == "&&" else "||", right)
+                break
+            node = AndOr(node, "&&" if found[0] == "&&" else "||", self.read_pipeline())
+            self.skip_blank()
+        return node
 
     def read_pipeline(self) -> Node:
         self.skip_blank()
@@ -364,33 +377,26 @@ class _Parser:
             negated = not negated
             self.skip_blank()
         commands = [self.read_command()]
-        while True:
-            self.skip_blank()
-            if not self.text.startswith("|", self.pos) or self.text.startswith("||", self.pos):
-                break
-            self.pos += 2 if self.text.startswith("|&", self.pos) else 1
+        self.skip_blank()
+        while self.take(_PIPE):
             self.skip_blank(newlines=True)
             commands.append(self.read_command())
+            self.skip_blank()
         node = commands[0] if len(commands) == 1 else Pipeline(tuple(commands))
         return Not(node) if negated else node
 
     # Compound commands
 
     def read_command(self) -> Node:
-        if function := _FUNCTION.match(self.text, self.pos):
-            self.pos = function.end()
+        if function := self.take(_FUNCTION):
             body = self.read_command()
             return Function(function[1] or function[2], body if isinstance(body, CommandList) else CommandList((body,)))
         word = self.reserved()
-        node = self.read_reserved(word) if word else None
-        if node is not None:
+        if word and (node := self.read_reserved(word)) is not None:
             return node
-        if self.text.startswith("((", self.pos) and (arithmetic := self.read_arithmetic(self.pos)) is not None:
+        if self.at("((") and (arithmetic := self.read_arithmetic(self.pos)) is not None:
             return arithmetic
-        if self.text.startswith("(", self.pos):
-            self.pos += 1
-            return replace(self.read_group(")"), is_subshell=True)
-        return self.read_simple()
+        return replace(self.read_group(")"), is_subshell=True) if self.take(r"\(") else self.read_simple()
 
     def read_reserved(self, word: str) -> Node | None:
         """Read what a reserved word begins; None where it begins nothing."""
@@ -412,25 +418,22 @@ class _Parser:
 
     def read_group(self, *closing: str) -> CommandList:
         """Read the commands up to one of the words, and skip it."""
-        commands = tuple(self.read_list(frozenset(closing)))
+        commands = self.read_commands(*closing)
         self.skip_word(*closing)
-        return CommandList(commands, documents=self.read_redirections())
+        return replace(commands, documents=self.read_redirections())
 
     def skip_word(self, *words: str) -> str:
         """Skip one of the words if it comes next, and return it."""
         self.skip_blank(newlines=True)
-        for word in words:
-            if self.text.startswith(word, self.pos):
-                self.pos += len(word)
-                return word
-        return ""
+        word = next(filter(self.at, words), "")
+        self.pos += len(word)
+        return word
 
     def read_redirections(self) -> tuple[Document, ...]:
         """Read what follows behind a compound command on its line."""
         documents: list[Document] = []
         self.skip_blank()
-        while found := re.compile(r"\d*(?=[<>])|(?=&>)").match(self.text, self.pos):
-            self.pos = found.end()
+        while self.take(_AT_REDIRECTION):
             self.read_redirection(documents)
             self.skip_blank()
         return tuple(documents)
@@ -439,15 +442,14 @@ class _Parser:
         self.pos += 2
         branches: list[tuple[CommandList | None, CommandList]] = []
         while True:
-            condition = CommandList(tuple(self.read_list(frozenset({"then", "fi"}))))
+            condition = self.read_commands("then", "fi")
             if not self.skip_word("then"):
                 self.skip_word("fi")
-                return CommandList((condition, *(Branches(tuple(branches)),))) if branches else condition
-            body = CommandList(tuple(self.read_list(frozenset({"elif", "else", "fi"}))))
-            branches.append((condition, body))
+                return CommandList((condition, Branches(tuple(branches)))) if branches else condition
+            branches.append((condition, self.read_commands("elif", "else", "fi")))
             ending = self.skip_word("elif", "else", "fi")
             if ending == "else":
-                branches.append((None, CommandList(tuple(self.read_list(frozenset({"fi"}))))))
+                branches.append((None, self.read_commands("fi")))
                 self.skip_word("fi")
             if ending != "elif":
                 break
@@ -470,51 +472,37 @@ class _Parser:
             while (pattern := self.read_word()) is not None:
                 patterns.append(pattern)
                 self.skip_blank()
-                if self.text[self.pos : self.pos + 1] != "|":
+                if not self.take(r"\|"):
                     break
-                self.pos += 1
                 self.skip_blank()
             if not self.skip_word(")"):
                 self.pos += not patterns
                 continue
-            body = CommandList(tuple(self.read_list(frozenset({"esac"}))))
-            ending = self.skip_word(";;&", ";;", ";&") or ";;"
-            clauses.append(Clause(tuple(patterns), body, ending))
+            body = self.read_commands("esac")
+            clauses.append(Clause(tuple(patterns), body, self.skip_word(";;&", ";;", ";&") or ";;"))
         self.skip_word("esac")
         self.read_redirections()
         return Case(subject, tuple(clauses), line)
 
     def read_for(self, found: re.Match[str]) -> Node:
-        line = self.line_at(self.pos)
         words: tuple[ShellWord, ...] | None = ()
-        if found[1] is None:
-            arithmetic = self.read_arithmetic(found.end() - 2)
-            if arithmetic is None:
-                self.pos = found.end()
-        else:
+        if found[1] is not None:
             self.pos = found.end()
             self.skip_blank(newlines=True)
-            if re.compile(r"in(?=\s|;|$)").match(self.text, self.pos):
-                self.pos += 2
-                words = tuple(self.read_words())
-            else:
-                words = None
-        self.skip_separators()
+            words = tuple(self.read_words()) if self.take(_IN) else None
+        elif self.read_arithmetic(found.end() - 2) is None:
+            self.pos = found.end()
+        self.skip_blank(newlines=True)
+        while self.take(";"):
+            self.skip_blank(newlines=True)
         if not self.skip_word("do", "{"):
             return CommandList(())
-        body = self.read_group("done", "}")
-        return For(found[1] or "", words, body, line)
-
-    def skip_separators(self) -> None:
-        self.skip_blank(newlines=True)
-        while self.text[self.pos : self.pos + 1] == ";":
-            self.pos += 1
-            self.skip_blank(newlines=True)
+        return For(found[1] or "", words, self.read_group("done", "}"), self.line_at(found.start()))
 
     def read_while(self, word: str) -> Node:
         line = self.line_at(self.pos)
         self.pos += 5
-        condition = CommandList(tuple(self.read_list(frozenset({"do"}))))
+        condition = self.read_commands("do")
         if not self.skip_word("do"):
             return condition
         return While(condition, self.read_group("done"), word == "until", line)
@@ -528,16 +516,14 @@ class _Parser:
                 if self.text[found.start() - 1] != ")":
                     return None
                 text = self.text[begin + 2 : found.start() - 1]
-                line = self.line_at(begin)
                 self.pos = found.end()
-                return Arithmetic(text, f"(({text}))", line=line)
+                return Arithmetic(text, f"(({text}))", line=self.line_at(begin))
         return None
 
     def read_test(self) -> Node:
         line = self.line_at(self.pos)
         self.pos += 2
         test = self.read_alternatives(line)
-        self.skip_blank(newlines=True)
         self.skip_word("]]")
         self.read_redirections()
         return test
@@ -565,22 +551,15 @@ class _Parser:
             return inner
         left = self.read_word() or ShellWord(())
         self.skip_blank(newlines=True)
-        if self.at_test_end():
+        if self.pos >= len(self.text) or self.at("]]", "&&", "||", ")"):
             return Test("word", (left,), line)
         if _UNARY.match(left.plain):
             return Test(left.plain, (self.read_word() or ShellWord(()),), line)
-        if self.text[self.pos : self.pos + 1] in ("<", ">"):
-            operator = self.text[self.pos]
-            self.pos += 1
-        else:
-            operator = (self.read_word() or ShellWord(())).plain
+        found = self.take("[<>]")
+        operator = found[0] if found else (self.read_word() or ShellWord(())).plain
         self.skip_blank(newlines=True)
         right = self.read_regex() if operator == "=~" else self.read_word(is_pattern=True) or ShellWord(())
         return Test(operator if operator in _BINARY else "?", (left, right), line)
-
-    def at_test_end(self) -> bool:
-        rest = self.text[self.pos : self.pos + 2]
-        return not rest or rest in ("]]", "&&", "||") or rest[0] == ")"
 
     def read_regex(self) -> ShellWord:
         """Read the pattern behind `=~`, in which parentheses and bars are plain."""
@@ -590,10 +569,9 @@ class _Parser:
             char = self.text[self.pos]
             if char.isspace() and depth == 0:
                 break
-            if char in "()":
-                depth += 1 if char == "(" else -1
-                if depth < 0:
-                    break
+            depth += {"(": 1, ")": -1}.get(char, 0)
+            if depth < 0:
+                break
             if char in "'\"$\\`":
                 self.read_piece(parts)
             else:
@@ -604,8 +582,7 @@ class _Parser:
     # Simple commands and words
 
     def read_simple(self) -> Simple:
-        begin = self.pos
-        line = self.line_at(begin)
+        line = self.line_at(self.pos)
         words: list[ShellWord | Array] = []
         documents: list[Document] = []
         self.lost = []
@@ -613,65 +590,49 @@ class _Parser:
         while self.pos < len(self.text) and self.pos != before:
             before = self.pos
             self.skip_blank()
-            if array := _ARRAY.match(self.text, self.pos):
+            if array := self.take(_ARRAY):
                 words.append(self.read_array(array))
             elif self.at_redirection():
                 self.read_redirection(documents)
-            elif (word := self.read_word()) is not None:
-                if (
-                    word.plain.isdecimal()
-                    and self.text[self.pos : self.pos + 1] in ("<", ">")
-                    and self.at_redirection()
-                ):
-                    self.read_redirection(documents)
-                else:
-                    words.append(word)
-            else:
+            elif (word := self.read_word()) is None:
                 break
+            elif word.plain.isdecimal() and self.at("<", ">") and self.at_redirection():
+                self.read_redirection(documents)
+            else:
+                words.append(word)
         return Simple(tuple(words), tuple(documents), tuple(self.lost), line)
 
     def read_words(self) -> Iterator[ShellWord]:
         """Yield words up to the end of a command."""
-        while True:
-            self.skip_blank()
-            word = self.read_word()
-            if word is None:
-                return
+        self.skip_blank()
+        while (word := self.read_word()) is not None:
             yield word
+            self.skip_blank()
 
     def read_array(self, found: re.Match[str]) -> Array:
-        line = self.line_at(self.pos)
-        self.pos = found.end()
         items: list[ShellWord] = []
         while self.pos < len(self.text):
             self.skip_blank(newlines=True)
-            if self.text[self.pos : self.pos + 1] == ")":
-                self.pos += 1
+            if self.take(r"\)"):
                 break
-            word = self.read_word()
-            if word is None:
+            if (word := self.read_word()) is None:
                 self.pos += 1
             else:
                 items.append(word)
-        return Array(found[1], bool(found[2]), tuple(items), line)
+        return Array(found[1], bool(found[2]), tuple(items), self.line_at(found.start()))
 
     def at_redirection(self) -> bool:
-        char = self.text[self.pos : self.pos + 1]
-        if char == "&":
-            return self.text.startswith("&>", self.pos)
-        is_text = _PLACEHOLDER.match(self.text, self.pos) or self.text[self.pos + 1 : self.pos + 2] == "("
-        return char in ("<", ">") and not is_text
+        is_text = self.at("<(", ">(") or _PLACEHOLDER.match(self.text, self.pos) is not None
+        return self.at("&>", "<", ">") and not is_text
 
     def read_redirection(self, documents: list[Document]) -> None:
-        if (here := _HERE.match(self.text, self.pos)) and not self.text.startswith("<<<", self.pos):
-            self.pos = here.end()
-            name = here[1] or here[2] or here[4]
-            document = Document(name, here[4] is None or bool(here[3]))
+        if not self.at("<<<") and (here := self.take(_HERE)):
+            document = Document(here[1] or here[2] or here[4], here[4] is None or bool(here[3]))
             documents.append(document)
             self.waiting.append(document)
             return
-        found = _REDIRECTION.match(self.text, self.pos)
-        self.pos = found.end() if found else self.pos + 1
+        if not self.take(_REDIRECTION):
+            self.pos += 1
         self.read_word()
 
     def read_documents(self) -> None:
@@ -682,33 +643,12 @@ class _Parser:
             if self.num_documents > _MAX_DOCUMENTS:
                 return
             # Spaces around it: meant as an end even where a shell would go on.
-            end = re.compile(rf"^[ \t]*{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE).search(
-                self.text, self.pos
-            )
-            stop = end.start() if end else len(self.text)
+            delimiter = re.compile(rf"^[ \t]*{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE)
+            end = delimiter.search(self.text, self.pos)
+            text = self.text[self.pos : end.start() if end else len(self.text)]
             document.line = self.line_at(self.pos)
-            if document.is_quoted:
-                document.body = (Literal(self.text[self.pos : stop], True),)
-            else:
-                document.body = self.read_body(stop)
+            document.body = (Literal(text, True),) if document.is_quoted else _read_body(text, document.line)
             self.pos = end.end() if end else len(self.text)
-
-    def read_body(self, stop: int) -> tuple[Part, ...]:
-        inner = _Parser(self.text[self.pos : stop], self.line_at(self.pos))
-        parts: list[Part] = []
-        while inner.pos < len(inner.text):
-            char = inner.text[inner.pos]
-            if char == "\\" and inner.text[inner.pos + 1 : inner.pos + 2] in ("$", "`", "\\", "\n"):
-                parts.append(Literal(inner.text[inner.pos + 1].strip("\n"), True))
-                inner.pos += 2
-            elif char in "$`":
-                inner.read_expansion(parts, quoted=True)
-            else:
-                plain = re.compile(r"[^\\$`]+|\\").match(inner.text, inner.pos)
-                text = plain[0] if plain else char
-                parts.append(Literal(text, True))
-                inner.pos += len(text)
-        return tuple(parts)
 
     def read_word(self, *, is_pattern: bool = False) -> ShellWord | None:
         """Read one word; None where a command ends."""
@@ -717,73 +657,58 @@ class _Parser:
         mistake: Mistake = ""
         while self.pos < len(self.text):
             char = self.text[self.pos]
-            if char in '{"' and (found := self.read_json_with_mistake(parts)):
-                mistake = found
+            if char in '{"' and (mistake := self.read_json_with_mistake(parts)):
                 break
             if char.isspace() or char in ";&|()":
                 break
             if char in "<>" and not is_pattern:
-                if self.text[self.pos + 1 : self.pos + 2] == "(":
+                if self.at("<(", ">("):
                     parts.append(self.read_substitution(self.pos + 1, self.pos, quoted=False))
-                elif placeholder := _PLACEHOLDER.match(self.text, self.pos):
+                elif placeholder := self.take(_PLACEHOLDER):
                     parts.append(Literal(placeholder[0]))
-                    self.pos = placeholder.end()
                 else:
                     break
-            elif lost := _LOST.match(self.text, self.pos):
-                self.lost.append(self.line_at(self.pos))
-                self.pos = lost.end()
+            elif lost := self.take(_LOST):
+                self.lost.append(self.line_at(lost.start()))
                 break
             else:
                 self.read_piece(parts)
-        if self.pos == begin:
-            return None
-        return ShellWord(tuple(parts), self.line_at(begin), mistake)
+        return None if self.pos == begin else ShellWord(tuple(parts), self.line_at(begin), mistake)
 
     def read_piece(self, parts: list[Part]) -> None:
         """Read a quoted text, an expansion, an escape or plain text."""
-        char = self.text[self.pos]
-        if char == "'":
+        if self.at("'"):
             end = self.find("'", self.pos)
             parts.append(Literal(self.text[self.pos + 1 : end], True))
             self.pos = end + 1
-        elif char == '"':
+        elif self.at('"'):
             self.read_double_quotes(parts)
-        elif char == "\\":
-            following = self.text[self.pos + 1 : self.pos + 2]
-            if following != "\n":
-                parts.append(Literal(following or "\\", True))
-            self.pos += 2
-        elif char in "$`":
+        elif escape := self.take(_ESCAPE):
+            if escape[1] != "\n":
+                parts.append(Literal(escape[1] or "\\", True))
+        elif self.at("$", "`"):
             self.read_expansion(parts, quoted=False)
         else:
-            plain = _PLAIN.match(self.text, self.pos)
-            text = plain[0] if plain else char
-            if parts and isinstance(parts[-1], Literal) and not parts[-1].quoted:
-                parts[-1] = Literal(parts[-1].text + text)
+            text = self.take_text(_PLAIN)
+            if parts and isinstance(last := parts[-1], Literal) and not last.quoted:
+                parts[-1] = Literal(last.text + text)
             else:
                 parts.append(Literal(text))
-            self.pos += len(text)
 
     def read_double_quotes(self, parts: list[Part]) -> None:
-        opened, self.pos = self.pos, self.pos + 1
-        before = len(parts)
+        opened, before = self.pos, len(parts)
+        self.pos += 1
         while self.pos < len(self.text):
-            char = self.text[self.pos]
-            if char == '"':
-                self.pos += 1
+            if self.take('"'):
                 if len(parts) == before:
                     parts.append(Literal("", True))
                 return
-            if char == "\\":
+            if self.at("\\"):
                 self.read_quoted_escape(parts)
-            elif char in "$`":
+            elif self.at("$", "`"):
                 self.read_expansion(parts, quoted=True)
             else:
-                plain = _IN_QUOTES.match(self.text, self.pos)
-                text = plain[0] if plain else char
-                parts.append(Literal(text, True))
-                self.pos += len(text)
+                parts.append(Literal(self.take_text(_IN_QUOTES), True))
         raise self.unclosed('"', opened)
 
     def read_quoted_escape(self, parts: list[Part]) -> None:
@@ -795,122 +720,77 @@ class _Parser:
     def read_expansion(self, parts: list[Part], *, quoted: bool) -> None:
         """Read what begins with `$` or a backtick."""
         begin = self.pos
-        if self.text[begin] == "`":
+        if self.at("`"):
             end = self.find("`", begin)
             self.pos = end + 1
             parts.append(Substitution(self.text[begin : self.pos], quoted, self.text[begin + 1 : end]))
-            return
-        following = self.text[begin + 1 : begin + 2]
-        if self.text.startswith("$((", begin) and (found := self.read_arithmetic(begin + 1)) is not None:
+        elif self.at("$((") and (found := self.read_arithmetic(begin + 1)) is not None:
             parts.append(Arithmetic(found.text, self.text[begin : self.pos], quoted, found.line))
-        elif following == "(":
+        elif self.at("$("):
             parts.append(self.read_substitution(begin + 1, begin, quoted=quoted))
-        elif following == "{":
-            self.pos = begin + 2
+        elif self.take(r"\$\{"):
             parts.append(self.read_braced(begin, quoted=quoted))
-        elif following == "'" and not quoted:
+        elif not quoted and self.take(r"\$'"):
             self.read_escaped_text(parts)
-        elif following == '"' and not quoted:
+        elif not quoted and self.at('$"'):
             self.pos += 1
             self.read_double_quotes(parts)
-        elif name := _NAME.match(self.text, begin + 1):
-            self.pos = name.end()
-            parts.append(Parameter(name[0], self.text[begin : self.pos], quoted))
+        elif name := self.take(_NAME):
+            parts.append(Parameter(name[1], name[0], quoted))
         else:
             parts.append(Literal("$", quoted))
             self.pos += 1
 
     def read_escaped_text(self, parts: list[Part]) -> None:
-        """Read `$'...'`."""
-        self.pos += 2
+        """Read `$'...'`; `pos` stands behind the quote."""
         opened, text = self.pos, ""
-        while self.pos < len(self.text) and self.text[self.pos] != "'":
-            if self.text[self.pos] == "\\":
-                following = self.text[self.pos + 1 : self.pos + 2]
-                text += _ESCAPES.get(following, "\\" + following)
-                self.pos += 2
-            else:
-                text += self.text[self.pos]
-                self.pos += 1
-        if self.pos >= len(self.text):
+        while self.pos < len(self.text) and not self.at("'"):
+            escape = self.take(_ESCAPE)
+            text += _ESCAPES.get(escape[1], escape[0]) if escape else self.take_text(_IN_ESCAPED)
+        if not self.take("'"):
             raise self.unclosed("'", opened)
-        self.pos += 1
         parts.append(Literal(text, True))
 
     def read_substitution(self, opened: int, begin: int, *, quoted: bool) -> Substitution:
         """Read the commands in parentheses that are run for their output."""
-        inner = _Parser(self.text, self.first_line, opened + 1, self.newlines)
-        for _ in inner.read_list(frozenset({")"})):
-            pass
+        inner = _Parser(self.text, self.first_line, opened + 1)
+        inner.read_commands(")")
         self.pos = min(inner.pos + 1, len(self.text))
         return Substitution(self.text[begin : self.pos], quoted, self.text[opened + 1 : inner.pos])
 
     def read_braced(self, begin: int, *, quoted: bool) -> Part:
         """Read `${...}`; `pos` stands behind the brace."""
-        prefix = ""
-        if self.text[self.pos : self.pos + 1] in ("#", "!") and self.text[self.pos + 1 : self.pos + 2] not in (
-            "}",
-            ":",
-            "-",
-        ):
-            prefix = self.text[self.pos]
-            self.pos += 1
-        name = _BRACED_NAME.match(self.text, self.pos)
-        if name is not None:
-            self.pos = name.end()
+        prefix = self.take(_PREFIX)
+        name = self.take(_BRACED_NAME)
         index: ShellWord | str = ""
-        if name is not None and self.text[self.pos : self.pos + 1] == "[":
-            self.pos += 1
-            end = self.text.find("]", self.pos)
-            inner = self.text[self.pos : end] if end >= 0 else ""
-            if inner in ("@", "*"):
-                index = inner
-                self.pos = end + 1
-            elif end >= 0:
-                index = _Parser(inner, self.line_at(begin)).read_operand(to="")
-                self.pos = end + 1
-        operator = _OPERATOR.match(self.text, self.pos) if name is not None else None
-        operand = None
-        if operator is not None:
-            self.pos = operator.end()
+        if name is not None and self.take(r"\[") and (end := self.text.find("]", self.pos)) >= 0:
+            inner = self.text[self.pos : end]
+            index = inner if inner in ("@", "*") else _Parser(inner, self.line_at(begin)).read_operand(to="")
+            self.pos = end + 1
+        operator = self.take(_OPERATOR) if name is not None else None
         is_text = operator is None or operator[0][-1] in "-=?+:"
         operand = self.read_operand(quoted=quoted and is_text)
         self.pos += 1
         shown = self.text[begin : self.pos]
-        is_odd = name is None or (operator is None and operand.parts)
-        if is_odd or name is None:
+        if name is None or (operator is None and operand.parts):
             return Substitution(shown, quoted)
-        return Parameter(name[0], shown, quoted, index, operator[0] if operator else "", operand, prefix)
+        sign = operator[0] if operator else ""
+        return Parameter(name[0], shown, quoted, index, sign, operand, prefix[0] if prefix else "")
 
     def read_operand(self, *, quoted: bool = False, to: str = "}") -> ShellWord:
         """Read the text up to a closing brace, in which quotes and expansions count."""
         begin, parts = self.pos, list[Part]()
         while self.pos < len(self.text) and self.text[self.pos] != to:
-            char = self.text[self.pos]
-            if char == '"':
-                if quoted:
-                    self.pos += 1  # ends and begins the quotes around it
-                else:
-                    self.read_double_quotes(parts)
-            elif char == "'" and not quoted:
-                self.read_piece(parts)
-            elif char == "\\":
-                if quoted:
-                    following = self.text[self.pos + 1 : self.pos + 2]
-                    if following == "}":
-                        parts.append(Literal("}", True))
-                        self.pos += 2
-                    else:
-                        self.read_quoted_escape(parts)
-                else:
-                    self.read_piece(parts)
-            elif char in "$`":
+            if self.at("$", "`"):
                 self.read_expansion(parts, quoted=quoted)
-            else:
-                plain = _IN_OPERAND.match(self.text, self.pos)
-                text = plain[0] if plain else char
-                parts.append(Literal(text, quoted, is_operand=True))
-                self.pos += len(text)
+            elif not quoted and self.at("'", '"', "\\"):
+                self.read_piece(parts)
+            elif self.take(r"\\}"):
+                parts.append(Literal("}", True))
+            elif self.at("\\"):
+                self.read_quoted_escape(parts)
+            elif not self.take('"'):  # a double quote ends and begins the quotes around the braces
+                parts.append(Literal(self.take_text(_IN_OPERAND), quoted, is_operand=True))
         return ShellWord(tuple(parts), self.line_at(begin))
 
     def read_json_with_mistake(self, parts: list[Part]) -> Mistake:
@@ -934,3 +814,16 @@ class _Parser:
 
     def unclosed(self, quote: str, pos: int) -> InvalidSetup:
         return unclosed_quote(quote, self.line_at(pos))
+
+
+def _read_body(text: str, line: int) -> tuple[Part, ...]:
+    """Return what the text of a here-document consists of."""
+    inner, parts = _Parser(text, line), list[Part]()
+    while inner.pos < len(text):
+        if escape := inner.take(r"\\([$`\\\n])"):
+            parts.append(Literal(escape[1].strip("\n"), True))
+        elif inner.at("$", "`"):
+            inner.read_expansion(parts, quoted=True)
+        else:
+            parts.append(Literal(inner.take_text(_IN_BODY), True))
+    return tuple(parts)

@@ -77,12 +77,7 @@ def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...
 
 
 def find_meant_json(text: str, pos: int) -> tuple[str, int, Mistake] | None:
-    """Return JSON that a shell would take apart, as it was meant, where it ends, and the mistake; None for no such.
-
-    Args:
-        text: a script, or one command.
-        pos: of a brace or a double quote, where a word or the value of a flag begins.
-    """
+    """Return JSON that a shell would take apart, as it was meant, where it ends, and the mistake; None for no such."""
     mistake: Mistake = "unquoted-json"
     begin = pos
     if not _UNQUOTED_JSON.match(text, pos):
