@@ -268,8 +268,7 @@ def find_differences(calibration: Calibration, plan: RunPlan, context: RunContex
     if there != (engine, version):
         was, now = (" ".join(filter(None, each)) or "an unknown engine" for each in (there, (engine, version)))
         yield f"calibrated with {was}, run with {now}"
-    old, new = calibration.args, setup.args
-    if flags := [
-        f"{each} {old.get(each)} and {new.get(each)}" for each in sorted({*old, *new}) if old.get(each) != new.get(each)
-    ]:
+    args = {key: (calibration.args.get(key), setup.args.get(key)) for key in {**calibration.args, **setup.args}}
+    told = [[key, *("unset" if each is None else each for each in both)] for key, both in sorted(args.items())]
+    if flags := [f"{key} {old} and {new}" for key, old, new in told if old != new]:
         yield f"flags differ (calibrated, run): {join_names(flags)}"

@@ -19,11 +19,8 @@ _SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T = 5.0, 4.0, 2.5, 4.0
 largest of all splits is looked at."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest change that is a reason for doubt."""
-_FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALL_OF_IT, _ALIKE_Z = 20, math.log(1.25), 0.8, 3.3
-"""Readings from which on spells are looked for, how much longer the slower half's steps take that is one, the share of
-what is claimed that may be all of it, and standard errors of an autocorrelation that are no chance."""
-_UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.001, 12, 3.0, 2.0
-"""Error of calling an arm's pace less even than the other's, the multiple of that unevenness (a mean distance from the
+_UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
+"""Error of calling an even pace uneven, fewest readings, the multiple of the unevenness (a mean distance from the
 median) that a ratio may owe to it (2 of what rises evenly, 1 of what is slow half of the time), and how many times as
 far both may be moved by what they share."""
 _SHARED = 0.5
@@ -104,37 +101,12 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 
 
-def find_spells(own_T: Array, other_T: Array, *, lags: int = 1, claimed: float = math.inf) -> float | None:
-    """Return how many times as long an arm's steps take in spells that the other arm does not share; None without any.
-
-    Prompts come in an order that is spread over the log, so that one turn's pace says nothing of the next one's; spells
-    make neighbors alike (autocorrelation, one-sided 0.05 %).
-
-    Args:
-        own_T: as for `find_pace_change`.
-        other_T: likewise.
-        lags: distances at which they have to be alike: with drafts a step depends on the prompt, and an ordered log
-            that is asked at a regular distance may have its own rhythm.
-        claimed: the logarithm of the ratio of the whole: spells as large as that may be all that there is to it.
-    """
-    count = len(own_T)
-    if count < _FEWEST_IN_SPELLS:
-        return None
-    apart_T = own_T - other_T
-    series = (apart_T - apart_T.mean(), own_T - own_T.mean())
-    if not all(_is_alike(each, lag) for each in series for lag in range(1, lags + 1)):
-        return None
-    apart = _find_halves(apart_T)
-    least = min(_LEAST_SPELLS, max(_LEAST_DRIFT, _ALL_OF_IT * abs(claimed)))
-    return math.exp(apart) if apart > least else None
-
-
 def find_unrest(own_N: Array, other_N: Array, explained_NC: Array | None = None, *, claimed: float) -> float | None:
     """Return how many times as long the slower half of an arm's steps takes, where its pace is less even than the other
     arm's, and that may be all of what is claimed; None where it is not.
 
     A balancer over unlike replicas, say, or a limit on one server. What prompts and the machine do to a pace they do to
-    both, and this part is taken off first (paired t test of the distances from the median, 0.1 %, one-sided: Brown and
+    both, and this part is taken off first (paired t test of the distances from the median, one-sided: Brown and
     Forsythe, JASA 1974).
 
     Args:
@@ -163,12 +135,6 @@ def _find_halves(series_T: Array) -> float:
     """Return the mean of the larger half of a series minus that of the others."""
     ordered_T, half = np.sort(series_T), len(series_T) // 2
     return float(ordered_T[half:].mean() - ordered_T[:half].mean())
-
-
-def _is_alike(series_T: Array, lag: int) -> bool:
-    """Return whether readings so far apart in a series around 0 are more alike than chance makes them."""
-    total = float(series_T @ series_T)
-    return total > 0 and float(series_T[lag:] @ series_T[:-lag]) / total > _ALIKE_Z / math.sqrt(len(series_T))
 
 
 def has_moved(differences: Sequence[float]) -> bool:

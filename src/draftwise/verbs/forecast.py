@@ -299,8 +299,9 @@ class _Against:
             prompt_tokens=prompt,
             output_tokens=output,
         )
-        two = [each.message.rstrip(".") for each in made.findings if each.code == "two-models"]
-        self.differences += [each for each in two if each not in self.differences]
+        if any(each.code == "two-models" for each in made.findings):
+            text = f"replayed for {self._profile.target.name}, calibrated with {self._calibration.target}"
+            self.differences += [text] if text not in self.differences else []
         self._compare_lengths(workload, prompt, output)
         for each in known:
             setting, k = self._settings[each.candidate]

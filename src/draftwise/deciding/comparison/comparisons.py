@@ -47,7 +47,6 @@ from draftwise.statistics import (
     find_order_break,
     find_outlook,
     find_pace_change,
-    find_spells,
     find_unrest,
     goodput_change,
     guard_delay,
@@ -450,9 +449,6 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
     for own, name in enumerate((cell.baseline, cell.candidate)):
         if change := find_pace_change(paces[own], paces[1 - own], claimed=claimed):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
-    for own, name in enumerate((cell.baseline, cell.candidate)):
-        if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own, claimed=claimed)) is not None:
-            return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
     slower = int(claimed < 0)
     if (ratio := find_unrest(*_read_requests(cell, slower), claimed=abs(claimed))) is not None:
         return PaceDoubt(arm=(cell.baseline, cell.candidate)[slower], ratio=ratio, share=None, in_spells=True)

@@ -18,6 +18,8 @@ _MORE_TEXT = 1.05
 """Times the text in an event of a stream, from which a server drafts and the other one does not."""
 _SEVERAL = 1.3
 """Tokens in an event of a stream, from which a server that counts no drafts may draft all the same."""
+_MOSTLY, _FEWEST_SILENT = 0.8, 5
+"""Share of a candidate's turns with drafts, after which turns without any are no chance, and how many of them."""
 _NAME_COUNTERS = "Pass its metrics page: --metrics-url ARM=http://HOST:PORT/metrics."
 
 
@@ -75,6 +77,7 @@ def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thr
     evidence = _gather_evidence(run, cell)
     return [
         *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
+        *_find_end_of_drafts([turn.counters for turn in cell.turns if turn.arm == cell.candidate]),
         *_prefix_cache(evidence, comparison.ttft, thresholds, alone=cell.condition.concurrency == 1),
     ]
 
@@ -113,6 +116,17 @@ def _measure_events(answers: Sequence[Answer]) -> float:
     whole = [answer for answer in answers if answer.error is None]
     events = sum(len(answer.timing.chunks) for answer in whole)
     return sum(len(answer.text) for answer in whole) / events if events else 0.0
+
+
+def _find_end_of_drafts(counters: Sequence[Counters]) -> Iterator[Finding]:
+    """Yield that a candidate stopped drafting in the course of the run, as after a restart without its config."""
+    drafted = [each.spec.num_drafts > 0 for each in counters if each.generation_tokens]
+    last = max((place for place, drafts in enumerate(drafted, 1) if drafts), default=0)
+    silent = len(drafted) - last
+    if last and sum(drafted) > _MOSTLY * last and silent >= max(_FEWEST_SILENT, len(drafted) / 10):
+        text = f"it drafted nothing in the last {silent} of its {len(drafted)} turns, but in nearly every one before"
+        fix = "Look at its log for what happened then: a restart without the config, or a limit on drafting."
+        yield Finding.error("not-speculating", f"{text}.", fix=fix)
 
 
 def _count_per_event(answers: Sequence[Answer]) -> float:
