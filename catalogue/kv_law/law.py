@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--only",
         type=lambda text: frozenset(text.split(",")),
-        help="architectures; others keep what was proved of them",
+        help="architectures that are asked for",
     )
     given = parser.parse_args(arguments)
     tree, folder, here = given.wheels / given.release, given.folder.resolve(), Path(__file__).parent
@@ -62,22 +62,33 @@ def main(arguments: list[str]) -> int:
         answers.write_text("".join(json.dumps(each) + "\n" for each in _read_record(given.release, folder)))
     cases = folder / ("few.jsonl" if given.few else "cases.jsonl")
     if given.only:
-        rows = [each for each in _read_lines(cases) if _architecture_of(folder / "models", each) in given.only]
+        models = folder / "models"
+        rows = [
+            each for each in _read_lines(cases)
+            if _read_config(models, each["target"])["architectures"][0] in given.only
+        ]  # fmt: skip
         cases = folder / "only.jsonl"
         cases.write_text("".join(json.dumps(row) + "\n" for row in rows))
     paths = ["--cases", cases, "--models", folder / "models", "--out", answers, "--tree", tree.resolve()]
     subprocess.run([given.python, here / "worker.py", *paths], check=True)
-    _prove(folder, answers, given.release, given.only)
+    _prove(folder, answers, given.release)
     return 0
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _architecture_of(models: Path, case: dict[str, Any]) -> str:
-    return str(json.loads((models / case["target"] / "config.json").read_text())["architectures"][0])
+def _read_config(models: Path, name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((models / name / "config.json").read_text())
+    return config
+
+
+def _models_of(case: dict[str, Any]) -> set[str]:
+    return {case["target"], (case.get("spec") or {}).get("model", case["target"])}
 
 
 def _read_grid(folder: Path) -> dict[str, dict[str, Any]]:
@@ -87,64 +98,76 @@ def _read_grid(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read_record(release: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield vLLM's answers of the committed record, as far as case and models are those of the grid."""
-    grid, same = _read_grid(folder), set()
-    for row in _read_lines(RECORDS / f"{release}.jsonl.gz"):
+    grid = _read_grid(folder)
+    for answer in _read_kept(RECORDS / f"{release}.jsonl.gz", folder / "models", [], [*grid.values()]):
+        case = answer.pop("case")
+        if grid.get(case["id"]) == case:
+            yield {"id": case["id"], **answer}
+
+
+def _read_kept(
+    record: Path, models: Path, answered: list[dict[str, Any]], held: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the cases and answers of a record but those `answered`; models not `held` become the record's."""
+    ids, names = {case["id"] for case in answered}, {name for case in held for name in _models_of(case)}
+    changed = set()
+    for row in _read_lines(record):
         if "model" in row:
-            path = folder / "models" / row["model"] / "config.json"
-            if path.exists() and json.loads(path.read_text()) == row["config"]:
-                same.add(row["model"])
-            continue
-        case = row["case"]
-        models = {case["target"], (case.get("spec") or {}).get("model", case["target"])}
-        if grid.get(case["id"]) == case and models <= same:
-            yield {"id": case["id"], **row["answer"]}
+            path = models / row["model"] / "config.json"
+            if row["model"] not in names:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(row["config"]))
+            elif json.loads(path.read_text()) != row["config"]:
+                changed.add(row["model"])
+        elif row["case"]["id"] not in ids and changed.isdisjoint(_models_of(row["case"])):
+            yield {**row["answer"], "case": row["case"]}
 
 
-def _prove(folder: Path, answers: Path, release: str, only: frozenset[str] | None) -> None:
-    cases, models = _read_grid(folder), folder / "models"
-    said: defaultdict[str, list[tuple[frozenset[str], bool]]] = defaultdict(list)
+def _prove(folder: Path, answers: Path, release: str) -> None:
+    """Write what the answers prove; a case without a new answer keeps the one of the committed record."""
+    cases, models, record = _read_grid(folder), folder / "models", RECORDS / f"{release}.jsonl.gz"
+    sizes = RECORDS / "weights" / record.name
+    weights = {row["model"]: row for row in _read_lines(sizes)}
     kept, count = [], Counter[str]()
-    weights = []
-    for answer in _read_lines(answers):
-        if (case := cases.get(answer["id"])) is None:
-            continue  # of a grid before this one
-        config = json.loads((models / case["target"] / "config.json").read_text())
+    found = [{**answer, "case": cases[answer["id"]]} for answer in _read_lines(answers) if answer["id"] in cases]
+    new = [answer["case"] for answer in found if "error" not in answer]
+    for answer in [*found, *_read_kept(record, models, new, new)]:
+        case = answer["case"]
+        config = _read_config(models, case["target"])
         if "weights" in answer and case["id"].endswith(":default"):
-            weights.append({"model": case["target"], "config": config, "weights": answer["weights"]})
-        if only and config["architectures"][0] not in only:
-            continue
+            weights[case["target"]] = {"model": case["target"], "config": config, "weights": answer["weights"]}
         if "error" in answer:
             count["vLLM gives no number"] += 1
             continue
         alone = config.get("model_type") in STATE_ALONE  # what decides on their prefix caching is not in the case
-        found = None if alone else compare(case, answer, models, release)
-        count["no number here" if found is None else "differ" if found else "agree"] += 1
-        if found:
-            print(answer["id"], *found[:3], sep="  ")
-        if found is not None:
-            said[config["architectures"][0]].append((features_of(case), not found))
-        if found == []:
-            kept.append({"case": case, "answer": {key: answer[key] for key in sorted(answer) if key in _KEPT}})
-    proofs = {name: judge(rows) for name, rows in sorted(said.items())}
-    names = {row["case"]["target"] for row in kept}
-    names |= {spec["model"] for row in kept if (spec := row["case"].get("spec")) and "model" in spec}
-    configs = {name: json.loads((models / name / "config.json").read_text()) for name in names}
-    if only:
-        before = _read_lines(RECORDS / f"{release}.jsonl.gz")
-        configs |= {row["model"]: row["config"] for row in before if "model" in row and row["model"] not in configs}
-        kept += [
-            row for row in before
-            if "case" in row and configs[row["case"]["target"]]["architectures"][0] not in only
-        ]  # fmt: skip
-        proofs = json.loads(PROOFS.read_text())["releases"][release] | proofs
-    _write_proofs(release, proofs)
-    _write_lines(RECORDS / f"{release}.jsonl.gz", [*_rows_of(configs), *kept])
+        faults = None if alone else compare(case, answer, models, release)
+        count["no number here" if faults is None else "differ" if faults else "agree"] += 1
+        if faults:
+            print(case["id"], *faults[:3], sep="  ")
+        if faults is not None:
+            told = {key: answer[key] for key in sorted(answer) if key in _KEPT}
+            kept.append({"case": case, "answer": told, **({"differs": True} if faults else {})})
+    names = sorted({name for row in kept for name in _models_of(row["case"])})
+    rows = [*({"model": name, "config": _read_config(models, name)} for name in names), *kept]
+    _write_lines(record, rows)
     if weights:
-        _write_lines(RECORDS / "weights" / f"{release}.jsonl.gz", weights)
+        _write_lines(sizes, [weights[name] for name in sorted(weights)])
+    before = json.loads(PROOFS.read_text())["releases"].get(release, {}) if PROOFS.exists() else {}
+    _write_proofs(release, proofs := before | prove(rows))
     print(dict(count), len(proofs), "architectures")
 
 
 _KEPT = ("blocks", "max_model_len", "per_sequence", "in_flight", "least", "max_num_seqs")
+
+
+def prove(record: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the row of `kv_proofs.json` of each architecture in a record."""
+    architectures = {row["model"]: row["config"]["architectures"][0] for row in record if "model" in row}
+    said: defaultdict[str, list[tuple[frozenset[str], bool]]] = defaultdict(list)
+    for row in record:
+        if "case" in row:
+            said[architectures[row["case"]["target"]]].append((features_of(row["case"]), "differs" not in row))
+    return {name: judge(rows) for name, rows in sorted(said.items())}
 
 
 def features_of(case: dict[str, Any]) -> frozenset[str]:
@@ -190,10 +213,6 @@ def _write_proofs(release: str, proofs: dict[str, str]) -> None:
     ]
     text = '{\n  "about": ' + json.dumps(ABOUT) + ',\n  "releases": {\n' + ",\n".join(blocks) + "\n  }\n}\n"
     PROOFS.write_text(text)
-
-
-def _rows_of(configs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"model": name, "config": configs[name]} for name in sorted(configs)]
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -15,11 +15,11 @@ from docs.site.figures import draw
 from docs.site.markdown import code_list, fence, links, plain, table
 
 from draftwise.core import CheckOutcome, Effect, Ruling, Severity
+from draftwise.knowledge.advice import read_seen_speedups
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.methods import Method, all_methods
 from draftwise.knowledge.published_drafters import PublishedDrafter, read_native_modules, read_published_drafters
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.seen_speedups import read_seen_speedups
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.plan.check import judge
 from draftwise.setups.read import read_words

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import draftwise
 from draftwise.cli import main
-from draftwise.cli._own_options import find_options
+from draftwise.cli.explain_command import find_options
 from draftwise.core import InvalidSetup
 from draftwise.core.document_schema import json_schema
 from draftwise.core.exit_codes import ExitCode
@@ -19,10 +19,9 @@ from draftwise.knowledge.rules import all_rules
 from draftwise.knowledge.terms import read_terms
 from draftwise.knowledge.vllm import all_keys
 from draftwise.knowledge.vllm_messages import find_messages
-from draftwise.plan.asked import find_tasks
-from draftwise.plan.explanations import explain, show_template
+from draftwise.plan.explanations import explain, find_tasks, show_template
 from draftwise.verbs import VERBS, load_verb
-from draftwise.verbs.own_names import find_key
+from draftwise.verbs.explain import find_key
 
 
 def explained(name):

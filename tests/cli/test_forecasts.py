@@ -16,8 +16,9 @@ from tests.support.made_runs import closed, gains, make_run, save_run, workload
 
 import draftwise
 from draftwise.cli import main
-from draftwise.core import Calibration, SpecConfig
+from draftwise.core import Calibration, Condition, SpecConfig
 from draftwise.runs.documents import read_calibration, write_document
+from draftwise.verbs.loads import make_conditions
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -180,6 +181,25 @@ def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Pa
     assert result.exit_code == 2
     assert "--target" in result.stderr
     assert not (tmp_path / "calibration.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "says", "kept"),
+    [
+        (make_conditions(rate=2.0), "arrivals show no steps", False),
+        (closed(1), "Give more --minutes", False),
+        (closed(1, 4), "The layer sizes of", True),
+    ],
+)
+def test_the_fix_of_a_run_that_calibrates_nothing_is_what_mends_it(
+    tmp_path: Path, conditions: tuple[Condition, ...], says: str, kept: bool
+) -> None:
+    short = {} if kept else {"workloads": [workload(num_prompts=2, tokens=4)]}
+    measured = save_run(tmp_path / "run", make_run({"ngram k=3": gains(1.5)}, conditions=conditions, **short))
+    result = run("calibrate", "--from", measured, "--out", tmp_path / "c.json", *(() if kept else ("--target", LLAMA)))
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert ("Add the missing options to" in result.stderr) is kept
 
 
 def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: Path) -> None:

@@ -339,6 +339,45 @@ def test_prompts_in_small_pieces_between_steps_have_the_same_answers(tiny_target
     assert tokens_of(llm.generate(PROMPTS[::-1], params[::-1]))[::-1] == expected
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has passes of fixed sizes")
+@pytest.mark.parametrize("spec", [None, NGRAM])
+def test_prompts_share_the_pass_of_decoding_sequences_while_no_bit_depends_on_it(
+    spec: dict[str, Any] | None, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(tiny_target, spec, dtype="bfloat16", max_num_batched_tokens=48, max_num_seqs=3)
+    runner, passes, kinds = llm.engine.runner, [0], set()
+    forward, run = runner.model.forward, runner.run
+
+    def counted(tokens_N: torch.Tensor, *args: Any) -> Any:
+        passes[0] += 1
+        return forward(tokens_N, *args)
+
+    def watched(schedule: Any) -> Any:
+        before, launched = passes[0], run(schedule)
+        if schedule.chunks and schedule.decodes:
+            rows = sum(chunk.length for chunk in schedule.chunks) + (schedule.k + 1) * len(schedule.decodes)
+            assert passes[0] - before == (1 if rows <= 32 else 2)
+            kinds.add(rows <= 32)
+        return launched
+
+    monkeypatch.setattr(type(runner.model), "__call__", lambda _, *args: counted(*args))
+    monkeypatch.setattr(runner, "run", watched)
+    params = [SamplingParams(temperature=0, max_tokens=4 * i + 2, prompt_logprobs=i % 3 or None) for i in range(5)]
+    together = tokens_of(llm.generate(PROMPTS[::-1], params))
+    assert kinds == {True, False}
+    assert together == [tokens_of(llm.generate(*each))[0] for each in zip(PROMPTS[::-1], params, strict=True)]
+
+
+def test_n_completions_share_a_prompt_whose_log_probabilities_are_told_once(tiny_target: Path) -> None:
+    llm, params = make_llm(tiny_target), SamplingParams(n=4, seed=3, max_tokens=6, prompt_logprobs=2)
+    alone = llm.generate(PROMPTS[3], replace(params, n=1))[0].prompt_logprobs
+    (output,) = make_llm(tiny_target).generate(PROMPTS[3], params)
+    assert output.prompt_logprobs == alone
+    assert llm.engine.scheduler.num_cache_hits == 0
+    llm.generate(PROMPTS[1], params)
+    assert llm.engine.scheduler.num_cache_hits > 0, "the others take the pages of the first"
+
+
 def test_n_completions_differ_and_share_the_prompt(tiny_target: Path) -> None:
     llm = make_llm(tiny_target)
     (output,) = llm.generate(PROMPTS[3], SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=12))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise.knowledge.model_copies import UNKNOWN, find_base, find_copy
+from draftwise.knowledge.model_copies import UNKNOWN, find_copy, find_names
 from draftwise.knowledge.models import find_model, read_models, read_names
 from draftwise.knowledge.stored import read_data
 
@@ -55,7 +55,7 @@ def test_a_name_without_a_known_base_is_unknown(name: str) -> None:
 
 def test_no_known_model_is_taken_for_a_copy() -> None:
     for model in (*read_models(), *read_names()):
-        assert all(find_copy(name) is None and find_base(name) is not None for name in model.names)
+        assert all(find_copy(name) is None and find_names(name) for name in model.names)
 
 
 def test_every_kind_of_ending_works_on_every_model() -> None:
@@ -103,3 +103,19 @@ def test_the_tables_name_enough_models_each_once_and_with_a_source() -> None:
     assert all(row["source"] for row in (*read_data("model_names"), *read_data("model_configs")))
     kinds = read_data("model_copies")["kinds"]
     assert all(row["source"] and row["what"] for row in kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
+        ("nvidia/GLM-5.2-NVFP4", "zai-org/GLM-5.2"),
+        ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_what_is_published_for_the_base_is_found_for_a_copy_with_a_row_of_its_own(name: str, base: str) -> None:
+    found = find_names(name)
+    assert base in found
+    row = find_model(name)
+    assert row is None or row.id in found
+    assert name not in find_names(base)

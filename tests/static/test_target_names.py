@@ -21,7 +21,7 @@ ROOT = Path(draftwise.__file__).parent
 ROOMS = ("deploying", "guarding", "watching", "verbs", "cli")
 SAYS = re.compile(rf"--to (?:{'|'.join(map(re.escape, TARGETS))})\b")
 OWN = {f"deploying/targets/{target.hooks}.py": name for name, target in TARGETS.items() if target.hooks}
-MESSAGES = "deploying/messages.json"
+MESSAGES = "knowledge/data/messages/deploying.json"
 ALLOWED: dict[str, int] = {MESSAGES: 6, "deploying/weights_bundle.py": 1}
 """Messages that send an operator from one platform to another, and the next step in a bundle's README."""
 

@@ -107,6 +107,19 @@ def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> Non
     assert seen[-1].windows[0].uptime_s is None
 
 
+def test_a_page_of_the_v0_engine_is_named() -> None:
+    class Old(SimulatedPage):
+        def text(self) -> str:
+            return super().text().replace("spec_decode_num_drafts_total", "spec_decode_draft_acceptance_rate")
+
+    (snapshot,), _ = observe(lambda: [Old("spec", "http://a:8000", SPEC)], 1)
+    assert {each.code: each.message for each in snapshot.findings}["metrics-v0"] == (
+        "http://a:8000 shows vllm:spec_decode_draft_acceptance_rate, a metric of vLLM's V0 engine. "
+        "How it speculates is unknown."
+    )
+    assert "metrics-renamed" not in {each.code for each in snapshot.findings}
+
+
 def test_a_server_that_cannot_be_read_is_a_finding_and_the_gap_is_one_window() -> None:
     def between(pages: list[SimulatedPage], number: int) -> None:
         pages[1].fault = "http://b:8000 does not answer (refused)." if number in (1, 2) else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from draftwise.checkpoints.gguf_files import is_gguf, make_config, read_gguf
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.knowledge.model_copies import ModelCopy
@@ -134,10 +134,5 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     check_directory(directory)
     if not (directory / "config.json").is_file():
-        raise InvalidSetup.because(
-            "no-config-json",
-            f"There is no config.json in {directory}.",
-            where=str(directory),
-            fix="Give the directory of a Hugging Face checkpoint.",
-        )
+        raise refusal("no-config-json", directory=directory)
     return read_json(directory / "config.json")

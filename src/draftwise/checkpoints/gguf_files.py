@@ -22,6 +22,7 @@ from typing import Any
 from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.text_files import POINTER_BYTES, quote, refuse_pointer
 from draftwise.core import InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
 _MAGIC = b"GGUF"
@@ -154,11 +155,12 @@ class _Reader:
         shape = tuple(int(self._number("Q")) for _ in range(num_dimensions))[::-1]
         kind, start = self._number("I"), int(self._number("Q"))
         if kind not in _BLOCKS:
-            raise InvalidSetup.because(
+            raise refusal(
                 "unsupported-quantization",
-                f"Tensor {quote(name)} is of GGML type {kind}, which is not supported.",
-                where=str(self._file),
-                fix=f"Use a file in one of {', '.join(name for name, _, _ in _BLOCKS.values())}.",
+                name=quote(name),
+                kind=kind,
+                file=self._file,
+                names=", ".join((name for name, _, _ in _BLOCKS.values())),
             )
         dtype, elements, size = _BLOCKS[kind]
         if shape[-1] % elements:
@@ -229,12 +231,7 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     where, architecture = str(header.file), header.architecture
     if architecture not in _ARCHITECTURES or header.get("expert_count"):
         what = f"{architecture} with experts" if architecture in _ARCHITECTURES else architecture
-        raise InvalidSetup.because(
-            "unsupported-architecture",
-            f"The GGUF file is of architecture {quote(what)}, which is not supported.",
-            where=where,
-            fix=f"Supported from GGUF files: {', '.join(_ARCHITECTURES)}, dense.",
-        )
+        raise refusal("unsupported-architecture", what=quote(what), where=where, names=", ".join(_ARCHITECTURES))
     hidden, heads = _need(header, "embedding_length"), _need(header, "attention.head_count")
     vocabulary = header.tensors.get("token_embd.weight")
     if vocabulary is None:
@@ -273,9 +270,7 @@ def _need(header: GgufHeader, key: str) -> Any:
 
 
 def _missing(header: GgufHeader, what: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "incomplete-gguf", f"The file has no {what}.", where=str(header.file), fix="Convert the model anew."
-    )
+    return refusal("incomplete-gguf", what=what, file=header.file)
 
 
 def _find_dtype(header: GgufHeader) -> str:
@@ -309,12 +304,7 @@ def _find_llama3_scaling(header: GgufHeader, stored: Tensor) -> Mapping[str, Any
     factor, base = max(divisors, default=1.0), header.get("rope.freq_base", 10000.0)
     expected = [_divide(factor, 2 * pi * base ** (i / len(divisors))) for i in range(len(divisors))]
     if not divisors or not all(map(partial(isclose, rel_tol=1e-3), divisors, expected)):
-        raise InvalidSetup.because(
-            "unsupported-rope",
-            f"The frequencies' divisors in {ROPE_FACTORS} are not those of Llama 3's scaling.",
-            where=str(header.file),
-            fix="Use the model's own checkpoint, whose config.json says how positions are scaled.",
-        )
+        raise refusal("unsupported-rope", rope_factors=ROPE_FACTORS, file=header.file)
     bounds = {"low_freq_factor": _LOW, "high_freq_factor": _HIGH, "original_max_position_embeddings": _ORIGINAL}
     return {"rope_type": "llama3", "factor": factor, **bounds}
 

@@ -26,6 +26,7 @@ from draftwise.checkpoints.text_files import (
     refuse_pointer,
 )
 from draftwise.core import Finding, InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal, warning
 
 MTP = "mtp"
 """Role of the tensors of modules for multi-token prediction."""
@@ -127,11 +128,13 @@ def _find_indexed(directory: Path) -> WeightFiles:
     if names and len(absent) == len(names):
         raise _no_weights(directory)
     if absent or not names:
-        raise InvalidSetup.because(
+        raise refusal(
             "shards-missing",
-            f"{len(absent)} of the {len(names)} files that {INDEX} names are missing: {quote_some(absent)}.",
-            where=str(directory),
-            fix="Download the checkpoint again, all shards included.",
+            lost=len(absent),
+            named=len(names),
+            index=INDEX,
+            absent=quote_some(absent),
+            directory=directory,
         )
     return WeightFiles(directory=directory, files=tuple(directory / name for name in names), index=weight_map)
 
@@ -153,18 +156,8 @@ def _no_weights(directory: Path) -> InvalidSetup:
     others = sorted(file.name for pattern in _OTHER_FORMATS for file in directory.glob(pattern))
     others = [name for name in others if name not in ("training_args.bin", "optimizer.bin", "scheduler.bin")]
     if others:
-        return InvalidSetup.because(
-            "not-safetensors",
-            f"The weights are in {quote_some(others)}. Only safetensors files give their sizes without loading.",
-            where=str(directory),
-            fix="Save the model with transformers' save_pretrained, which writes safetensors.",
-        )
-    return InvalidSetup.because(
-        "no-weights",
-        "The directory holds no *.safetensors file.",
-        where=str(directory),
-        fix="Download the weights too, or save the model with transformers' save_pretrained.",
-    )
+        return refusal("not-safetensors", others=quote_some(others), directory=directory)
+    return refusal("no-weights", directory=directory)
 
 
 def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterable[str]) -> Iterator[Finding]:
@@ -178,12 +171,7 @@ def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterabl
             fix="Download the checkpoint again: index and shards are of different versions.",
         )
     if doubled := sorted(set(twice)):
-        yield Finding.warning(
-            "tensors-twice",
-            f"Some tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
-            where=str(chosen.directory),
-            fix="Remove the files that do not belong to this model, or add an index; the last one read counts.",
-        )
+        yield warning("tensors-twice", number=len(doubled), doubled=quote_some(doubled), directory=chosen.directory)
 
 
 DTYPE_BITS: Mapping[str, int] = {

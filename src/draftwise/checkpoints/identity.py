@@ -19,6 +19,7 @@ from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.text_files import quote, read_json, read_lines
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 IDENTITY_FILE = "draftwise.json"
@@ -92,12 +93,7 @@ def find_recorded_target(directory: Path) -> RecordedTarget | None:
         return None
     target = read_json(file).get("target")
     if not isinstance(target, dict):
-        raise InvalidSetup.because(
-            "bad-identity",
-            "The file does not say which target the drafter was trained for.",
-            where=str(file),
-            fix="Copy the drafter's folder again, or delete this file to go on unchecked.",
-        )
+        raise refusal("bad-identity", file=file)
     said = {key: value for key, value in target.items() if isinstance(value, str)}
     return RecordedTarget(**{key: said.get(key, "") for key in ("name", "weights", "tokenizer")})
 

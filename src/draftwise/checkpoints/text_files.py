@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 4
@@ -42,12 +43,7 @@ _FIX = "Download the file again."
 def check_directory(directory: Path) -> None:
     """Raise InvalidSetup unless there is such a directory."""
     if not directory.is_dir():
-        raise InvalidSetup.because(
-            "no-checkpoint",
-            "The path is not a directory.",
-            where=str(directory),
-            fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
-        )
+        raise refusal("no-checkpoint", directory=directory)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -111,12 +107,7 @@ def read_bytes(file: Path) -> bytes:
 def refuse_pointer(file: Path, start: bytes) -> None:
     """Raise InvalidSetup where a file starts as the pointer that Git leaves in the place of a large file."""
     if start.startswith(_POINTERS):
-        raise InvalidSetup.because(
-            "lfs-pointer",
-            "The file is a Git LFS pointer, not the file that it stands for.",
-            where=str(file),
-            fix="Run `git lfs install && git lfs pull` in the checkpoint, or download it with `hf download`.",
-        )
+        raise refusal("lfs-pointer", file=file)
 
 
 def _bad(file: Path, code: str, message: str) -> InvalidSetup:

@@ -16,6 +16,7 @@ from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.text_files import quote
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import Rulebook
 
 _SHOWN = 3
@@ -125,12 +126,12 @@ def check_same_tokens(drafter: Path, target: Path) -> None:
     if fault := find_tokens_fault(comparison, where=str(drafter)):
         raise InvalidSetup(fault)
     if comparison.verdict != "same":
-        raise InvalidSetup.because(
+        raise refusal(
             "tokenizers-differ",
-            f"The drafter has {comparison.num_only_drafter:,} token ids of its own and lacks "
-            f"{comparison.num_only_target:,} of the target's: {'; '.join(map(str, comparison.first))}.",
-            where=str(drafter),
-            fix="Use a drafter of the target's family and generation, with the very same token ids.",
+            num_only_drafter=comparison.num_only_drafter,
+            num_only_target=comparison.num_only_target,
+            names="; ".join(map(str, comparison.first)),
+            drafter=drafter,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from draftwise.checkpoints.gguf_files import GgufHeader
 from draftwise.checkpoints.text_files import read_bytes, read_json, read_lines
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 _PIECES = 1
 """Number of the field `pieces` in ModelProto, and of the field `piece` in each (sentencepiece_model.proto)."""
@@ -243,9 +244,4 @@ def _read_optional(file: Path) -> dict[str, Any]:
 
 
 def _bad(file: Path, what: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "bad-tokenizer",
-        f"The file {what}.",
-        where=str(file),
-        fix="Download the file again, or export the tokenizer again.",
-    )
+    return refusal("bad-tokenizer", what=what, file=file)

@@ -175,7 +175,7 @@ _ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
 
 
 def _findings(decision: Decision) -> list[tuple[Finding, str]]:
-    """Return the findings on the run one by one, those on cells once each; each with its text."""
+    """Return the findings on the run one by one, those on cells once each. Each with its text."""
     of_cells = group_findings(replace(decision, findings=()))
     return [(each, str(each)) for each in decision.findings] + [(each.finding, _told(each)) for each in of_cells]
 

@@ -98,7 +98,7 @@ def quiet_line(judged: Judgement) -> str:
 
 
 def _style(judged: Judgement) -> str:
-    """Return the style of a verdict; one of a verb's own has that of its gravest error or warning."""
+    """Return the style of a verdict. One of a verb's own has that of its gravest error or warning."""
     if judged.verdict in _VERDICTS:
         return _VERDICTS[judged.verdict]
     found = {finding.severity for finding in judged.findings} - {Severity.INFO}

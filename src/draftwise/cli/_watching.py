@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from math import expm1
 from typing import Protocol
 
 import click
@@ -15,10 +16,32 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console, show_prose
-from draftwise.cli._diagnosing import render_diagnoses
 from draftwise.cli._findings import MARKS, render_findings
 from draftwise.core import Diagnosis, Finding, Window
 from draftwise.verbs.watch import PLAIN, UNREAD, ServiceRow, Snapshot, WatchResult, Yardstick
+
+
+def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:
+    """Return what is wrong, what costs most first: the message, what it rests on, what to do, and what it may be."""
+    found = list(diagnoses)
+    follow = {each.code: [other.code for other in found if other.follows_from == each.code] for each in found}
+    return Group(*(line for each in found if not each.follows_from for line in _list_lines(each, follow[each.code])))
+
+
+def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[RenderableType]:
+    mark, style = MARKS[diagnosis.severity]
+    head = Text.assemble((f"{mark} {diagnosis.code}", style), (f"  {diagnosis.where}", "dim"))
+    if diagnosis.loss:
+        head.append(f"  costs {expm1(diagnosis.loss):.0%} more time per token", "bold")
+    yield head
+    details = [(diagnosis.message, ""), ("; ".join(diagnosis.evidence), "dim"), (f"fix: {diagnosis.fix}", "")]
+    if follow:
+        details.append((f"consequences: {', '.join(follow)}", "dim"))
+    if diagnosis.candidates:
+        tells = f". To narrow it down, run: {diagnosis.settles}" if diagnosis.settles else ""
+        details.append((f"possible causes: {', '.join(diagnosis.candidates)}{tells}", "dim"))
+    yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)
+
 
 __all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
 
@@ -138,7 +161,7 @@ def _list_rows(snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
 
 
 def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
-    """Yield a table of services, what costs most first; those without a finding, or with notes only, are counted."""
+    """Yield a table of services, what costs most first. Those without a finding, or with notes only, are counted."""
     ill = [each for each in services if each.cost or any(found.severity != "info" for found in each.findings)]
     names = {id(each): "/".join(filter(None, (each.namespace, each.service))) for each in services}
     wide = max((len(names[id(each)]) for each in ill), default=0)

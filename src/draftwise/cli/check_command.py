@@ -48,7 +48,7 @@ def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str 
     packages = None if installed is None else installed.split(",")
     result = run_check.run(CheckRequest(**given, installed=packages))
     report_skipped(result.skipped, verbose=verbose)
-    if quiet:
+    if quiet and shape == "table" and not as_json:
         click.echo("\n".join(map(quiet_line, result.judgements)))
     else:
         show_judgements(result, "json" if as_json else shape)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,11 +16,47 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._own_options import find_options
 from draftwise.cli._results import json_option, show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
+
+
+def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
+    """Return what an option does, once for each help text; methods of `train` are asked where no verb has it.
+
+    Only verbs are imported whose file names the option, or a file that does.
+    """
+    root = click.Context(group)
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    homes = ["_engine", *(stem for stem, text in texts.items() if name in text)]  # _engine makes some of fields
+    helps: dict[str, list[str]] = {}
+    for verb in sorted(group.list_commands(root), key="train".__eq__):
+        own = f"{verb.replace('-', '_')}_command"
+        if not helps if verb == "train" else any(home in f"{own} {texts[own]}" for home in homes):
+            for words, each in _list_commands(verb, group.get_command(root, verb)):
+                _collect(name, words, each, helps)
+    return tuple(
+        Explanation(kind="option", name=name, text=f"{text} For: {', '.join(words)}.") for text, words in helps.items()
+    )
+
+
+def _collect(name: str, words: str, command: click.Command, helps: dict[str, list[str]]) -> None:
+    for param in command.params:
+        if name in (*param.opts, *param.secondary_opts) and not getattr(param, "hidden", False):
+            record = param.get_help_record(click.Context(command))
+            helps.setdefault(record[1] if record else "", []).append(words)
+
+
+def _list_commands(words: str, command: click.Command | None) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command with its words, and those inside it. Those of `train` need the engine."""
+    if command is not None:
+        yield words, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            with suppress(InvalidSetup):
+                yield from _list_commands(f"{words} {name}", command.get_command(context, name))
 
 
 @click.command(
@@ -132,7 +171,7 @@ def _history(explanation: Explanation, result: ExplainResult) -> Padding:
 
 
 def _range(first: object, last: object, known: ExplainResult) -> str:
-    """Return a range of releases as text; what the oldest covered release has may be older."""
+    """Return a range of releases as text. What the oldest covered release has may be older."""
     since, until = str(first), known.newest if last is None else str(last)
     if since == until:
         return since

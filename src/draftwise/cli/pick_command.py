@@ -186,7 +186,7 @@ def _row(advice: MethodRanking, candidate: RankedMethod) -> tuple[str, ...]:
 
 
 def _with_range(value: float, ends: tuple[float, float]) -> str:
-    """Return a number with its range; alone where one measurement is all that is known."""
+    """Return a number with its range. Alone where one measurement is all that is known."""
     places = 1 if round(ends[0], 1) <= value <= round(ends[1], 1) else 2
     low, high = (f"{end:.{places}f}" for end in ends)
     return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"

@@ -189,7 +189,7 @@ def _context_table(result: SizeResult) -> Table:
 
 
 def _count(sequences: int, limit: int) -> Text:
-    """Return a number of sequences; dim where `max_num_seqs` is the tighter limit."""
+    """Return a number of sequences. Dim where `max_num_seqs` is the tighter limit."""
     return Text(f"{sequences:,}", style="red" if sequences == 0 else "dim" if sequences > limit else "")
 
 

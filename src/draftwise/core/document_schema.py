@@ -85,6 +85,8 @@ def _class_schema(kind: Any, definitions: _Definitions) -> dict[str, Any]:
         return {"enum": [each.value for each in kind]}
     if issubclass(kind, Path):
         return {"type": "string"}
+    if hasattr(kind, "JSON_OF"):
+        return _schema(get_type_hints(kind)[kind.JSON_OF], definitions)
     if hasattr(kind, "to_wire"):
         return _schema(get_type_hints(kind.to_wire)["return"], definitions)
     if is_dataclass(kind):

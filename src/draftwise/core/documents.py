@@ -14,6 +14,7 @@ with:
   the key differs.
 - `JSON_OTHERS`: the name of a mapping field that holds the keys which belong to no other field.
 - `from_earlier(row)`: returns an object that an earlier release wrote in today's form, before it is read.
+- `JSON_OF`: the name of the field whose JSON is all that is written.
 - `to_wire()` and `from_wire(wire)`: the class has a form of its own; `from_wire`'s annotation is the type of that form.
 """
 
@@ -58,22 +59,22 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """The format of a file: its name and version, and how a file of another format is reported."""
+    """The format of a file: its name and version, and, if draftwise reads it, how another file is reported."""
 
     name: str
     """Value of the key `format`, e.g. `draftwise-calibration`."""
     version: int
-    noun: str
+    noun: str = ""
     """What the file holds, with its article: `a calibration`."""
-    foreign: str
+    foreign: str = ""
     """Code of the finding for a file of another format, e.g. `not-a-calibration`."""
-    other_version: str
+    other_version: str = ""
     """Code of the finding for a file of another version."""
-    damaged: str
+    damaged: str = ""
     """Code of the finding for a file whose content does not have the types of the format."""
-    written_by: str
+    written_by: str = ""
     """Which file to name instead: `a file that draftwise calibrate wrote`."""
-    again: str
+    again: str = ""
     """How to get a file of this version, a sentence."""
     error: type[InvalidSetup] = InvalidSetup
 
@@ -130,6 +131,8 @@ def to_json(value: Any) -> Any:
     for accepted, write in _WRITERS:
         if isinstance(value, accepted):
             return write(value)
+    if hasattr(kind, "JSON_OF"):
+        return to_json(getattr(value, kind.JSON_OF))
     if hasattr(kind, "to_wire"):
         return to_json(value.to_wire())
     if is_dataclass(kind):
@@ -480,7 +483,7 @@ def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
 
 
 def _union_reader(members: tuple[Any, ...]) -> Reader:
-    """Return the reader of the first member that fits; of dataclasses with kinds, of the one that `kind` names."""
+    """Return the reader of the first member that fits. Of dataclasses with kinds, of the one that `kind` names."""
     kinds = {each.JSON_KIND: _reader_for(each) for each in members if hasattr(each, "JSON_KIND")}
     readers = [_reader_for(each) for each in members if each is not type(None) and not hasattr(each, "JSON_KIND")]
     takes_null = type(None) in members

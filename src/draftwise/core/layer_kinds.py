@@ -98,7 +98,7 @@ def _type_of(config: Config) -> str:
 
 
 def _items(config: Config, key: str) -> list[Any] | None:
-    """Return a list of config.json that covers every layer; None for lack of one."""
+    """Return a list of config.json that covers every layer. None for lack of one."""
     value = config.get(key)
     return list(value) if isinstance(value, list | tuple) and len(value) >= config["num_hidden_layers"] else None
 

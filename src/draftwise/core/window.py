@@ -329,7 +329,7 @@ def _add_edges(
 
 
 def _either(a: bool | None, b: bool | None) -> bool | None:
-    """Return whether one of two holds; what is not known does not hold, unless neither is known."""
+    """Return whether one of two holds. What is not known does not hold, unless neither is known."""
     return None if a is None and b is None else bool(a or b)
 
 

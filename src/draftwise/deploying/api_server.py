@@ -16,8 +16,8 @@ from re import compile as compile_pattern
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploying.messages import unreadable
 from draftwise.knowledge.kinds import find_kind, read_schema
+from draftwise.knowledge.messages import unreadable
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
@@ -62,7 +62,7 @@ def _find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Finding]:
-    """Yield what is wrong with a value; of a value of another type, only that."""
+    """Yield what is wrong with a value. Of a value of another type, only that."""
     types = schema.get("type")
     if types is not None and not _has_type(value, types):
         wanted = types if isinstance(types, str) else " or ".join(types)

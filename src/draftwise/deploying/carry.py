@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding
-from draftwise.deploying.messages import warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.surroundings import SourceItem
 from draftwise.deploying.targets import DeployTarget
 from draftwise.deploying.templating import dump_yaml
+from draftwise.knowledge.messages import warning
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")
@@ -106,7 +106,7 @@ def _env_path(order: ServiceOrder) -> str:
 
 
 def _find(document: Any, path: str, *, make: bool = False) -> Any:
-    """Return what stands at a path; a missing mapping at its end is made where that is wanted, else None."""
+    """Return what stands at a path. A missing mapping at its end is made where that is wanted, else None."""
     steps = [int(part) if part.isdecimal() else part for part in path.split(".")]
     for number, step in enumerate(steps):
         last = number == len(steps) - 1

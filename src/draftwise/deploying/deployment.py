@@ -21,7 +21,6 @@ from draftwise.deploying.deployment_folder import (
     TwinFile,
     write_record,
 )
-from draftwise.deploying.messages import refusal, warning
 from draftwise.deploying.observe import Observation, observe
 from draftwise.deploying.observe.naming import name_for
 from draftwise.deploying.observe.promise import make_baseline
@@ -33,6 +32,7 @@ from draftwise.deploying.scaling import SCALING, scale, settle
 from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
 from draftwise.deploying.twin import Pool, count_hosts, without_speculation
 from draftwise.deploying.weights_layout import name_leftovers
+from draftwise.knowledge.messages import refusal, warning
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
 from draftwise.reporting.conditions import describe_rule
@@ -138,7 +138,7 @@ def _list_memo_commands(apply: Mapping[str, str]) -> Iterator[str]:
 
 
 def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
-    """Yield a section; nothing where there are no points."""
+    """Yield a section. Nothing where there are no points."""
     lines = [f"- {point}" for point in points]
     if lines:
         yield from ("", f"## {title}", "", *lines)

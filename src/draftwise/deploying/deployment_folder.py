@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from draftwise.core import Finding, StorageError, cause_of
-from draftwise.deploying.messages import fault, refusal, unreadable
 from draftwise.deploying.twin import Pool
+from draftwise.knowledge.messages import fault, refusal, unreadable
 from draftwise.machine.whole_files import replacing
 
 CANARY = "canary.yaml"
@@ -147,7 +147,7 @@ def _prove_file(path: Path, value: str) -> Iterator[Finding]:
 
 
 def _list_entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all that a folder holds but for directories, by the path inside it; links are not followed."""
+    """Yield all that a folder holds but for directories, by the path inside it. Links are not followed."""
     left = [folder]
     while left:
         with os.scandir(left.pop()) as entries:

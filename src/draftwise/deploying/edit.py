@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import make_order, refuse_other_hosts
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.secrets import without_secrets
 from draftwise.deploying.targets import name_targets
 from draftwise.deploying.verify.manifest_files import verify_text
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.models import names_directory
 from draftwise.setups.read import SetupReading, SourceText, read_setups
 from draftwise.setups.read.place import Place

@@ -10,11 +10,11 @@ from math import ceil
 from typing import Literal
 
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.deploying.weights_layout import Layout, WeightsPlacement
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
@@ -259,10 +259,7 @@ def make_order(
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
     if image and not _IMAGE.fullmatch(image):
-        raise InvalidSetup.because(
-            "no-such-image", f"{image[:80]!r} is not a valid image name.", where="--image",
-            fix="Write it as for docker pull: REGISTRY/NAME:TAG, optionally with @sha256:DIGEST.",
-        )  # fmt: skip
+        raise refusal("no-such-image", image=image[:80])
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
@@ -308,9 +305,7 @@ def _refuse_incomplete(setup: Setup) -> None:
     if not setup.target or setup.target.lstrip().startswith("{"):
         raise refusal("target-not-named")
     if setup.device is not None and setup.device.kind == "cpu":
-        raise InvalidSetup.because(
-            "no-cpu-service", "deploy does not support services on CPUs.", fix="Pass the setup with its GPUs."
-        )
+        raise refusal("no-cpu-service")
 
 
 def refuse_other_hosts(setup: Setup, *, fix: str) -> None:

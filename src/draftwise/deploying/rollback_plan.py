@@ -12,8 +12,8 @@ from pathlib import Path
 from draftwise.core import BackendError, UnreadableSource, cause_of
 from draftwise.deploying.deployment import THEN, fill_in
 from draftwise.deploying.deployment_folder import Record, read_record
-from draftwise.deploying.messages import unreadable
 from draftwise.deploying.targets import TARGETS
+from draftwise.knowledge.messages import unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

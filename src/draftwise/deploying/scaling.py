@@ -12,11 +12,11 @@ from math import floor
 from typing import Any
 
 from draftwise.deploying.deployment_folder import StepFile
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.observe.naming import PROMETHEUS, Naming
 from draftwise.deploying.observe.promise import find_crossover
 from draftwise.deploying.order import Scale, ServiceOrder, find_lull_s
 from draftwise.deploying.templating import dump_yaml, fill
+from draftwise.knowledge.messages import refusal
 
 SCALING = "scaling.yaml"
 NAMESPACE = "default"

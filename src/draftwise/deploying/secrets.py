@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from draftwise.core import Finding, InvalidSetup, Setup
-from draftwise.deploying.messages import fault
+from draftwise.knowledge.messages import fault
 
 _NAME = re.compile(r"(?:^|_)(?:api_?key|access_?key|token|secret|password|passwd)$", re.IGNORECASE)
 """Names of arguments and variables that hold a secret: `api_key`, `HF_TOKEN`."""

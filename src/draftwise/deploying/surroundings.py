@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.messages import fault
 from draftwise.deploying.secrets import is_secret
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.stored import read_data, read_rows
 from draftwise.setups.read import SetupReading
 from draftwise.setups.read.manifests.yaml_text import get_text

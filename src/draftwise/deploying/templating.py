@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
+from draftwise.knowledge.messages import refusal
 from draftwise.setups.write import write_flags
 
 PROGRAM = ["vllm", "serve"]

@@ -27,11 +27,11 @@ from draftwise.deploying.deployment_folder import (
     write_proof,
     write_sums,
 )
-from draftwise.deploying.messages import fault, note, refusal, warning
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.deploying.weights_layout import CheckpointRef, find_drafter, name_upstream
+from draftwise.knowledge.messages import fault, note, refusal, warning
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
@@ -175,9 +175,7 @@ def _copy_all(
         StorageError: there is no room, or the disk fails; the next call goes on from there.
     """
     if out.exists():
-        raise InvalidSetup.because(
-            "folder-exists", f"{out} already exists.", where="--out", fix="Choose another folder, or move it away."
-        )
+        raise refusal("folder-exists", case="bundle", out=out)
     part = out.parent / f".{out.name}.part"
     try:
         part.mkdir(parents=True, exist_ok=True)
@@ -201,7 +199,7 @@ def _identify(name: str, source: Path) -> str:
 
 
 def _read_done(journal: Path) -> Mapping[str, str]:
-    """Return the sums of what was copied, by what it was copied from; a line that was cut off counts for nothing."""
+    """Return the sums of what was copied, by what it was copied from. A line that was cut off counts for nothing."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
     pairs = (line.split(" ", 1) for line in lines)
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2 and len(pair[0]) == 64 and pair[1].endswith("]")}

@@ -10,8 +10,8 @@ from typing import Literal
 
 from packaging.version import Version
 
-from draftwise.core import InvalidSetup, Setup
-from draftwise.deploying.messages import refusal
+from draftwise.core import Setup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method, find_placeholder
 from draftwise.knowledge.models import find_model, names_directory
 from draftwise.knowledge.stored import read_rows
@@ -124,9 +124,7 @@ def read_layout(text: str) -> Layout:
     shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
-        raise InvalidSetup.because(
-            "no-such-layout", f"{text!r} is not a layout.", where="--layout", fix=f"Choose one of: {shapes}."
-        )
+        raise refusal("no-such-layout", text=text, shapes=shapes)
     return Layout(kind=known.kind, store=store)
 
 
@@ -172,7 +170,7 @@ def rename_upstream(setup: Setup) -> Setup:
 
 
 def _name_on_hub(path: str) -> str:
-    """Return the hub's name of what a path on the server holds; a directory that somebody named stays a path."""
+    """Return the hub's name of what a path on the server holds. A directory that somebody named stays a path."""
     name = name_upstream(path)
     known = find_model(name)
     is_known = known is not None and name in (known.id, *known.names)
@@ -237,7 +235,7 @@ def _refuse(layout: Layout, target: CheckpointRef, drafter: CheckpointRef | None
 
 
 def _rename(setup: Setup, target: str, drafter: str) -> Setup:
-    """Return a setup with directories for names; requests go on naming the model as they did."""
+    """Return a setup with directories for names. Requests go on naming the model as they did."""
     spec = setup.spec
     if spec is not None and drafter:
         spec = replace(spec, model=drafter)

@@ -203,7 +203,7 @@ class Engine:
     def _tell_prompt(self, sequence: Sequence) -> Iterator[Delta]:
         """Yield the log-probabilities of a prompt that its reader does not have, some positions at a time."""
         k = sequence.params.prompt_logprobs
-        while sequence.index == 0 and sequence.num_prompt_told <= len(sequence.prompt_ranks):
+        while sequence.num_prompt_told <= len(sequence.prompt_ranks):
             first = max(sequence.num_prompt_told - 1, 0)
             told: list[LogprobsOfToken | None] = [] if sequence.num_prompt_told else [None]
             told += self._parse(sequence.prompt_ranks[first : first + _TOLD_AT_ONCE], k)
@@ -257,7 +257,7 @@ class Engine:
         prompt_logprobs: list[LogprobsOfToken | None] | None = None
         if outcome.ranked is not None:
             logprobs = self._parse(outcome.ranked[: len(emitted)], sequence.params.logprobs)
-        if sequence.index == 0 and sequence.params.prompt_logprobs is not None and not sequence.num_prompt_told:
+        if sequence.params.prompt_logprobs is not None and not sequence.num_prompt_told:
             prompt_logprobs, sequence.num_prompt_told = [None], 1  # of a prompt of one token
         return Delta(
             request_id=sequence.request.request_id,
@@ -348,6 +348,8 @@ class Admission:
         )
         if sequence.grammar is not None and sequence.grammar.is_slow:
             sequence.params = replace(params, num_speculative_tokens=0)
+        if index > 0:  # the first one's are the prompt's; the others may take its pages
+            sequence.params = replace(sequence.params, prompt_logprobs=None)
         return sequence
 
     def _encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

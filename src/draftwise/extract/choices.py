@@ -161,7 +161,7 @@ def quantization_methods(tree: Tree) -> Facts:
 
 
 def _get_classes(module: Module) -> dict[str, tuple[Module, ast.ClassDef]]:
-    """Return the class of each method; online shorthands, which a loop adds, have none of their own."""
+    """Return the class of each method. Online shorthands, which a loop adds, have none of their own."""
     scope = module.inside(module.get_function("get_quantization_config"))
     table = scope.names.get("method_to_config")
     if not isinstance(table, ast.Dict):
@@ -171,7 +171,7 @@ def _get_classes(module: Module) -> dict[str, tuple[Module, ast.ClassDef]]:
 
 
 def _shorthands(tree: Tree) -> set[str]:
-    """Return the names that say how to quantize while loading; a class of the same name serves checkpoints only."""
+    """Return the names that say how to quantize while loading. A class of the same name serves checkpoints only."""
     module = tree.find(_ONLINE)
     table = module and module.names.get("_ONLINE_SHORTHANDS")
     return {evaluate(module, key) for key in table.keys} if module and isinstance(table, ast.Dict) else set()

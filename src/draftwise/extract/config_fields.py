@@ -137,7 +137,7 @@ def _is_mapping(module: Module, name: ast.expr) -> bool:
 
 
 def _enum(module: Module, name: ast.expr) -> dict[str, Any]:
-    """Return the members of an enumeration, with the values that stand for them in JSON; empty for another type."""
+    """Return the members of an enumeration, with the values that stand for them in JSON. Empty for another type."""
     cls = _class(module, name)
     if cls is None or not _is_enum(cls):
         return {}

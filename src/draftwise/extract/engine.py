@@ -256,7 +256,7 @@ def _refused(module: Module, function: ast.FunctionDef, known: set[str]) -> set[
 
 
 def _appended(function: ast.FunctionDef) -> Iterator[str]:
-    """Yield what a function appends to its list, in vLLM's words; a value put in at run time is left as its name."""
+    """Yield what a function appends to its list, in vLLM's words. A value put in at run time is left as its name."""
     for node in ast.walk(function):
         match node:
             case ast.Call(func=ast.Attribute(attr="append"), args=[ast.Constant(value=str() as text)]):

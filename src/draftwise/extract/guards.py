@@ -93,7 +93,7 @@ class CheckWalk:
         self.path = path
 
     def _block(self, statements: Sequence[ast.stmt]) -> bool:
-        """Walk statements; return whether the end is reached."""
+        """Walk statements. Return whether the end is reached."""
         return all(self._statement(statement) for statement in statements)
 
     def _statement(self, statement: ast.stmt) -> bool:  # noqa: PLR0912  (one branch a kind of statement)
@@ -587,7 +587,7 @@ def _merge(test: ast.expr, first: Names, second: Names) -> Names:
 
 
 def _after(name: str, test: ast.expr, a: ast.expr | None, b: ast.expr | None) -> ast.expr:
-    """Return what a name stands for that only one branch has bound; a field keeps its own value in the other."""
+    """Return what a name stands for that only one branch has bound. A field keeps its own value in the other."""
     head, _, attr = name.partition(".")
     if name.endswith("*") or not attr or "." in attr:
         return _NOTHING

@@ -61,7 +61,7 @@ def _without_docstring(function: _Function) -> list[ast.stmt]:
 
 
 def _list_refusals(node: ast.AST, conditions: list[str]) -> Iterator[str]:
-    """Yield each `raise` and `assert` with the conditions that it stands under; what it says does not count."""
+    """Yield each `raise` and `assert` with the conditions that it stands under. What it says does not count."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Raise):
             raised = child.exc.func if isinstance(child.exc, ast.Call) else child.exc

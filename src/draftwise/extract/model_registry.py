@@ -89,7 +89,7 @@ def _group(name: str) -> str:
 
 
 def _inspect(tree: Tree, dotted: str, cls: str) -> dict[str, Any]:
-    """Return the interfaces of a model class; an architecture whose class cannot be found is a gap, and says so."""
+    """Return the interfaces of a model class. An architecture whose class cannot be found is a gap, and says so."""
     module = find_module(tree, dotted)
     if module is None:
         raise NotFound(f"vLLM {tree.version}: no module {dotted} for {cls}")
@@ -195,7 +195,7 @@ def config_model_types(tree: Tree) -> Facts:
 
 
 def _config_classes(module: Module, node: ast.expr) -> dict[str, str]:
-    """Return model_type -> class of `{"x": X, **MORE}` or `LazyConfigDict(x="X", **{"x-y": "XY"})`; else nothing."""
+    """Return model_type -> class of `{"x": X, **MORE}` or `LazyConfigDict(x="X", **{"x-y": "XY"})`. Else nothing."""
     given: list[tuple[Any, ast.expr]]
     match node:
         case ast.Name(id=name) if isinstance(listed := module.names.get(name), ast.expr):

@@ -29,6 +29,7 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import NotFound, Tree
 from draftwise.extract.wheel_sources import VllmSources
 from draftwise.knowledge.added import AddedRelease, write_release
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import forget_added, releases, topics
 from draftwise.version import __version__
 
@@ -148,14 +149,6 @@ def refuse_known(version: Version) -> None:
     """Raise InvalidSetup for a release that is shipped with draftwise, or older than all that are."""
     shipped = [release.version for release in releases() if release.added is None]
     if version in shipped:
-        raise InvalidSetup.because(
-            "facts-shipped",
-            f"The facts about vLLM {version} are shipped with draftwise.",
-            fix="There is nothing to add: give the version to --vllm.",
-        )
+        raise refusal("facts-shipped", version=version)
     if version < shipped[0]:
-        raise InvalidSetup.because(
-            "facts-too-old",
-            f"vLLM {version} is older than {shipped[0]}, the oldest release that draftwise knows the rules of.",
-            fix=f"Give a release from {shipped[0]} on.",
-        )
+        raise refusal("facts-too-old", version=version, shipped=shipped[0])

@@ -152,7 +152,7 @@ def _keyword(module: Module, name: str, node: ast.expr) -> dict[str, Any]:
 
 
 def _choices(module: Module, node: ast.expr) -> Any:
-    """Return the choices of a flag, or `UNKNOWN`; those that hang on the platform are all there, CUDA's by its name."""
+    """Return the choices of a flag, or `UNKNOWN`. Those that hang on the platform are all there, CUDA's by its name."""
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right) | ast.IfExp(body=left, orelse=right):
             parts = [_choices(module, left), _choices(module, right)]

@@ -28,6 +28,7 @@ import httpx
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.network import find_bundle, open_client
 
 _READ_AHEAD = 4 << 20
@@ -203,11 +204,7 @@ def _continue_download(client: httpx.Client, url: str, part: Path, progress: Pro
 
 def _run_pip(command: str, requirement: str, options: Sequence[str]) -> str:
     if importlib.util.find_spec("pip") is None:
-        raise InvalidSetup.because(
-            "facts-no-pip",
-            f"pip, which finds and fetches wheels, is not installed for {sys.executable}.",
-            fix=f"Install pip, or download the wheel of {requirement} yourself and give the file.",
-        )
+        raise refusal("facts-no-pip", executable=sys.executable, requirement=requirement)
     words = [sys.executable, "-m", "pip", command, *options, *_ANY_MACHINE, requirement]
     bundle = find_bundle()
     variables = os.environ if bundle is None else {"PIP_CERT": bundle[1], **os.environ}
@@ -266,11 +263,7 @@ def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: s
     """
     root = folder.parent if folder.name == "vllm" and (folder / "__init__.py").is_file() else folder
     if not (root / "vllm" / "__init__.py").is_file():
-        raise InvalidSetup.because(
-            "facts-no-sources",
-            f"{read_from or folder} does not hold the Python sources of vLLM.",
-            fix="Give vllm==X, a wheel of vLLM, or a folder with `vllm/__init__.py` in it.",
-        )
+        raise refusal("facts-no-sources", case="wheel", read_from=read_from or folder)
     return VllmSources(
         root=root,
         version=_find_version(root, read_from or str(folder)),
@@ -308,19 +301,9 @@ def open_installed(python: str) -> VllmSources:
         done = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=True)
         places = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise InvalidSetup.because(
-            "facts-no-sources",
-            f"Cannot find out which vLLM {python} has ({cause_of(error)}).",
-            where="--python",
-            fix="Give the interpreter of an environment, such as /opt/venv/bin/python.",
-        ) from None
+        raise refusal("facts-no-sources", case="python", python=python, cause=cause_of(error)) from None
     if not places:
-        raise InvalidSetup.because(
-            "facts-no-sources",
-            f"{python} has no vLLM installed.",
-            where="--python",
-            fix="Give vllm==X, a wheel or a folder, or another interpreter with --python.",
-        )
+        raise refusal("facts-no-sources", case="installed", python=python)
     return open_folder(Path(places[0]), read_from=f"installed in {Path(places[0]).parent}")
 
 
@@ -352,11 +335,7 @@ def _find_version(root: Path, read_from: str) -> Version:
             return Version(text)
         except InvalidVersion:
             continue
-    raise InvalidSetup.because(
-        "facts-no-sources",
-        f"{read_from} does not say which release of vLLM it is: there is no vllm/_version.py and no METADATA.",
-        fix="Give a wheel, or a folder into which one was unpacked.",
-    )
+    raise refusal("facts-no-sources", case="release", read_from=read_from)
 
 
 def _newest_date(package: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, StorageError, cause_of
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
@@ -137,18 +138,8 @@ def _read_head(file: Path) -> AddedRelease:
 
 
 def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
-    return Finding.error(
-        "facts-missing",
-        f"The {topic} of vLLM {release.version} are unknown, so draftwise does not judge what depends on them. {why}",
-        where="engine_version",
-        fix=f"Run `draftwise facts add` for {release.version} with a newer draftwise, or judge by another release.",
-    )
+    return fault("facts-missing", topic=topic, version=release.version, why=why)
 
 
 def _damaged(file: Path, error: Exception) -> InvalidSetup:
-    return InvalidSetup.because(
-        "facts-damaged",
-        f"The facts that were added in {file} cannot be read ({cause_of(error)}).",
-        where=str(file),
-        fix="Delete the file, and add the release again with `draftwise facts add`.",
-    )
+    return refusal("facts-damaged", file=file, cause=cause_of(error))

@@ -213,7 +213,7 @@ def _newest_shipped() -> Version:
 
 
 def _lower(sentence: str) -> str:
-    """Return a sentence as it follows a colon; names and abbreviations keep their capitals."""
+    """Return a sentence as it follows a colon. Names and abbreviations keep their capitals."""
     first = sentence.split(maxsplit=1)[0]
     return (
         sentence if (first.isupper() and len(first) > 1) or not first.istitle() else sentence[0].lower() + sentence[1:]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
 _GIB = 1 << 30
@@ -60,10 +60,7 @@ def get_gpu(name: str) -> Gpu:
     if memory and float(memory[1]) >= _LEAST_GIB:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
-    raise InvalidSetup.because(
-        "unknown-gpu", f"draftwise does not know the GPU {name!r}.", where="--gpu",
-        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",
-    )  # fmt: skip
+    raise refusal("unknown-gpu", name=name, names=", ".join(gpu.name for gpu in read_gpus()))
 
 
 def _normalize(name: str) -> str:

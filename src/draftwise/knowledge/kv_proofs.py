@@ -37,7 +37,7 @@ class ProofGaps:
     different: tuple[str, ...] = ()
     """Those whose size was compared, and is not vLLM's."""
     is_told_apart: bool = True
-    """Whether the table has marks, so that nobody compared what is unknown; 0.26.0 and 0.33.0 were compared before."""
+    """Whether the table has marks, so that nobody compared what is unknown; 0.26.0 was compared before."""
 
 
 @cache

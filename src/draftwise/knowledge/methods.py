@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.method_advice import NO_ADVICE, MethodAdvice
 from draftwise.knowledge.stored import read_rows
 
@@ -279,7 +280,7 @@ def _names_part(part: Part, value: object) -> bool:
 
 @cache
 def _entry_points() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points that installed packages have for methods, by name; reading them takes milliseconds."""
+    """Return the entry points that installed packages have for methods, by name. Reading them takes milliseconds."""
     from importlib.metadata import entry_points
 
     found = entry_points(group=GROUP)
@@ -323,9 +324,4 @@ def _freeze(row: Any) -> Any:
 
 
 def _broken(dist: str, name: str, why: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "method-package-broken",
-        f"The package {dist} adds the method {name}, which cannot be used: {why}.",
-        where=f"entry point {name} of the group {GROUP}",
-        fix="Repair, upgrade or uninstall the package.",
-    )
+    return refusal("method-package-broken", dist=dist, name=name, why=why, group=GROUP)

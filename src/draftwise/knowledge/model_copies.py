@@ -43,17 +43,20 @@ class ModelCopy:
     source: str
 
 
-def find_base(name: str) -> KnownModel | None:
-    """Return the row of a model, or of the model that it is a copy of; None for an unknown one."""
-    copy = find_copy(name)
-    return find_model(name) if copy is None else copy.base
+def find_names(name: str) -> tuple[str, ...]:
+    """Return the names of a model's row and of the row that it is a copy of: none for an unknown one."""
+    copy = _find_copy(name)
+    rows = (find_model(name), None if copy is None else copy.base)
+    return tuple(dict.fromkeys(each for row in rows if row is not None for each in row.names))
+
+
+def find_copy(name: str) -> ModelCopy | None:
+    """Return what a name is a copy of; None for a name in the table of models, and for one that names no known base."""
+    return _find_copy(name) if find_model(name) is None else None
 
 
 @cache
-def find_copy(name: str) -> ModelCopy | None:
-    """Return what a name is a copy of; None for a name in the table of models, and for one that names no known base."""
-    if find_model(name) is not None:
-        return None
+def _find_copy(name: str) -> ModelCopy | None:
     bare = name.strip().partition(":")[0]
     organization, _, tail = bare.rpartition("/")
     marked = _MTP.search(tail) is not None

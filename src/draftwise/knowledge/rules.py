@@ -274,7 +274,7 @@ def _cite(rule: VllmRule, release: Release) -> str:
 
 
 def _seen(release: Release) -> Mapping[str, str]:
-    """Return where each rule with a probe is seen in a release; nothing where that could not be read."""
+    """Return where each rule with a probe is seen in a release. Nothing where that could not be read."""
     return release.table(_PROBES) if release in releases(_PROBES) else {}
 
 

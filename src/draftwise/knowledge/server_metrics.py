@@ -39,7 +39,7 @@ def read_server_metrics() -> Mapping[str, MetricMeaning]:
 
 
 def _spell(sample: str) -> Iterator[str]:
-    """Yield a sample's name, and what exporters in between make of it; some leave out that it is a total."""
+    """Yield a sample's name, and what exporters in between make of it. Some leave out that it is a total."""
     yield sample
     if sample.startswith(VLLM):
         for prefix in _RENAMING_PREFIXES:

@@ -34,12 +34,12 @@ def _rate(metric: Metric, *, by: str = "model_name", suffix: str = "") -> str:
 
 
 def _average_of_servers(expression: str) -> str:
-    """Return what one server has on average; the expression keeps the label `instance`."""
+    """Return what one server has on average. The expression keeps the label `instance`."""
     return f"avg by (model_name) ({expression})"
 
 
 def _tokens_per_step(generated: Metric, accepted: Metric) -> str:
-    """Return generated tokens over steps; an idle server has none of either, and no value."""
+    """Return generated tokens over steps. An idle server has none of either, and no value."""
     return f"{_rate(generated)} / ({_rate(generated)} - {_rate(accepted)} > 0)"
 
 

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
+from draftwise.knowledge.messages import warning
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _DATA = Path(__file__).with_name("data") / "vllm"
@@ -102,12 +103,7 @@ def find_remarks(release: Release) -> Iterator[Finding]:
         message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
         yield Finding.info("release-build", message, where="engine_version")
     elif release.asked:
-        yield Finding.warning(
-            "release-nearest",
-            f"draftwise does not know vLLM {release.asked} and judges it as {release}, the nearest known release.",
-            where="engine_version",
-            fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
-        )
+        yield warning("release-nearest", asked=release.asked, release=release)
 
 
 def _unknown(asked: Version, closest: Release) -> InvalidSetup:
@@ -124,7 +120,7 @@ def _unknown(asked: Version, closest: Release) -> InvalidSetup:
 
 
 def _parse(text: str) -> Version:
-    """Return the version in a text; the rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
+    """Return the version in a text. The rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
     bare, _, rest = text.strip().partition("-")
     for spelled in (text.strip(), f"{bare}+{rest}", bare):
         try:
@@ -204,7 +200,7 @@ def _cite(row: SpanRow) -> str:
 
 @cache
 def _rows(topic: str) -> tuple[SpanRow, ...]:
-    """Return the rows of a topic over all releases; the shipped ones as they are where the user added none."""
+    """Return the rows of a topic over all releases. The shipped ones as they are where the user added none."""
     covered = releases(topic)
     if all(release.added is None for release in covered):
         return _shipped_rows(topic)

@@ -87,7 +87,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _split(template: str) -> list[str]:
-    """Return the parts of a message between its values; who copies one may leave out the full stop at its end."""
+    """Return the parts of a message between its values. Who copies one may leave out the full stop at its end."""
     return template.rstrip(". ").split("{}")
 
 

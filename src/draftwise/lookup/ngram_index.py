@@ -46,7 +46,7 @@ class NgramIndex:
         return self.tokens[end : end + budget]
 
     def _append(self, token: int) -> None:
-        """Append a token; the first suffix already known to go on with it, longest first, becomes the repeat."""
+        """Append a token. The first suffix already known to go on with it, longest first, becomes the repeat."""
         edges_of, link = self._next, self._link
         self.tokens.append(token)
         source, state = self._last, self._new_state(len(self.tokens), len(self.tokens), {}, 0)

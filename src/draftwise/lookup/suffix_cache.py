@@ -177,7 +177,7 @@ class SuffixCache:
         return request.own, request.cached, evicted, response_from, limit if request.responding else 0, size
 
     def _open_cached(self, request: _Request) -> int:
-        """Give the request an entry of the global tree; return the sequence that it evicts, or NIL."""
+        """Give the request an entry of the global tree. Return the sequence that it evicts, or NIL."""
         if self._max_cached_requests == 0:
             return NIL
         evicted = NIL

@@ -194,7 +194,7 @@ def _count_substrings(arena: Arena, sequences: Sequence[int]) -> Counter[tuple[i
 
 
 def _check_children(arena: Arena, root: int, parent: int, groups: set[int]) -> int:
-    """Check the links and ranks of a node's children; return how many of them are chained."""
+    """Check the links and ranks of a node's children. Return how many of them are chained."""
     nodes = arena.nodes
     children = _children(arena, parent)
     assert nodes[parent + layout.LAST] == (children[-1] if children else 0)

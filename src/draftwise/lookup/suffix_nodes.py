@@ -256,7 +256,7 @@ def _join_first(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT, INT, INT), **OPTIONS)
 def _connect(arena: Arena, parent: int, before: int, behind: int) -> None:
-    """Link two children of `parent`; NIL is the end of the list."""
+    """Link two children of `parent`. NIL is the end of the list."""
     nodes = arena.nodes
     if before != NIL:
         nodes[before + NEXT] = behind
@@ -270,7 +270,7 @@ def _connect(arena: Arena, parent: int, before: int, behind: int) -> None:
 
 @njit(VOID(ARENA, INT, INT), **OPTIONS)
 def _move_before(arena: Arena, node: int, behind: int) -> None:
-    """Move `node` to the place before its sibling `behind`; NIL is the end of the list."""
+    """Move `node` to the place before its sibling `behind`. NIL is the end of the list."""
     nodes = arena.nodes
     if nodes[node + NEXT] == behind:
         return

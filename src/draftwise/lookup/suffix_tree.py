@@ -134,7 +134,7 @@ def _lengthen(arena: Arena, seq: int, node: int, child: int, length: int, end: i
 
 @njit(INT(ARENA, INT, INT, INT, INT), **INLINED)
 def _descend(arena: Arena, seq: int, child: int, length: int, end: int) -> int:
-    """Extend a suffix from the parent of `child` by its first token; a longer edge is split after that token."""
+    """Extend a suffix from the parent of `child` by its first token. A longer edge is split after that token."""
     nodes = arena.nodes
     if length > 1:
         upper = make_node(arena, nodes[child + COUNT], 0, 1, nodes[child + SEQ], nodes[child + REF])
@@ -149,7 +149,7 @@ def _descend(arena: Arena, seq: int, child: int, length: int, end: int) -> int:
 
 @njit(INT(ARENA, INT, INT, INT, INT, INT), **INLINED)
 def _step(arena: Arena, seq: int, node: int, start: int, end: int, token: int) -> int:
-    """Extend the suffix from `start`, which ends in `node`, by the token at `end`; return where it ends now."""
+    """Extend the suffix from `start`, which ends in `node`, by the token at `end`. Return where it ends now."""
     nodes = arena.nodes
     child = find_child(arena, node, token)
     if child == NIL:

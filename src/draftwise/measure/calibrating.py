@@ -93,7 +93,9 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
             "nothing-calibrated",
             f"The run has too few undisturbed steps of {baseline.name} to calibrate with.",
             where="run",
-            fix="Give more --minutes, and stop other work on the machine.",
+            fix="Give more --minutes, and stop other work on the machine."
+            if any(isinstance(each.load, ClosedLoop) for each in run.plan.conditions)
+            else "Measure with a number of requests in flight (--concurrency): arrivals show no steps.",
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup

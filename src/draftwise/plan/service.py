@@ -287,7 +287,7 @@ def _emit(live: _Live, tokens: int) -> None:
 
 
 def _make_room(running: list[_Live], waiting: deque[_Live], limits: ServerLimits, k: int) -> None:
-    """Send the youngest requests back until the keys of the next step fit; one stays whatever it takes."""
+    """Send the youngest requests back until the keys of the next step fit. One stays whatever it takes."""
     while len(running) > 1 and sum(each.held + k + 1 for each in running) > limits.kv_tokens:
         youngest = running.pop()
         youngest.missing, youngest.preemptions = youngest.held, youngest.preemptions + 1
@@ -297,7 +297,7 @@ def _make_room(running: list[_Live], waiting: deque[_Live], limits: ServerLimits
 def _schedule_prompts(
     running: list[_Live], waiting: deque[_Live], limits: ServerLimits, decoded: int
 ) -> dict[int, int]:
-    """Return the tokens of prompts that the next step computes, by request; admits those that fit."""
+    """Return the tokens of prompts that the next step computes, by request. Admits those that fit."""
     left, taken = max(1, limits.max_num_batched_tokens - decoded), dict[int, int]()
     for each in running:
         if each.missing and left > 0:

@@ -92,7 +92,7 @@ def _kind(node: ast.expr, choices: Sequence[Any] | None, bounds: Mapping[str, fl
 
 
 def _subscripted(node: ast.Subscript, bounds: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
-    """Yield the schema of a literal, a list or a tuple; entries have no bounds of their own in any release."""
+    """Yield the schema of a literal, a list or a tuple. Entries have no bounds of their own in any release."""
     arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     name = ast.unparse(node.value)
     if name == "Literal":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from draftwise.core import InvalidSetup, Verdict
+from draftwise.core import Verdict
+from draftwise.knowledge.messages import refusal
 from draftwise.version import tell_install
 
 PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
@@ -45,7 +46,4 @@ def can_draw() -> bool:
 def check_can_draw() -> None:
     """Raise InvalidSetup where the library that draws plots is not installed."""
     if not can_draw():
-        raise InvalidSetup.because(
-            "plots-not-installed", "A plot needs matplotlib, which is not installed.",
-            fix=tell_install("report"),
-        )  # fmt: skip
+        raise refusal("plots-not-installed", install=tell_install("report"))

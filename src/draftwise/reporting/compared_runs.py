@@ -56,7 +56,7 @@ def describe_comparison(compared: RunPair) -> str:
 
 
 def _moved(verdicts: Sequence[VerdictChange]) -> str:
-    """Return how far gains moved though their verdicts are the same; empty where none is shown to have."""
+    """Return how far gains moved though their verdicts are the same. Empty where none is shown to have."""
     moved = [each for each in verdicts if not each.change.low <= 1 <= each.change.high]
     if not moved:
         return ""

@@ -133,7 +133,7 @@ def _describe_limit(rule: Rollback) -> str:
 
 
 def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
-    """Return the loads of a rule, empty for all loads; after another band it begins where that one ends."""
+    """Return the loads of a rule, empty for all loads. After another band it begins where that one ends."""
     place = rule.condition.place
     if rule.loads is None or place is None:
         return ""

@@ -83,7 +83,7 @@ def _draw_memory(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) ->
 
 
 def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) -> None:
-    """Draw how many sequences of a length fit; the vLLM setting `max_num_seqs` is the ceiling."""
+    """Draw how many sequences of a length fit. The vLLM setting `max_num_seqs` is the ceiling."""
     lengths = [length for length in contexts_of(sizing) if length <= sizing.request.max_model_len]
     colours = dict(zip((name for name, _ in named), (COLOURS["drafter"], COLOURS["target"]), strict=False))
     for (name, budget), above in zip(named, (False, True), strict=False):

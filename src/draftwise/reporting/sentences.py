@@ -72,7 +72,7 @@ def _doubt(decision: Decision) -> Iterator[str]:
 
 
 def _describe_place(scope: Scope) -> str:
-    """Return the machine and the model; what is not known is left out."""
+    """Return the machine and the model. What is not known is left out."""
     machines = Counter(_MEMORY.sub("", each) for each in scope.hardware)
     machine = join_names(
         [name if count == 1 else f"{count}x {name}" for name, count in machines.items()] or [""], most=4
@@ -82,7 +82,7 @@ def _describe_place(scope: Scope) -> str:
 
 
 def _recommend(recommendation: Recommendation, decision: Decision) -> Iterator[str]:
-    """Yield the clauses of one condition or sweep; the first says which it is, where there are several."""
+    """Yield the clauses of one condition or sweep. The first says which it is, where there are several."""
     sweep = bool(recommendation.bands)
     clauses = _describe_sweep(recommendation, decision.baseline) if sweep else _describe_condition(recommendation)
     condition = recommendation.comparisons[0].condition

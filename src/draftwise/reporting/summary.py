@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -25,6 +25,7 @@ from draftwise.core import (
     UnmeasuredCell,
 )
 from draftwise.core.documents import HIDDEN, json_form
+from draftwise.core.grouping import copy_fields
 from draftwise.deciding.comparison.latencies import Latencies
 from draftwise.deciding.comparison.pooled_acceptance import DEFINITION, Conversion, PooledAcceptance
 from draftwise.deciding.conclusions import Conclusions
@@ -44,11 +45,6 @@ from draftwise.reporting.promql import write_expression
 from draftwise.reporting.sentences import describe_decision, describe_reason
 
 T = TypeVar("T")
-
-
-def _copy(kind: type[T], value: Any) -> T:
-    """Return a value of a class as one of a subclass, which writes it in another form."""
-    return kind(**{each.name: getattr(value, each.name) for each in fields(value)})
 
 
 _LABEL = json_form(wire=str, to_wire=attrgetter("label"))
@@ -301,4 +297,4 @@ def summarise(found: Conclusions) -> Summary:
 
 
 def _copy_all(kind: type[T], values: Sequence[Any]) -> tuple[T, ...]:
-    return tuple(_copy(kind, each) for each in values)
+    return tuple(copy_fields(kind, each) for each in values)

@@ -33,7 +33,6 @@ from draftwise.core import (
     Divergence,
     Estimate,
     Expectation,
-    InvalidSetup,
     Omission,
     OutputProbe,
     Prompt,
@@ -47,6 +46,7 @@ from draftwise.core import (
     cause_of,
 )
 from draftwise.core.documents import from_json, to_json
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
@@ -95,24 +95,14 @@ class RunDirectory:
             InvalidSetup: the path is taken, or nothing can be written there.
         """
         if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
-            raise InvalidSetup.because(
-                "run-exists",
-                f"{path} is there already.",
-                where=str(path),
-                fix=f"Choose another --out, or continue it with --resume {path}.",
-            )
+            raise refusal("run-exists", path=path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / _RESERVED).touch()
             (path / _RESERVED).unlink()
         except OSError as error:
             # Said now, not after the servers have taken minutes to start.
-            raise InvalidSetup.because(
-                "unwritable-run",
-                f"{path} cannot be written ({cause_of(error)}).",
-                where=str(path),
-                fix="Choose another --out.",
-            ) from None
+            raise refusal("unwritable-run", path=path, cause=cause_of(error)) from None
         return cls(path)
 
     def log_of(self, arm: str) -> Path:
@@ -301,12 +291,7 @@ class RunDirectory:
         path = self._workload_path(row.name)
         workload = Workload(prompts=read_prompts(path), **described)
         if workload.sha256 != row.sha256:
-            raise InvalidSetup.because(
-                "workload-changed",
-                f"{path} has changed since the run: its hash differs from the one in {_MANIFEST}.",
-                where=str(path),
-                fix="Restore the file or start a new run.",
-            )
+            raise refusal("workload-changed", path=path, manifest=_MANIFEST)
         self._workloads[row.name, row.sha256] = workload
         return workload
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftwise.core import Baseline, Calibration, Profile, StorageError, UnreadableSource
+from draftwise.core import Baseline, Calibration, Profile, StorageError
 from draftwise.core.documents import read_document, to_json
+from draftwise.knowledge.messages import unreadable
 from draftwise.machine.whole_files import write_whole
 
 T = TypeVar("T")
@@ -44,9 +45,7 @@ def read_file(kind: type[T], path: Path) -> T:
         row = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise UnreadableSource.because(
-            "unreadable-file", f"{path} cannot be read: {reason}.", where=str(path), fix="Check the path."
-        ) from None
+        raise unreadable("unreadable-file", case="document", path=path, reason=reason) from None
     return read_document(kind, row, str(path))
 
 

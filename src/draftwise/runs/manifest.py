@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Setup, SpecConfig, Workload
 from draftwise.core.documents import from_json
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering
 
 _FORMAT = 2
@@ -202,12 +203,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             fix="Name the folder that `draftwise decide` wrote.",
         ) from None
     if not known:
-        raise InvalidSetup.because(
-            "run-format",
-            f"{path} has format {manifest['format']}, and this version of draftwise reads format {_FORMAT}.",
-            where=str(path),
-            fix="Use the draftwise that wrote it.",
-        )
+        raise refusal("run-format", path=path, format=manifest["format"], known=_FORMAT)
     return manifest
 
 

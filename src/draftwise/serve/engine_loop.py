@@ -39,6 +39,8 @@ _POLL_S = 0.001
 """How often an idle engine looks whether a grammar is compiled."""
 _ENTER_S = 0.005
 """Time for new requests between two steps."""
+_LEAST_ROWS = 10
+"""Rows of prompts that a step has at least if some wait: half as many would take them a quarter longer in all."""
 
 _TRIM_S = 30.0
 """How often what the allocator keeps of freed memory goes back to the system: prompts of all lengths leave holes."""
@@ -208,5 +210,6 @@ def _describe(failure: BaseException) -> Sequence[Finding]:
 
 def _make_pace(engine: Engine) -> PromptPace:
     """Return the pace of prompts, whose pieces are no longer than what fewer threads may compute."""
+    engine.scheduler.most_shared_rows = engine.runner.most_shared_rows
     governed, most = engine.runner.threads, engine.config.num_step_tokens
-    return PromptPace(engine.config.block_size, min(most, governed.most_rows) if governed else most)
+    return PromptPace(_LEAST_ROWS, min(most, governed.most_rows) if governed else most)

@@ -36,8 +36,8 @@ class PromptPace:
 
     @property
     def ranked_row(self) -> float:
-        """Plain rows that take as long as one with log-probabilities, as far as a piece still has half of `least`."""
-        return min(max(self._ranked_s / self._row_s, 1.0), 2 * self.rows / self._least)
+        """Plain rows that take as long as one with log-probabilities, as far as a piece still has `least`."""
+        return min(max(self._ranked_s / self._row_s, 1.0), self.rows / self._least)
 
     def note(self, rows: int, seconds: float, *, decodes: bool, ranked: int = 0) -> None:
         """Take note of a step with this many rows of prompts, `ranked` of them with log-probabilities.

@@ -220,11 +220,16 @@ class _Lane:
     async def connect(self, end: socket.socket, signal_number: int) -> None:
         """Use a reader; the body that the one before had is refused, if that one has ended."""
         create = asyncio.get_running_loop().create_unix_connection
-        _, protocol = await create(lambda: ChannelProtocol(self._take, lambda: None), sock=end)
+        _, protocol = await create(lambda: ChannelProtocol(self._take, self._note_end), sock=end)
         self._protocols.put_nowait(protocol)
         if signal_number != _FIRST:
             self._take(_describe_end(signal_number))
-        elif self._current is not None and self._current.is_closed:
+        else:
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Refuse the body of a reader that has ended if another one waits: what forked the first cannot say why."""
+        if self._current is not None and self._current.is_closed and not self._protocols.empty():
             self._take(_describe_end(signal.SIGKILL))
 
     async def read(self, job: _Job) -> Outcome:

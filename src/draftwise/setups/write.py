@@ -65,7 +65,7 @@ def write_flags(setup: Setup) -> Iterator[list[str]]:
 
 
 def _name_target(setup: Setup) -> str:
-    """Return the model as a command names it; the text of a config.json, which stands for one, has no name."""
+    """Return the model as a command names it. The text of a config.json, which stands for one, has no name."""
     return "MODEL" if setup.target.lstrip().startswith("{") else setup.target
 
 
@@ -108,7 +108,7 @@ def _to_text(value: Any) -> str:
 
 
 def _join(flag: str, values: Sequence[str]) -> list[str]:
-    """Return a flag and its values; one that looks like a flag itself is tied to it."""
+    """Return a flag and its values. One that looks like a flag itself is tied to it."""
     if len(values) == 1 and values[0][:1] and values[0][0] in _DASHES:
         return [f"{flag}={values[0]}"]
     return [flag, *values]

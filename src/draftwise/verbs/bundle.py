@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from draftwise.core import Finding, Severity
 from draftwise.core.documents import json_form
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.verbs.verb import Result, refuse, verb
@@ -80,13 +81,7 @@ def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
     if request.out is None:
         refuse("Name the new folder with --out.")
     setup = Path(request.setup)
-    wanted = BundleOptions(
-        image=request.image,
-        modelcar=request.modelcar,
-        claim=request.claim,
-        wheels=tuple(map(Path, request.wheels)),
-        mirror=request.mirror,
-    )
+    wanted = copy_fields(BundleOptions, request, wheels=tuple(map(Path, request.wheels)))
     copied = 0
 
     def count(size: int) -> None:

@@ -44,6 +44,8 @@ _NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.*)")
 _LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)}
 """Streams by engine: from one sequence to where computing takes as long as reading the weights."""
 _REPEATS = 2
+_MISSING = ("target-unknown", "candidate-unknown")
+"""Codes of what options tell that were not given."""
 _WORKLOADS = ("code", "rewrite")
 
 
@@ -71,6 +73,7 @@ class CalibrateResult(Result):
     """The steps of servers."""
 
     VERB: ClassVar[str] = "calibrate"
+    JSON_OF: ClassVar[str] = "calibration"
     calibration: Calibration = field(metadata=HIDDEN)
     directory: Path = field(metadata=HIDDEN)
     """Run directory with the raw readings."""
@@ -81,10 +84,6 @@ class CalibrateResult(Result):
     def exit_code(self) -> int:
         """130 if the measurement was stopped."""
         return 0 if self.is_finished else ExitCode.INTERRUPTED
-
-    def to_wire(self) -> Calibration:
-        """Return the calibration, which is the document."""
-        return self.calibration
 
 
 @verb(CalibrateRequest)
@@ -108,12 +107,11 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     try:
         calibration = make_calibration(directory.read(), target=target, specs=specs)
     except InvalidSetup as error:
-        way = (
-            "Add the missing options to: draftwise calibrate --from"
-            if ending.is_finished
-            else ("Go on with: draftwise calibrate --resume")
-        )
-        kept = f" The readings are kept. {way} {directory.path}"
+        kept, run = "", directory.path
+        if not ending.is_finished:
+            kept = f" The readings are kept. Go on with: draftwise calibrate --resume {run}"
+        elif all(each.code in _MISSING for each in error.findings):
+            kept = f" The readings are kept. Add the missing options to: draftwise calibrate --from {run}"
         raise InvalidSetup(replace(each, fix=f"{each.fix}{kept}") for each in error.findings) from None
     if request.out is not None:
         write_document(Path(request.out), calibration)

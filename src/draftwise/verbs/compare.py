@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from draftwise.core import Comparison, Interval, Verdict
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.deciding.compare import RunPair, compare_sides, read_side
 from draftwise.deciding.compare.changes import CellChange
@@ -81,15 +82,8 @@ class VerdictRow:
     @classmethod
     def of(cls, change: VerdictChange) -> VerdictRow:
         """Return the row of a verdict."""
-        return cls(
-            workload=change.workload,
-            condition=change.condition,
-            candidate=change.candidate,
-            before=ComparedVerdict.of(change.before),
-            after=ComparedVerdict.of(change.after),
-            change=change.change,
-            kept=change.kept,
-        )
+        before, after = map(ComparedVerdict.of, (change.before, change.after))
+        return copy_fields(cls, change, before=before, after=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

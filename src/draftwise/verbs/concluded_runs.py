@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from draftwise.core import Decision, Run
 from draftwise.core.documents import HIDDEN
@@ -21,14 +21,11 @@ from draftwise.verbs.verb import Result
 class ConcludedRun(Result):
     """A measured run with its decision."""
 
+    JSON_OF: ClassVar[str] = "summary"
     summary: Summary = field(metadata=HIDDEN)
     conclusions: Conclusions = field(metadata=HIDDEN)
     directory: Path = field(metadata=HIDDEN)
     """Run directory, with report.html and summary.json."""
-
-    def to_wire(self) -> Summary:
-        """Return the summary, which is the document."""
-        return self.summary
 
     @property
     def exit_code(self) -> int:

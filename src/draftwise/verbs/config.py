@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from draftwise.core import InvalidSetup, cause_of
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.verbs.verb import Result, verb
 
 FILE = "draftwise.toml"
@@ -113,10 +114,7 @@ def read_values(file: Path) -> dict[str, str]:
     for key, value in rows.items():
         if key not in DEFAULTS or not isinstance(value, str) or not value:
             text = f"has no key {key!r}" if key not in DEFAULTS else f"needs text as {key}, not {value!r}"
-            raise InvalidSetup.because(
-                "config-unreadable", f"{file} {text[:200]}.", where=str(file),
-                fix=f"Keys are {', '.join(DEFAULTS)}, such as release = \"0.33.0\".",
-            )  # fmt: skip
+            raise refusal("config-unreadable", file=file, text=text[:200], names=", ".join(DEFAULTS))
     if "baseline" in rows:
         rows["baseline"] = str(file.parent / rows["baseline"])
     if "workload" in rows and (path := file.parent / rows["workload"].partition("#")[0]).exists():

@@ -17,6 +17,7 @@ from draftwise.deploying.order import Scale, ServiceOrder
 from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.surroundings import Surroundings, read_surroundings
 from draftwise.deploying.targets import name_targets
+from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.request_headers import Header, read_headers
@@ -121,11 +122,8 @@ class DeployResult(Result):
     """What was written."""
 
     VERB: ClassVar[str] = "deploy"
+    JSON_OF: ClassVar[str] = "answer"
     answer: WrittenFolder | EditedFile
-
-    def to_wire(self) -> WrittenFolder | EditedFile:
-        """Return the answer, which is the document."""
-        return self.answer
 
 
 @verb(DeployRequest)
@@ -182,7 +180,7 @@ def _answer(
 
 
 def _find_run(request: DeployRequest) -> Path | None:
-    """Return the run directory that is the only source; None where it is something else."""
+    """Return the run directory that is the only source. None where it is something else."""
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if len(given) != 1 or isinstance(given[0], Setup) or not (Path(given[0]) / "manifest.json").is_file():
         return None
@@ -244,7 +242,7 @@ def _read_scale(request: DeployRequest) -> Scale | None:
 
 
 def _find_start(request: DeployRequest) -> float | None:
-    """Return the seconds of a cold start, as given or by the log of one; None where nobody says."""
+    """Return the seconds of a cold start, as given or by the log of one. None where nobody says."""
     if request.start_log is None:
         return request.cold_start_s
     if request.cold_start_s is not None:
@@ -255,13 +253,7 @@ def _find_start(request: DeployRequest) -> float | None:
     (source,) = find_texts(Path(request.start_log))
     seconds = find_start_s(source.text.splitlines())
     if not seconds:
-        raise InvalidSetup.because(
-            "start-not-told",
-            f"{request.start_log} does not show how long the start took: it lacks times, or the line that "
-            "says the server answers.",
-            where="--start-log",
-            fix="Give the log of vllm serve from its first line to `Application startup complete`, or --cold-start-s.",
-        )
+        raise refusal("start-not-told", start_log=request.start_log)
     return seconds
 
 
@@ -294,9 +286,7 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
     arm = next((arm for arm in found.run.plan.arms if arm.name == name and arm.name != decision.baseline), None)
     if arm is None:
         names = ", ".join(each.name for each in found.run.plan.arms if each.name != decision.baseline)
-        raise InvalidSetup.because(
-            "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
-        )
+        raise refusal("no-such-candidate", name=name, names=names)
     version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
     setup = with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
@@ -345,12 +335,7 @@ def _find_adopted(decision: Decision, path: Path) -> str:
     if len(names) == 1:
         return names.pop()
     text = f"adopted {len(names)} candidates ({', '.join(sorted(names))})" if names else "adopted no candidate"
-    raise InvalidSetup.because(
-        "nothing-to-deploy",
-        f"The run {path} {text}.",
-        where=str(path),
-        fix="Name the candidate with --candidate. The files show what was measured for it.",
-    )
+    raise refusal("nothing-to-deploy", path=path, text=text)
 
 
 def _list_gaps(run: Run, *, adopted: bool) -> list[str]:

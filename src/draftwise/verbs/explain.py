@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 from draftwise.core import InvalidSetup
+from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import HIDDEN
+from draftwise.core.exit_codes import ExitCode
+from draftwise.core.finding import SITE
 from draftwise.core.progress import Progress
 from draftwise.knowledge.examples import RuleExample
 from draftwise.knowledge.rules import VllmRule
 from draftwise.knowledge.vllm import Span, releases
 from draftwise.plan.explanations import Explanation, list_names, show_template
 from draftwise.plan.explanations import explain as look_up
-from draftwise.verbs.own_names import find_alert, find_key, list_own
+from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = [
@@ -26,6 +31,69 @@ __all__ = [
     "explain",
     "show_template",
 ]
+
+
+def list_own() -> dict[str, Explanation]:
+    """Return verbs and exit codes by every spelling; importing no verb."""
+    found: dict[str, Explanation] = {}
+    for row in VERBS.values():
+        text = f"{row.summary} All options: `draftwise {row.name} --help`."
+        link = f"{SITE}reference/verbs/{row.name}/"
+        found[row.name] = found[f"draftwise {row.name}"] = Explanation(kind="verb", name=row.name, text=text, link=link)
+    link = f"{SITE}reference/exit-codes/"
+    for code in ExitCode:
+        told = Explanation(kind="exit code", name=f"exit code {int(code)}", text=code.meaning, link=link)
+        found |= dict.fromkeys((f"exit code {int(code)}", f"exit {int(code)}", str(int(code))), told)
+    table = " ".join(f"{int(code)}: {code.meaning}" for code in ExitCode)
+    told = Explanation(kind="exit code", name="exit codes", text=table, link=link)
+    return found | dict.fromkeys(("exit code", "exit codes", "return code"), told)
+
+
+def find_alert(name: str) -> Iterator[Explanation]:
+    """Yield the alert or the recorded series that `deploy` writes under a name."""
+    from draftwise.deploying.observe.alert_rules import ALERTS, READINGS
+
+    for alert in ALERTS:
+        if alert.name.lower() == name.lower():
+            text = f"An alert of `draftwise deploy`. It fires after {alert.wait} of: {alert.expression}"
+            yield Explanation(kind="alert", name=alert.name, text=text, see=(alert.code,))
+    if name in READINGS:
+        text = f"A series that a recording rule of `draftwise deploy` writes: {READINGS[name]}"
+        yield Explanation(kind="series", name=name, text=text)
+    elif name.startswith("draftwise:") and (users := [each.name for each in ALERTS if name in each.expression]):
+        text = f"A number of your deployment, which these alerts compare with: {', '.join(users)}."
+        yield Explanation(kind="series", name=name, text=text)
+
+
+def find_key(name: str) -> Iterator[Explanation]:
+    """Yield what a key of the JSON of verbs holds, once for each meaning; imports every verb."""
+    meanings: dict[str, list[str]] = {}
+    for row, schema in _schemas().items():
+        for owner, own in (("", schema), *schema.get("definitions", {}).items()):
+            for each in _find_properties(own, name):
+                text = each.get("description") or f"{own.get('description', owner)} {_tell_type(each)}".strip()
+                if row not in meanings.setdefault(text, []):
+                    meanings[text].append(row)
+    for text, verbs in meanings.items():
+        yield Explanation(kind="JSON key", name=name, text=f"{text} In the JSON of {', '.join(verbs)}.")
+
+
+@cache
+def _schemas() -> Mapping[str, Mapping[str, Any]]:
+    return {name: json_schema(load_verb(name).result, title=name) for name in VERBS}
+
+
+def _find_properties(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    properties = schema.get("properties", {})
+    if name in properties:
+        yield properties[name]
+    for inner in properties.values():
+        yield from _find_properties(inner, name)
+
+
+def _tell_type(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type") or schema.get("enum") or schema.get("$ref", "").rpartition("/")[2]
+    return f"Here: {kind if isinstance(kind, str) else ' or '.join(map(str, kind))}." if kind else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +114,13 @@ class ExplainResult(Result):
     """Everything that is known under the name; a method and a flag may share one."""
 
     VERB: ClassVar[str] = "explain"
+    JSON_OF: ClassVar[str] = "explanations"
     explanations: tuple[Explanation, ...]
     oldest: str = field(metadata=HIDDEN)
     """Oldest release that is known."""
     newest: str = field(metadata=HIDDEN)
     is_list: bool = field(default=False, metadata=HIDDEN)
     """Whether these are all names, without texts."""
-
-    def to_wire(self) -> tuple[Explanation, ...]:
-        """Return the explanations, which are the document."""
-        return self.explanations
 
 
 @verb(ExplainRequest)
@@ -72,7 +137,7 @@ def explain(request: ExplainRequest, _progress: Progress) -> ExplainResult:
 
 
 def _look_up(name: str) -> tuple[Explanation, ...]:
-    """Return what is known under a name; draftwise's JSON and alerts are asked where nothing else has it."""
+    """Return what is known under a name. Draftwise's JSON and alerts are asked where nothing else has it."""
     try:
         return look_up(name, list_own())
     except InvalidSetup:

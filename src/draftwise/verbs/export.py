@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
 from draftwise.version import tell_install
@@ -55,9 +55,7 @@ def export(request: ExportRequest, _progress: Progress) -> ExportResult:
     try:
         from draftwise.training.drafter_export import export_drafter
     except ImportError as error:
-        raise InvalidSetup.because(
-            "engine-not-installed", f"Exporting needs {error.name}, which is not installed.", fix=tell_install("engine")
-        ) from None
+        raise refusal("engine-not-installed", name=error.name, install=tell_install("engine")) from None
     made = export_drafter(
         Path(request.drafter),
         Path(request.out),

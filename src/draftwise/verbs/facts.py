@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import InvalidSetup
 from draftwise.core.documents import json_form
 from draftwise.core.progress import Progress
 from draftwise.knowledge.defects import Defect
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
@@ -155,11 +155,8 @@ class FactsResult(Result):
     """The known releases, what was added or removed, or known defects."""
 
     VERB: ClassVar[str] = "facts"
+    JSON_OF: ClassVar[str] = "answer"
     answer: Answer
-
-    def to_wire(self) -> Answer:
-        """Return the answer, which is the document."""
-        return self.answer
 
 
 @verb(FactsRequest)
@@ -273,11 +270,7 @@ def _remove(what: str) -> RemovedReleases:
     version = _read_version(what)
     found = [each for each in read_added() if Version(each.version) == version]
     if not found:
-        raise InvalidSetup.because(
-            "facts-not-added",
-            f"vLLM {version or what} is not a release that you added.",
-            fix="To list the added releases, run `draftwise facts`.",
-        )
+        raise refusal("facts-not-added", version=version or what)
     for release in found:
         remove_release(release)
     return RemovedReleases(removed={release.version: str(release.file) for release in found})

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.knowledge.published import PublishedModel, read_published
 from draftwise.verbs.verb import Result, verb
@@ -70,13 +71,4 @@ def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
 
 
 def _describe(model: PublishedModel, file: Path | None) -> FetchedModel:
-    return FetchedModel(
-        name=model.name,
-        model=model.model,
-        about=model.about,
-        license=model.license,
-        bytes=model.bytes,
-        sha256=model.sha256,
-        source=model.source,
-        file=file,
-    )
+    return copy_fields(FetchedModel, model, file=file)

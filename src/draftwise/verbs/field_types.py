@@ -99,7 +99,7 @@ def _show(value: Any) -> str:
 
 
 def _origins_of(kind: Any) -> set[Any]:
-    """Return the types that a field accepts, without what they hold; an empty text is no path."""
+    """Return the types that a field accepts, without what they hold. An empty text is no path."""
     return {get_origin(each) or each for each in get_args(kind) or (kind,)}
 
 
@@ -140,7 +140,7 @@ def _can_repeat(value: Any) -> bool:
 
 
 def _find_range(value: Any, kind: Any) -> list[str]:
-    """Return the range that a value of the right type lies out of, in words; empty for another fault."""
+    """Return the range that a value of the right type lies out of, in words. Empty for another fault."""
     if get_origin(kind) is Annotated:
         of, within = get_args(kind)
         return [str(within)] if _fits(value, of) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,6 @@ from draftwise.core import (
     Finding,
     Forecast,
     HeldAgainst,
-    InvalidSetup,
     Profile,
     Run,
     Severity,
@@ -27,7 +26,9 @@ from draftwise.core import (
 )
 from draftwise.core.comparison import ALL
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.plan.forecast.calibrated_server import match_settings
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
 from draftwise.plan.forecast.run_cells import find_cell, hold_against, is_config_of
@@ -208,9 +209,7 @@ def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, fl
     tokens = find_tokens(None, hint=tokenizer)
     prompts = [prompt for each in load_workloads(source, tokenizer=tokenizer) for prompt in each.prompts]
     if not prompts:
-        raise InvalidSetup.because(
-            "no-prompts", f"{source} has no requests.", where="--traffic", fix="Give a workload with requests."
-        )
+        raise refusal("no-prompts", source=source)
     return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
 
 
@@ -218,8 +217,7 @@ def _remember(calibration: Calibration, held: Sequence[HeldRow]) -> Calibration:
     """Return the calibration with the errors of its forecasts, as far as they tell of it."""
     fresh = {(each.setting, each.workload, each.load) for each in held}
     kept = tuple(each for each in calibration.held if (each.setting, each.workload, each.load) not in fresh)
-    names = [each.name for each in fields(HeldAgainst)]
-    like = (HeldAgainst(**{name: getattr(each, name) for name in names}) for each in held if each.not_kept is None)
+    like = (copy_fields(HeldAgainst, each) for each in held if each.not_kept is None)
     return replace(calibration, held=(*kept, *like))
 
 
@@ -260,12 +258,7 @@ class _Against:
             self._compare(workload, [each for each in comparisons if each.workload == workload])
         if not self.rows:
             why = " ".join(dict.fromkeys(self.not_compared)) or "It has no comparison."
-            raise InvalidSetup.because(
-                "no-common-candidate",
-                f"Nothing in the run has a forecast to compare with. {why}",
-                where="--against",
-                fix="Give a run of `decide` whose candidates were replayed and calibrated.",
-            )
+            raise refusal("no-common-candidate", case="against", why=why)
 
     def _find_setting(self, name: str, spec: SpecConfig | None) -> CalibratedSetting | None:
         """Return the calibrated server that a candidate of the run is, by its config where that is known."""
@@ -315,8 +308,9 @@ class _Against:
             at = (each.condition.label, workload)
             mine, plain = (self._points.get((arm, *at)) for arm in (each.candidate, self._run.plan.arms[0].name))
             self.rows.append(
-                HeldRow(
-                    **{name.name: getattr(held, name.name) for name in fields(HeldAgainst)},
+                copy_fields(
+                    HeldRow,
+                    held,
                     step_ms=(cell.step_ms, _time(mine)),
                     plain_step_ms=(cell.plain_step_ms, _time(plain)),
                     not_kept=self._find_flaw(held, each),

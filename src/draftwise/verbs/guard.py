@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from draftwise.backends.wire import run_with_sockets
-from draftwise.core import BackendError, Baseline, Diagnosis, Finding, InvalidSetup, Ruling, Severity, Window
+from draftwise.core import BackendError, Baseline, Diagnosis, Finding, Ruling, Severity, Window
 from draftwise.core.action import Action
 from draftwise.core.documents import json_form
 from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.runs.documents import read_baseline
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
@@ -179,9 +180,7 @@ def _open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mappin
     pages = open_pages(pools, headers)
     names = [page.instance for page in pages]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidSetup.because(
-            "server-given-twice", f"{', '.join(sorted(twice))} is given twice.", where="URL", fix="Name each once."
-        )
+        raise refusal("server-given-twice", names=", ".join(sorted(twice)))
     return pages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from draftwise.core import CheckOutcome, Effect, Finding, Ruling, SpecConfig
 from draftwise.core.documents import HIDDEN
@@ -76,6 +76,7 @@ class Judgements(Result):
     """Base of results that are a list of judgements."""
 
     __slots__ = ()
+    JSON_OF: ClassVar[str] = "judgements"
     judgements: tuple[Judgement, ...]
     fail_on: FailOn
 
@@ -83,10 +84,6 @@ class Judgements(Result):
     def exit_code(self) -> int:
         """1 if a setup fails by `fail_on`."""
         return int(any(each.report.fails(self.fail_on) for each in self.judgements))
-
-    def to_wire(self) -> tuple[Judgement, ...]:
-        """Return the judgements, which are the document."""
-        return self.judgements
 
     def to_sarif(self) -> dict[str, Any]:
         """Return a SARIF 2.1.0 log."""

@@ -103,7 +103,7 @@ def _find(folder: Path, depth: int) -> Iterator[str]:
 
 
 def _mark(path: str) -> list[int]:
-    """Return what changes when the summary does; a run without one is known by its manifest."""
+    """Return what changes when the summary does. A run without one is known by its manifest."""
     for name in ("summary.json", "manifest.json"):
         with suppress(OSError):
             status = os.stat(os.path.join(path, name))

@@ -68,7 +68,7 @@ def read_range(given: str | float | Iterable[float]) -> tuple[float, ...]:
 
 
 def _double(first: float, last: float) -> Iterator[float]:
-    """Yield a range in steps of a factor of two, its end included; nothing for one that ends before it begins."""
+    """Yield a range in steps of a factor of two, its end included. Nothing for one that ends before it begins."""
     if not 0 < first <= last:
         return
     while first < last:

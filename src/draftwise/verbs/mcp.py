@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, refuse, verb
@@ -74,10 +74,7 @@ def mcp(request: McpRequest, progress: Progress) -> McpResult:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("draftwise"):
             raise
-        raise InvalidSetup.because(
-            "extra-not-installed", f"The server needs {error.name}, which is not installed.",
-            fix=tell_install("mcp"),
-        ) from None  # fmt: skip
+        raise refusal("extra-not-installed", name=error.name, install=tell_install("mcp")) from None
     if request.http is None:
         serve_stdio(permissions)
         return McpResult(transport="stdio")

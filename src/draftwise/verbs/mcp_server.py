@@ -330,7 +330,7 @@ def _refuse_page(error: InvalidSetup) -> MCPError:
 
 
 def _confine(permissions: Permissions) -> None:
-    """Confine the process; the plots' library keeps its list of fonts where files may be written."""
+    """Confine the process. The plots' library keeps its list of fonts where files may be written."""
     with suppress(OSError):  # a home that cannot be written
         cache_folder().mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))

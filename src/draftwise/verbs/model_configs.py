@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from draftwise.checkpoints.config_json import find_model_config, read_config, standing_for
 from draftwise.checkpoints.headers import INDEX
 from draftwise.core import InvalidSetup, Setup, UnreadableSource
+from draftwise.knowledge.messages import unreadable
 from draftwise.knowledge.models import is_hub_name
 from draftwise.verbs.verb import refuse
 
@@ -63,12 +64,7 @@ def _open(given: str, stack: ExitStack) -> Path:
     if path.is_dir():
         return path
     if not path.is_file():
-        raise UnreadableSource.because(
-            "no-such-file",
-            f"{given!r} is neither a directory nor a file.",
-            where=_OPTION,
-            fix="Give a directory with config.json, the file itself, or its URL.",
-        )
+        raise unreadable("no-such-file", case="config", given=given, option=_OPTION)
     if path.name == _CONFIG:
         return path.parent
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="draftwise-")))
@@ -145,6 +141,4 @@ def _get(client: httpx.Client, url: str, *, where: str, optional: bool = False) 
 
 
 def _unreachable(where: str, what: str, fix: str = "Check the name, HF_ENDPOINT and the network") -> InvalidSetup:
-    return UnreadableSource.because(
-        "config-not-fetched", f"{what}.", where=where, fix=f"{fix}, or give --config-from DIR with its config.json."
-    )
+    return unreadable("config-not-fetched", what=what, where=where, fix=fix)

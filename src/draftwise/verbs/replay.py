@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from draftwise.checkpoints.gguf_files import is_gguf
-from draftwise.core import InvalidSetup, Profile, Prompt, ReplayedTarget, Severity, SpecConfig, Workload
+from draftwise.core import Profile, Prompt, ReplayedTarget, Severity, SpecConfig, Workload
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress, check_stop
 from draftwise.engine.engine_config import DEVICES, DTYPES
 from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
 from draftwise.engine.sampling.acceptance_rules import Standard
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replay_directory import PROFILE, ReplayDirectory, hash_transcripts
@@ -92,6 +93,7 @@ class ReplayResult(Result):
     """The acceptance of every candidate on the log."""
 
     VERB: ClassVar[str] = "replay"
+    JSON_OF: ClassVar[str] = "profile"
     profile: Profile = field(metadata=HIDDEN)
     directory: Path = field(metadata=HIDDEN)
     """Folder with the profile and a report of it."""
@@ -100,10 +102,6 @@ class ReplayResult(Result):
     def exit_code(self) -> int:
         """1 if a finding is an error."""
         return int(any(finding.severity is Severity.ERROR for finding in self.profile.findings))
-
-    def to_wire(self) -> Profile:
-        """Return the profile, which is the document."""
-        return self.profile
 
 
 @verb(ReplayRequest)
@@ -217,12 +215,7 @@ def _make_plan(
 def _split_off(transcripts: Transcripts, warm: int) -> tuple[Sequence[Transcript], Transcripts]:
     """Return the requests at the log's beginning that are only remembered, and the others."""
     if warm >= len(transcripts.requests):
-        raise InvalidSetup.because(
-            "nothing-behind-warm",
-            f"--warm takes {warm} of {len(transcripts.requests)} requests, and none is left to replay.",
-            where="--warm",
-            fix="Give a smaller number, or a longer log.",
-        )
+        raise refusal("nothing-behind-warm", warm=warm, number=len(transcripts.requests))
     if not warm:
         return (), transcripts
     skipped = {**transcripts.skipped, "warm-up": warm}
@@ -230,7 +223,7 @@ def _split_off(transcripts: Transcripts, warm: int) -> tuple[Sequence[Transcript
 
 
 def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:
-    """Return the target's tokenizer; None where no row needs it, or it cannot be used."""
+    """Return the target's tokenizer. None where no row needs it, or it cannot be used."""
     if not needs_encoder(prompts):
         return None
     try:
@@ -310,20 +303,9 @@ class _Workshop:
 
     def _from_servers(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
         if spec.options.get("parallel_drafting") or self.forced:
-            raise InvalidSetup.because(
-                "served-drafts-are-chains",
-                f"{spec.label} drafts in one pass, or must be decoded again. A server's log-probabilities do "
-                "not show what it would draft.",
-                where="--draft-url",
-                fix="Leave --draft-url out. draftwise then replays the models on disk.",
-            )
+            raise refusal("served-drafts-are-chains", label=spec.label)
         if resolved.probabilistic and self.target_url is None:
-            raise InvalidSetup.because(
-                "sampled-drafts-need-target",
-                (f"{spec.label} samples its drafts. The target's log-probabilities also decide which are accepted."),
-                where="--target-url",
-                fix="Pass the target's server as --target-url.",
-            )
+            raise refusal("sampled-drafts-need-target", label=spec.label)
         return partial(self._ask, ks[-1], sampled=resolved.probabilistic)
 
     def _ask(self, k: int, *, sampled: bool) -> Replayer:
@@ -335,22 +317,9 @@ class _Workshop:
 
     def _from_engine(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
         if find_spec("torch") is None:
-            raise InvalidSetup.because(
-                "replay-needs-engine",
-                f"Replaying {spec.label} runs its models, which needs torch.",
-                where="--candidate",
-                fix=tell_install("engine"),
-            )
+            raise refusal("replay-needs-engine", label=spec.label, install=tell_install("engine"))
         if self.forced and resolved.probabilistic:
-            raise InvalidSetup.because(
-                "forced-needs-greedy-drafts",
-                (
-                    f"{spec.label} samples its drafts. Forced decoding would only show whether a sample matches "
-                    "the text."
-                ),
-                where="--forced",
-                fix="Leave --forced out: the dense replay uses the probability of every draft token instead.",
-            )
+            raise refusal("forced-needs-greedy-drafts", label=spec.label)
         return partial(self._open, spec, ks)
 
     def _open(self, spec: SpecConfig, ks: tuple[int, ...]) -> Replayer:
@@ -361,16 +330,6 @@ class _Workshop:
 
 def _refuse_rule(resolved: ResolvedSpec) -> None:
     if not isinstance(resolved.acceptance, Standard):
-        raise InvalidSetup.because(
-            "replay-needs-lossless",
-            (f"The acceptance rule of {resolved.method} changes the text, so a log cannot show what it would write."),
-            where="--candidate",
-            fix="Leave out rejection_sample_method and acceptance_method.",
-        )
+        raise refusal("replay-needs-lossless", method=resolved.method)
     if resolved.acceptance.by_block and resolved.probabilistic:
-        raise InvalidSetup.because(
-            "replay-judges-tokens",
-            f"A replay judges draft tokens one by one, but {resolved.method} judges whole blocks here.",
-            where="--candidate",
-            fix="Leave out rejection_sample_method: block accepts at least as many tokens as the replay says.",
-        )
+        raise refusal("replay-judges-tokens", method=resolved.method)

@@ -8,10 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import InvalidSetup, StorageError, cause_of
+from draftwise.core import StorageError, cause_of
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.deciding.interchange import FORMATS, export_run
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 from draftwise.measure.run_context import add_notes
 from draftwise.runs import RunDirectory
@@ -74,12 +75,7 @@ def _read_exports(given: Mapping[str, str | PathLike[str]] | Iterable[str]) -> I
     for text in texts:
         name, equals, path = text.partition("=")
         if name not in FORMATS or not equals or not path:
-            raise InvalidSetup.because(
-                "export-format",
-                f"{text!r} is not FORMAT=FILE with one of {', '.join(FORMATS)}.",
-                where="--export",
-                fix="E.g. --export vllm-bench=results.json",
-            )
+            raise refusal("export-format", text=text, names=", ".join(FORMATS))
         # `Path` would drop the slash that asks for a folder.
         if path.endswith("/"):
             try:

@@ -53,7 +53,7 @@ def request_schema(request: Any, *, without: Collection[str] = ()) -> dict[str, 
 
 
 def _list_members(kind: Any) -> list[dict[str, Any]]:
-    """Return the schemas of the JSON values that a type takes, each once; none for a type without JSON."""
+    """Return the schemas of the JSON values that a type takes, each once. None for a type without JSON."""
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         found = [schema for each in arguments for schema in _list_members(each)]

@@ -87,13 +87,10 @@ class ScheduleResult(Result):
     """What to draft with each server that was replayed and calibrated."""
 
     VERB: ClassVar[str] = "schedule"
+    JSON_OF: ClassVar[str] = "rows"
     rows: tuple[ScheduleRow, ...]
     vllm: str
     """Release that is to follow the schedules."""
-
-    def to_wire(self) -> tuple[ScheduleRow, ...]:
-        """Return the rows, which are the document."""
-        return self.rows
 
 
 @verb(ScheduleRequest)

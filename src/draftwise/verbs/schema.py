@@ -31,11 +31,8 @@ class SchemaResult(Result):
     """A JSON Schema, draft 7."""
 
     VERB: ClassVar[str] = "schema"
+    JSON_OF: ClassVar[str] = "schema"
     schema: Mapping[str, Any]
-
-    def to_wire(self) -> Mapping[str, Any]:
-        """Return the schema, which is the document."""
-        return self.schema
 
 
 @verb(SchemaRequest)

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Annotated, Any, ClassVar
 
 from draftwise.core import SpecConfig
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.verbs.engine import make_config, parse_spec
 from draftwise.verbs.field_types import Range
@@ -81,18 +82,7 @@ def serve(request: ServeRequest, progress: Progress) -> ServeResult:
         raise make_missing_error(error) from None
     if request.enable_auto_tool_choice and request.tool_call_parser is None:
         refuse("--enable-auto-tool-choice needs --tool-call-parser.")
-    options = http_server.ServerOptions(
-        host=request.host,
-        port=request.port,
-        served_model_name=request.served_model_name,
-        api_key=request.api_key,
-        tool_call_parser=request.tool_call_parser if request.enable_auto_tool_choice else None,
-        allow_remote=request.allow_remote,
-        allowed_hosts=request.allowed_hosts,
-        allowed_origins=request.allowed_origins,
-        drain_seconds=request.drain_seconds,
-        max_waiting=request.max_waiting,
-        kernel_cache=request.kernel_cache,
-    )
+    parser = request.tool_call_parser if request.enable_auto_tool_choice else None
+    options = copy_fields(http_server.ServerOptions, request, tool_call_parser=parser)
     http_server.serve(config, spec, options, on_ready=progress.status, on_phase=progress.update)
     return ServeResult(model=str(request.model))

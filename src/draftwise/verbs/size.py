@@ -183,7 +183,7 @@ def _read_spec(request: SizeRequest) -> tuple[SpecConfig | None, tuple[Finding, 
 
 
 def _find_stored(target: str, release: Release, name: str | None) -> str | None:
-    """Return the precision of a quantized copy of the target; None where it is quantized already, or while it loads."""
+    """Return the precision of a quantized copy of the target. None where it is quantized already, or while it loads."""
     found = find_model_config(target)
     if name is None or found is None or found.config.get("quantization_config"):
         return None

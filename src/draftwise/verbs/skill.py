@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 from draftwise.verbs.verb import Result, verb
 
@@ -45,10 +45,7 @@ def skill(request: SkillRequest, _progress: Progress) -> SkillResult:
     folder = Path(request.folder) / NAME
     head = folder / "SKILL.md"
     if folder.exists() and not (head.is_file() and f"name: {NAME}\n" in head.read_text("utf-8", "replace")[:200]):
-        raise InvalidSetup.because(
-            "folder-exists", f"{folder} is there already, and is not this skill.", where=str(folder),
-            fix="Choose another folder, or move it away.",
-        )  # fmt: skip
+        raise refusal("folder-exists", case="skill", folder=folder)
     written = write_skill()
     for name, text in written.items():
         path = folder / name

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
 from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.knowledge.models import find_model
 from draftwise.knowledge.rules import find_doubts, get_rule
 from draftwise.knowledge.vllm import Release, find_remarks, get_release, releases
@@ -125,11 +126,7 @@ class FoundSetups:
         if len(self.unread) == 1 and not self.readings:
             raise InvalidSetup(self.unread[0][1].findings)
         if len(self.readings) != 1:
-            raise InvalidSetup.because(
-                "several-servers",
-                f"The source starts {len(self.readings)} servers, but deploy handles one at a time.",
-                fix="Give the file or the command line of one server, or the setup.json of a folder that deploy wrote.",
-            )
+            raise refusal("several-servers", case="sources", number=len(self.readings))
         self.readings[0].require()
         return self.readings[0]
 
@@ -193,7 +190,7 @@ class Sources:
         return found
 
     def _fill_in(self, setup: Setup) -> Mapping[str, Any]:
-        """Return what the request says of GPU and release; what is only usual counts where the source says nothing."""
+        """Return what the request says of GPU and release. What is only usual counts where the source says nothing."""
         gpu = self.gpu or (self.usual_gpu if setup.device is None else None)
         filled: dict[str, Any] = {} if gpu is None else {"device": with_gpu(setup, gpu).device}
         if self.usual_vllm is not None and not setup.engine_version:
@@ -223,10 +220,8 @@ def find_sources(request: SetupRequest) -> Sources:
         refuse("Engine flags (after `--`, or --tp) need exactly one model as SOURCE.")
     skips = request.skip_other_files
     if empty := next((text for text in texts if text.is_chosen and text.is_nothing and not skips), None):
-        raise UnreadableSource.because(
-            "nothing-to-read", f"{empty.name or 'The source'} is empty: there is nothing to judge.",
-            where=empty.name, fix="Check the path, and the command that writes it.",
-        )  # fmt: skip
+        name = empty.name or "The source"
+        raise unreadable("nothing-to-read", case="empty", name=name, where=empty.name)
     return Sources(
         models=tuple(models),
         setups=tuple(each for each in given if isinstance(each, Setup)),
@@ -308,16 +303,11 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str]) -> tu
     if not given.lstrip(" '\"").startswith("{"):
         path = Path(given.removeprefix("@"))
         if not path.is_file():
-            raise UnreadableSource.because(
-                "not-json", f"{given!r} is neither a JSON object nor a file.", where=where,
-                fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
-            )  # fmt: skip
+            raise unreadable("not-json", case="neither", given=given, where=where)
         where, text = str(path), read_text(path)
     found = read_json(text)
     if found.mistake:
-        raise InvalidSetup.because(
-            "not-json", f"The text {found.mistake}.", where=where, fix=f"{found.fix} {_IN_A_FILE}"
-        )
+        raise refusal("not-json", case="text", mistake=found.mistake, where=where, fix=found.fix, in_a_file=_IN_A_FILE)
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
@@ -327,7 +317,7 @@ def read_spec(given: SpecConfig | Mapping[str, Any] | str | PathLike[str]) -> tu
 
 
 def _read_env_files(paths: Sequence[str | PathLike[str]]) -> Mapping[str, str]:
-    """Return the variables of files; of several that set one, the last counts."""
+    """Return the variables of files. Of several that set one, the last counts."""
     if not paths:
         return {}
     from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
@@ -359,18 +349,12 @@ def _is_model(source: str) -> bool:
     if kind is not SourceKind.NAME:
         return False
     if not (_MODEL_NAME.fullmatch(source) or "://" in source or find_model(source)):
-        raise UnreadableSource.because(
-            "no-such-source",
-            f"{source!r} is not a file, folder, command line or known model.",
-            where=source,
-            fix=f"{suggest_sources(source)}Write a model as on the hub, ORG/NAME, or any other name as a "
-            f"command: 'vllm serve {source}'.",
-        )
+        raise unreadable("no-such-source", source=source, near=suggest_sources(source))
     return True
 
 
 def _spell(source: Source) -> str:
-    """Return a source as a word; a Path is a file or a folder, and never the name of a model."""
+    """Return a source as a word. A Path is a file or a folder, and never the name of a model."""
     if isinstance(source, Path) and not source.exists():
         source = Path.cwd() / source
     return str(source)
@@ -405,7 +389,7 @@ def join_command(words: Sequence[str]) -> list[str]:
 
 
 def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:
-    """Return the report of a text that nobody can judge; one of many is a warning, as it may be no server's at all."""
+    """Return the report of a text that nobody can judge. One of many is a warning, as it may be no server's at all."""
     if not text.is_chosen:
         findings = [replace(finding, severity=Severity.WARNING) for finding in findings]
     return Report(version="", setup=Setup(engine=""), findings=tuple(findings), resolved=None, is_judged=False)

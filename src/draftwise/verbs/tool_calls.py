@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidRequest, InvalidSetup
 from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import fault
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.error_documents import describe_error
 from draftwise.verbs.field_types import find_wrong_types
@@ -173,11 +174,9 @@ def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissi
     if len(json.dumps(arguments)) > LARGEST:
         wrong = [Finding.error("call-too-large", f"The arguments are larger than {LARGEST:,} bytes.")]
     wrong += [
-        Finding.error(
-            "missing-argument", f"{name} is missing.", where=name, fix=f"Give {name}: {known[name]['description']}"
-        )
+        fault("missing-argument", name=name, known=known[name]["description"])
         for name in tool.input_schema()["required"]
-        if name not in arguments
+        if arguments.get(name) is None
     ]
     if wrong:
         raise InvalidRequest(wrong)
@@ -203,7 +202,9 @@ def _find_forbidden(tool: Tool, arguments: Mapping[str, Any], permissions: Permi
     for name, value in arguments.items():
         for text in _list_texts(value):
             if name in tool.written:
-                if permissions.folder is not None and not permissions.files.may_write(permissions.folder / text):
+                if permissions.folder is not None and (
+                    "\0" in text or not permissions.files.may_write(permissions.folder / text)
+                ):
                     message = (
                         f"{text[:200]!r} lies outside the folder that this server may write, {permissions.folder}."
                     )
@@ -268,7 +269,7 @@ def _place(tool: Tool, given: Mapping[str, Any], permissions: Permissions) -> di
 
 
 def _field_of(option: str, tool: Tool) -> str:
-    """Return the field that an option of the command line stands for; the option without one."""
+    """Return the field that an option of the command line stands for. The option without one."""
     name = option.lstrip("-").replace("-", "_")
     candidates = (name, f"{name}s", *_OTHER_NAMES.get(name, ()))
     request: Any = tool.request.request

@@ -9,9 +9,11 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwise.core import InvalidRequest, InvalidSetup
+from draftwise.core import InvalidRequest
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress, Stopped
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import all_methods
 from draftwise.machine.posix import require_posix
 from draftwise.verbs.field_types import find_wrong_types
@@ -95,16 +97,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
         made = run(request.method, settings, Reporter(progress))
     else:
         made = train_on_gpus(request.method, settings, request.gpus, quiet=not isinstance(progress, TrainingBars))
-    return TrainResult(
-        out=made.out,
-        model=made.model,
-        speculative_config=made.speculative_config,
-        heldout_loss=made.heldout_loss,
-        acceptance=made.acceptance,
-        acceptance_length=made.acceptance_length,
-        num_parameters=made.num_parameters,
-        is_first=os.environ.get("RANK", "0") == "0",
-    )
+    return copy_fields(TrainResult, made, is_first=os.environ.get("RANK", "0") == "0")
 
 
 @contextmanager
@@ -112,9 +105,7 @@ def _explain_missing() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InvalidSetup.because(
-            "train-not-installed", f"Training needs {error.name}, which is not installed.", fix=tell_install("train")
-        ) from None
+        raise refusal("train-not-installed", name=error.name, install=tell_install("train")) from None
 
 
 def list_trainable() -> list[str]:

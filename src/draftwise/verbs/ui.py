@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from draftwise.core import InvalidSetup
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.verb import Result, verb
 from draftwise.version import tell_install
@@ -52,9 +53,7 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
     try:
         from draftwise.verbs.pages.pages_app import serve
     except ImportError as error:
-        raise InvalidSetup.because(
-            "ui-not-installed", f"The pages need {error.name}, which is not installed.", fix=tell_install("ui")
-        ) from None
+        raise refusal("ui-not-installed", name=error.name, install=tell_install("ui")) from None
     token = secrets.token_urlsafe(24)
 
     def tell(address: str) -> None:

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 from packaging.version import Version
 
-from draftwise.core import CheckOutcome, Finding, InvalidSetup, Ruling, Severity
+from draftwise.core import CheckOutcome, Finding, Ruling, Severity
 from draftwise.core.documents import HIDDEN
+from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.release_changes import AcceptedChoice, Upgrade, ValueChange, compare_releases
@@ -84,16 +86,13 @@ class UpgradeResult(Result):
     """Every setup on both releases."""
 
     VERB: ClassVar[str] = "upgrade"
+    JSON_OF: ClassVar[str] = "setups"
     setups: tuple[UpgradedSetup, ...]
     unread: tuple[Finding, ...]
     """Findings of files that cannot be read."""
     skipped: tuple[str, ...]
     """Files that start no vLLM server."""
     fail_on: FailOn = field(default="error", metadata=HIDDEN)
-
-    def to_wire(self) -> tuple[UpgradedSetup, ...]:
-        """Return the setups, which are the document."""
-        return self.setups
 
     @property
     def notices(self) -> tuple[Finding, ...]:
@@ -148,32 +147,13 @@ def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, Se
         InvalidSetup: one of them takes a text for a server that the other does not.
     """
     if len(old.readings) != len(new.readings):
-        raise InvalidSetup.because(
-            "servers-differ",
-            (f"The first release finds {len(old.readings)} servers in the sources, the second {len(new.readings)}."),
-            fix="Give them one by one.",
-        )
+        raise refusal("servers-differ", before=len(old.readings), after=len(new.readings))
     return zip(old.readings, new.readings, strict=True)
 
 
 def _describe(where: str, found: Upgrade) -> UpgradedSetup:
-    return UpgradedSetup(
-        where=where,
-        before=Judgement.of(found.before),
-        after=Judgement.of(found.after),
-        starts_on_neither=found.starts_on_neither,
-        breaks=found.breaks,
-        still=found.still,
-        unknown=found.unknown,
-        other=found.other,
-        gone=found.gone,
-        appearing=found.appearing,
-        disappearing=found.disappearing,
-        changes=found.changes,
-        possible=found.possible,
-        removed=found.removed,
-        is_downgrade=found.is_downgrade,
-    )
+    before, after = map(Judgement.of, (found.before, found.after))
+    return copy_fields(UpgradedSetup, found, where=where, before=before, after=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from draftwise.core import (
     Baseline,
     Diagnosis,
     Finding,
-    InvalidSetup,
     Ruling,
     Severity,
     UnreadableSource,
@@ -29,6 +28,7 @@ from draftwise.core import (
 from draftwise.core.documents import HIDDEN
 from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
@@ -236,7 +236,7 @@ def _read_baseline(path: Path) -> Baseline:
 
 
 def _read_asked(request: WatchRequest, step: SetupStep | None) -> SideInfo | None:
-    """Return what files say of the service; reading a setup takes as long to import as all the rest."""
+    """Return what files say of the service. Reading a setup takes as long to import as all the rest."""
     if request.setup is None and request.start_log is None:
         return None
     from draftwise.watching.configured import read_side_info
@@ -283,15 +283,10 @@ def _name(url: str) -> str:
 
 
 def _check_owner(baseline: Baseline, setup_file: Path) -> None:
-    """Refuse the baseline of another setup than the setup.json that is given; a manifest has no digest to compare."""
+    """Refuse the baseline of another setup than the setup.json that is given. A manifest has no digest to compare."""
     digest = sha256(setup_file.read_bytes()).hexdigest()
     if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
-        raise InvalidSetup.because(
-            "baseline-of-other-setup",
-            f"The baseline belongs to another setup than {setup_file}, so its numbers do not apply.",
-            where="--baseline",
-            fix="Give the baseline.json next to the setup, or leave --setup out.",
-        )
+        raise refusal("baseline-of-other-setup", setup_file=setup_file)
 
 
 def _see_log(of: _Service, name: str) -> Snapshot:

@@ -18,6 +18,7 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
 from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
 from draftwise.watching.stalls import Stalls
@@ -601,7 +602,14 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         known = [each for each in look.engines if each.told]
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
-        if lacks:
+        if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
+            yield Finding.warning(
+                "metrics-v0",
+                f"{look.instance} shows {old}, a metric of vLLM's V0 engine. How it speculates is unknown.",
+                where=look.instance,
+                fix="Upgrade vLLM, and write the rules again with `draftwise deploy`.",
+            )
+        elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
             yield Finding.warning(
                 "metrics-renamed",

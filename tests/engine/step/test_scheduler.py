@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -341,6 +342,24 @@ def test_prompts_are_short_only_between_the_steps_of_others() -> None:
             scheduler.advance(schedule.decodes[0], [8], bound=1)
         else:
             assert lengths == [3], "the older one goes on and takes all"
+
+
+@pytest.mark.parametrize(
+    ("may", "shared", "has"),
+    [(6, 32, 6), (40, 32, 31), (62, 32, 31), (63, 32, 63), (2, 4, 2), (2, 1, 4), (2, 0, 4)],
+)
+def test_prompts_share_a_pass_unless_one_of_their_own_pays(may: int, shared: int, has: int) -> None:
+    """One row decodes, and a page has 4."""
+    scheduler = make_scheduler(64, budget=128, caching=False, max_num_seqs=4)
+    scheduler.most_rows_between, scheduler.most_shared_rows = may, shared
+    for name in ("stream", "prompt"):
+        scheduler.add(make_sequence(name, list(range(100))))
+        schedule = scheduler.schedule(0)
+        assert schedule is not None
+        scheduler.launch(schedule)
+        if name == "stream":
+            scheduler.advance(schedule.chunks[0].sequence, [8], bound=1)
+    assert [chunk.length for chunk in schedule.chunks] == [has]
 
 
 @settings(max_examples=60, deadline=None)

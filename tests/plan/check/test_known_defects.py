@@ -144,6 +144,14 @@ def test_a_feature_is_praised_where_no_row_speaks_against_it() -> None:
     assert "prefix_caching" in _praised(report)
 
 
+def test_a_feature_is_not_praised_where_the_target_is_unknown_and_a_row_may_speak_against_it() -> None:
+    words = "vllm serve someone/Unheard-Of-27B --enable-prefix-caching --speculative-config"
+    spec = '{"method": "mtp", "num_speculative_tokens": 3}'
+    report = judge(read_words([*words.split(), spec], engine_version="0.24.0"))
+    assert "target-not-here" in {finding.code for finding in report.findings}
+    assert not {*_praised(report)}
+
+
 def test_an_open_row_is_unknown_in_a_release_that_a_user_added(add_like_newest: Callable[..., Release]) -> None:
     row = next(each for each in ROWS if each.last is None and not each.first.startswith("~"))
     assert row.state_in(KNOWN[-1]) == "present"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from draftwise.core import Effect, Ruling
-from draftwise.knowledge.model_copies import find_base
+from draftwise.knowledge.model_copies import find_copy
+from draftwise.knowledge.models import find_model
 from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
 from draftwise.verbs.judgements import Judgement
@@ -42,7 +43,8 @@ def test_a_recipe_is_accepted_only_where_its_models_are_known(recipe: dict[str, 
     found = judged(recipe)
     refusals = {each.code for each in found.findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
     assert refusals == {code for target, code in REFUSED if target == recipe["target"]} & refusals, "a recipe runs"
-    base = find_base(recipe["target"])
+    copy = find_copy(recipe["target"])
+    base = find_model(recipe["target"]) if copy is None else copy.base
     if base is None or base.is_partial:
         assert str(found.verdict) in ("not judged", "rejected")
         assert any(each.code in ("target-not-here", "target-partly-known") for each in found.findings)

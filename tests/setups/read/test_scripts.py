@@ -94,6 +94,23 @@ def test_what_cannot_be_evaluated_is_unknown_on_some_way(text: str):
     assert any(word.unknown for way in command.ways for word in way.words)
 
 
+@pytest.mark.parametrize(
+    ("value", "is_known"),
+    [
+        (r"{\"a\":1,\"b\":2}", False),
+        (r"{\"a\":1}", True),
+        ("""{'"a"':1,b}""", False),
+        ("""'{"a":1,"b":2}'""", True),
+        (r"\{\"a\":1,\"b\":2\}", True),
+        ("x{1..3}y", False),
+        ('{"$A",b}', False),
+    ],
+)
+def test_braces_may_be_several_words_where_what_they_enclose_is_quoted(value: str, *, is_known: bool):
+    command = run_script(f"A=1\nrun --f {value}").commands[-1]
+    assert is_known is not any(word.unknown for way in command.ways for word in way.words)
+
+
 def test_a_file_that_is_read_may_set_anything():
     (reading,) = read_setups("K=4\nsource ./site.env\n" + SERVE)
     assert [each.code for each in reading.findings] == ["taken-as-not-set"]

@@ -147,7 +147,7 @@ def find_constants(order: ServiceOrder) -> Sequence[Constant]:
 
 
 def _find_lack(expression: str, naming: Naming, lacking: Mapping[str, str]) -> str:
-    """Return why a rule cannot be written; empty where it can."""
+    """Return why a rule cannot be written. Empty where it can."""
     if sample := naming.find_missing(expression):
         return f"vLLM {naming.release} does not export vllm:{sample}"
     return next((lacking[record] for record in _RECORD.findall(expression) if record in lacking), "")

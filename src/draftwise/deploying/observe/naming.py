@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import Release, get_release
 
 PROMETHEUS = "http://prometheus-operated.monitoring:9090"

@@ -52,7 +52,7 @@ def find_promise(order: ServiceOrder) -> Promise | None:
 
 
 def _find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
-    """Return the rule with the highest break-even of tokens per step; None without such a rule."""
+    """Return the rule with the highest break-even of tokens per step. None without such a rule."""
     found = (rule for rule in rules if (rule.basis, rule.metric) == (RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
     return max(found, key=lambda rule: rule.value, default=None)
 

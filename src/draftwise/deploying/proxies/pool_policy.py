@@ -8,8 +8,8 @@ from typing import Literal
 
 from draftwise.core import Finding, Setup
 from draftwise.deploying.deployment_folder import StepFile
-from draftwise.deploying.messages import note
 from draftwise.knowledge.defects import Defect
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.vllm import Release, get_release
 from draftwise.plan.check import check
 

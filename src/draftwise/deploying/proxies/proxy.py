@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import StepFile
-from draftwise.deploying.messages import note, refusal, warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.proxies import envoy, haproxy_config
 from draftwise.deploying.proxies.pool_policy import (
@@ -23,6 +22,7 @@ from draftwise.deploying.proxies.pool_policy import (
     judge_split,
 )
 from draftwise.deploying.templating import dump_yaml, fill_part
+from draftwise.knowledge.messages import note, refusal, warning
 
 
 def _set_route_share(percent: int, service: str) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, StepFile
-from draftwise.deploying.messages import note
 from draftwise.deploying.observe import FLAGGER, Observation
 from draftwise.deploying.observe.analysis import make_canary_metric
 from draftwise.deploying.observe.promise import find_promise
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, write_template
+from draftwise.knowledge.messages import note
 
 _SHARES = "flagger-canary.yaml"
 _MINUTES = 10

@@ -16,7 +16,6 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, MODELCAR, STAGE, StepFile
-from draftwise.deploying.messages import note, refusal, warning
 from draftwise.deploying.observe import Observation
 from draftwise.deploying.order import ServiceOrder, find_lull_s
 from draftwise.deploying.targets.target_rows import TARGETS, DeployTarget, Hooks
@@ -31,6 +30,7 @@ from draftwise.deploying.weights_layout import (
     place,
 )
 from draftwise.knowledge.kinds import list_kinds
+from draftwise.knowledge.messages import note, refusal, warning
 from draftwise.knowledge.models import names_directory
 
 _ROW = TARGETS["kserve"]
@@ -242,7 +242,7 @@ def _fill_claim(order: ServiceOrder, claim: str) -> StepFile:
 
 
 def _list_fetched(order: ServiceOrder) -> Iterator[CheckpointRef]:
-    """Yield the checkpoints that come from the hub; the others are directories of the operator's."""
+    """Yield the checkpoints that come from the hub. The others are directories of the operator's."""
     return (each for each in order.placement.staged if not names_directory(each.name))
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
-from draftwise.deploying.messages import warning
+from draftwise.core import Finding
 from draftwise.deploying.order import ServiceOrder, refuse_other_hosts
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import fill_part
 from draftwise.deploying.twin import count_hosts
+from draftwise.knowledge.messages import refusal, warning
 
 _INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """Label of the controller's that tells a group's pods apart; 0 is the one that answers."""
@@ -48,9 +48,7 @@ def _prepare(order: ServiceOrder) -> ServiceOrder:
 
 def _refuse(args: Mapping[str, Any], flags: Iterable[str], why: str) -> None:
     for flag in (f"--{name.replace('_', '-')}" for name in flags if args.get(name, False) is not False):
-        raise InvalidSetup.because(
-            "host-of-group-given", f"{flag} {why}.", where=flag, fix="Leave it out: --nnodes spreads the ranks."
-        )
+        raise refusal("host-of-group-given", flag=flag, why=why)
 
 
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:

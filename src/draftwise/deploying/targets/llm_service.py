@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.inference_service import warn_of_deadline
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.models import names_directory
 
 _CONFIG = "--speculative-config"

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.deploying.messages import refusal
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, list_args
+from draftwise.knowledge.messages import refusal
 
 _OTHER_IMAGE = "vllm/vllm-openai"
 _RAY = re.compile(r".*/ray-llm:(\d+\.\d+\.\d+)")

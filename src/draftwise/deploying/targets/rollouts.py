@@ -11,11 +11,11 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.deploying.deployment_folder import CANARY, StepFile
-from draftwise.deploying.messages import note
 from draftwise.deploying.observe import ANALYSIS, Observation
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import Hooks
 from draftwise.deploying.templating import dump_yaml, fill, fill_part
+from draftwise.knowledge.messages import note
 
 _TEMPLATE = "argo_rollouts.yaml"
 _WEIGHTS = (10, 50)
@@ -45,7 +45,7 @@ def _write_more(spec: ServiceOrder, plain: ServiceOrder, watched: Observation) -
 
 
 def _render_canary(spec: ServiceOrder, plain: ServiceOrder, *, is_judged: bool) -> str:
-    """Return the plain side's Rollout with pods that speculate; without an analysis a person decides each step."""
+    """Return the plain side's Rollout with pods that speculate. Without an analysis a person decides each step."""
     (rollout, _), (speculating, _) = (fill(_TEMPLATE, each, _list_values(each)) for each in (plain, spec))
     pods = speculating["spec"]["template"]
     rollout["metadata"]["annotations"] = dict(spec.annotations)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding
-from draftwise.deploying.messages import refusal, warning
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args, list_env
+from draftwise.knowledge.messages import refusal, warning
 
 _SWITCHES = {"enable_prefix_caching": "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
 _V1 = "VLLM_USE_V1"

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
-from draftwise.deploying.messages import warning
 from draftwise.deploying.twin import without_speculation
 from draftwise.deploying.weights_layout import MODEL_ROOTS, name_upstream
+from draftwise.knowledge.messages import unreadable, warning
 from draftwise.setups.read import NoServer, SourceText, read_setups
 from draftwise.setups.read.manifests.parts import get_mapping
 from draftwise.setups.read.manifests.yaml_text import read_yaml
@@ -50,10 +50,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
         items = value.get("items") if str(value.get("kind")).endswith("List") else [value]
         found += [each for each in items or () if isinstance(each, Mapping) and "kind" in each]
     if not found:
-        raise UnreadableSource.because(
-            "kubectl-failed", f"{source.name} holds no object.", where=source.name,
-            fix="Pass the output of `kubectl get pod NAME -o yaml`.",
-        )  # fmt: skip
+        raise unreadable("kubectl-failed", name=source.name)
     return tuple(found)
 
 
@@ -76,7 +73,7 @@ def _name(value: Mapping[str, Any]) -> str:
 
 
 def _read(value: Mapping[str, Any], where: str) -> Setup | None:
-    """Return the server of an object; None where it starts none."""
+    """Return the server of an object. None where it starts none."""
     text = yaml.safe_dump({key: each for key, each in value.items() if key != "status"})
     try:
         readings = read_setups(SourceText(text=text, name=f"{where}.yaml"))

@@ -9,10 +9,10 @@ from pathlib import Path
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploying.api_server import validate_text
 from draftwise.deploying.deployment_folder import DEPLOYMENT, MEMO, SETUP, Record, prove, read_record
-from draftwise.deploying.messages import refusal, unreadable
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
@@ -141,7 +141,7 @@ def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
-    """Yield why a server does not fit its GPUs; where these are not known, or its model is not, that is not known."""
+    """Yield why a server does not fit its GPUs. Where these are not known, or its model is not, that is not known."""
     device = found.device
     if gpu is None and (device is None or device.name == "GPU"):
         return

@@ -18,7 +18,7 @@ from draftwise.statistics import find_rounding_scale
 
 
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
-    """Yield that another release runs than was ordered; a build's own suffix (`+cu129`) does not count."""
+    """Yield that another release runs than was ordered. A build's own suffix (`+cu129`) does not count."""
     if told is None:
         text = "Cannot tell which release runs."
         yield Finding.warning("not-told", text, where=where)
@@ -184,7 +184,7 @@ def _check_steps(server: ServerProbe, where: str, expected: float | None) -> Ite
 
 
 def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
-    """Yield whether the outputs are the plain server's; parting at a tie within rounding is no difference."""
+    """Yield whether the outputs are the plain server's. Parting at a tie within rounding is no difference."""
     rounding = Thresholds().rounding
     dtype = _get_text(probed.server, "dtype") or str(setup.args.get("dtype"))
     scale = find_rounding_scale([], *rounding.get(dtype, rounding["bfloat16"]))

@@ -107,6 +107,17 @@ class Spans:
             starts_B=self.starts_B + self.lengths_B - 1, lengths_B=torch.ones_like(self.lengths_B), width=1, host=host
         )
 
+    def and_then(self, others: Spans) -> Spans:
+        """Return these runs and then others, ragged; the host knows all of them."""
+        assert self.host is not None
+        assert others.host is not None
+        return Spans(
+            starts_B=torch.cat((self.starts_B, others.starts_B)),
+            lengths_B=torch.cat((self.lengths_B, others.lengths_B)),
+            width=max(self.width, others.width),
+            host=self.host + others.host,
+        )
+
     @property
     def num_seqs(self) -> int:
         """B."""

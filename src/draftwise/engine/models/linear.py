@@ -33,8 +33,8 @@ def make_linear(
     """Return x -> x @ weight.T + bias.
 
     On the CPU the weight is copied once into oneDNN's blocked layout, where a row's result has the same bits for
-    any number of rows in float32, and for up to 32 in bfloat16; torch's plain product, which copies bfloat16 weights
-    in every call, takes half as long again. `copy=False` prevents it.
+    numbers of rows up to `find_most_alike`; torch's plain product, which copies bfloat16 weights in every call, takes
+    half as long again. `copy=False` prevents it.
 
     Args:
         weight_OK: in the model's type.
@@ -87,6 +87,11 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def find_most_alike(dtype: torch.dtype) -> int:
+    """Return up to how many rows of a product on the CPU each row has the bits that it has alone (oneDNN 3.12)."""
+    return 32 if dtype == torch.bfloat16 else 128
 
 
 def quantized(weight_OK: Tensor, quantization: str | None) -> tuple[Tensor, Tensor | None]:

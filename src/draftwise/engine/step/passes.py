@@ -18,6 +18,7 @@ from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM
+from draftwise.engine.models.linear import find_most_alike
 from draftwise.engine.sampling.acceptance_rules import Rule
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
@@ -90,6 +91,10 @@ class Passes:
         confirmations: keep the proposer up to date.
         rule: by which draft tokens are accepted.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
+
+    Attributes:
+        most_shared_rows: rows of a pass that prompts and decoding sequences may share: on a CPU as many as leave a
+            row's bits alone, on a GPU none (there `PromptBatch` has both).
     """
 
     def __init__(
@@ -104,16 +109,47 @@ class Passes:
     ) -> None:
         self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
         self._rule, self._uniform = rule, uniform
+        self.most_shared_rows = 0 if uniform or model.device.type != "cpu" else find_most_alike(model.dtype)
 
     def decode(self, slots_B: Tensor, shape: StepShape) -> PassOutput:
         """Draft, and run the target over each sequence's last token and its draft."""
+        view, draft, spans, tokens_N = self._draft(slots_B, shape)
+        return self._read(view, draft, spans, *self.forward(tokens_N, spans, view.page_table_BP))
+
+    def decode_with_prompts(
+        self, chunks: list[Chunk], slots_B: Tensor, shape: StepShape
+    ) -> tuple[PassOutput, tuple[Tensor, Tensor | None, tuple[PromptRanks, ...]]]:
+        """Do the work of `decode` and of `prompts` in one pass, which reads the weights once; return what both do.
+
+        Only where the host knows all lengths.
+        """
+        view, draft, spans, decoded_N = self._draft(slots_B, shape)
+        count, prompts = spans.num_rows, self._spans_of(chunks)
+        tokens_N = torch.cat((decoded_N, self._tokens_of(chunks)))
+        pages_BP = torch.cat((view.page_table_BP, self._pages_of(chunks)))
+        last_C, wanted = prompts.last_row_B + count, None
+        if not ranks_prompts(chunks):
+            rows_R = torch.cat((torch.arange(count, device=last_C.device), last_C))
+            wanted, last_C = (rows_R, spans.and_then(prompts.ends())), torch.arange(count, len(rows_R))
+        hidden_RH, features_NF = self.forward(tokens_N, spans.and_then(prompts), pages_BP, wanted=wanted)
+        ranks = tuple(self._rank(chunks, hidden_RH[count:]))
+        features = (None, None) if features_NF is None else (features_NF[:count], features_NF[count:])
+        output = self._read(view, draft, spans, hidden_RH[:count], features[0])
+        return output, (hidden_RH[last_C], features[1], ranks)
+
+    def _draft(self, slots_B: Tensor, shape: StepShape) -> tuple[View, Draft, Spans, Tensor]:
+        """Draft; return the rows that verify it, and their tokens."""
         view = self._look_up(slots_B, shape)
         draft = self.confirmations.draft(view, shape.k)
         width = draft.tokens_BK.shape[1] + 1
         spans = Spans.on(view.position_B, draft.lengths_B + 1, width, uniform=self._uniform)
         draft = draft if spans.width == width else draft.cut(spans.width - 1)
-        tokens_N = spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
-        hidden_NH, features_NF = self.forward(tokens_N, spans, view.page_table_BP)
+        return view, draft, spans, spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
+
+    def _read(
+        self, view: View, draft: Draft, spans: Spans, hidden_NH: Tensor, features_NF: Tensor | None
+    ) -> PassOutput:
+        """Return the output of a pass, of which these are the rows that decode."""
         return PassOutput(
             view=view,
             draft=draft,
@@ -162,15 +198,20 @@ class Passes:
             last_CH, the hidden state of the last row of each; features_NF, the auxiliary hidden states of all rows; and
             the ranks of prompt tokens, where a request wants them.
         """
-        device = self.model.device
-        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], device)
-        tokens_N = upload([token for c in chunks for token in c.sequence.tokens[c.start : c.end]], device)
-        pages_CP = self.table.pages(upload([c.sequence.row for c in chunks], device))
+        spans, tokens_N, pages_CP = self._spans_of(chunks), self._tokens_of(chunks), self._pages_of(chunks)
         if not ranks_prompts(chunks):
             return *self.forward(tokens_N, spans, pages_CP, wanted=(spans.last_row_B, spans.ends())), ()
         hidden_NH, features_NF = self.forward(tokens_N, spans, pages_CP)
-        ranks = tuple(self._rank(chunks, hidden_NH))
-        return hidden_NH[spans.last_row_B], features_NF, ranks
+        return hidden_NH[spans.last_row_B], features_NF, tuple(self._rank(chunks, hidden_NH))
+
+    def _spans_of(self, chunks: list[Chunk]) -> Spans:
+        return Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
+
+    def _tokens_of(self, chunks: list[Chunk]) -> Tensor:
+        return upload([token for c in chunks for token in c.sequence.tokens[c.start : c.end]], self.model.device)
+
+    def _pages_of(self, chunks: list[Chunk]) -> Tensor:
+        return self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
 
     def forward(
         self,

@@ -40,6 +40,9 @@ class StepRunner:
             decoding sequences do not share a pass.
         max_num_rows: rows of a pass that they share at most.
         threads: governs how many threads compute a step; None: always as many as torch has.
+
+    Attributes:
+        most_shared_rows: see `Passes`.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class StepRunner:
         self.confirmations, self.grammars = passes.confirmations, sampler.grammars
         self._passes, self._sampler = passes, sampler
         self.capture_sizes, self.prompt_sizes, self.max_num_rows = capture_sizes, prompt_sizes, max_num_rows
-        self.threads = threads
+        self.threads, self.most_shared_rows = threads, passes.most_shared_rows
         self.graphs = Graphs(enabled=bool(capture_sizes) and self.model.device.type == "cuda")
         self._slots: dict[int, _Slots] = {}
         self._mixed: dict[tuple[int, int], MixedDraft] = {}
@@ -87,6 +90,10 @@ class StepRunner:
         chunks, decodes, k = schedule.chunks, schedule.decodes, schedule.k
         if chunks and decodes and (size := self._size_of(chunks, decodes, k)) is not None:
             return self._run_mixed(chunks, decodes, k, size)
+        if chunks and decodes and sum(each.length for each in chunks) + len(decodes) * (k + 1) <= self.most_shared_rows:
+            shape, slots_B = self._prepare(decodes, k)
+            output, of_prompts = self._passes.decode_with_prompts(chunks, slots_B, shape)
+            return self._end_prompts(chunks, *of_prompts), self._verify(decodes, shape, lambda: output, parts=("", ""))
         prompts = (self._prefill(chunks),) if chunks else ()
         return (*prompts, self._decode(decodes, k)) if decodes else prompts
 

@@ -82,6 +82,7 @@ class Scheduler:
 
     Attributes:
         most_rows_between: tokens of prompts in a step that others decode in, at most; None: no such limit.
+        most_shared_rows: rows of a pass that both may share, if prompts are limited in that way.
         ranked_row: tokens as which one counts there whose log-probabilities are wanted.
     """
 
@@ -98,6 +99,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.most_rows_between: int | None = None
+        self.most_shared_rows = 0
         self.ranked_row = 1.0
         self._prefix = prefix
         self.waiting: deque[Sequence] = deque()
@@ -124,7 +126,7 @@ class Scheduler:
         if decodes is None:
             return None
         budget = max(self.max_num_batched_tokens - len(decodes) * (k + 1), self.block_size)
-        most = self.most_rows_between if decodes else None
+        most = self._limit_between(len(decodes) * (k + 1)) if decodes else None
         budget = budget if most is None else min(budget, most)
         chunks: list[Chunk] = []
 
@@ -215,6 +217,14 @@ class Scheduler:
         spare = max(self.pool.num_free - len(self.running), 0)
         room = (len(sequence.pages) + spare) * self.block_size
         self._ensure_pages(sequence, min(sequence.longest + k, room))
+
+    def _limit_between(self, num_rows: int) -> int | None:
+        """Return the most tokens of prompts in a step in which this many rows decode.
+
+        A pass of their own reads all weights again: they get one only where they have many more than they could share.
+        """
+        most, left = self.most_rows_between, self.most_shared_rows - num_rows
+        return most if most is None or most <= left else left if most <= 2 * left else max(most, self.block_size)
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
         return Chunk(sequence, sequence.num_computed, min(len(sequence.tokens) - sequence.num_computed, budget))

@@ -81,7 +81,8 @@ def check_context(context: Context) -> Report:
         elif resolved is not None:
             resolved = _forget_doubted(resolved, findings)
             met = tuple(find_met(context, resolved))
-            tell(*(each for each in find_serving(context, resolved) if not contradicts(each, met)))
+            possible = tuple(find_met(context, resolved, possibly=True))
+            tell(*(each for each in find_serving(context, resolved) if not contradicts(each, possible)))
             tell(*find_defects(context, met, findings))
         elif any(each.code == "plugin-reads-config" for each in findings):
             met = tuple(find_met_by_plugin(context))

@@ -39,13 +39,13 @@ _PLATFORMS: Mapping[str, tuple[str, ...]] = {
 """Platform -> beginnings of the variables that only it reads."""
 
 
-def find_met(context: Context, resolved: Resolved) -> Iterator[Defect]:
-    """Yield the rows of the release whose condition surely holds, whoever tells them."""
+def find_met(context: Context, resolved: Resolved, *, possibly: bool = False) -> Iterator[Defect]:
+    """Yield the rows of the release whose condition surely holds, whoever tells them; or all that may hold."""
     facts: Mapping[str, Any] | None = None
     for row in find_open(context.release.version, resolved.facts.name):
         facts = facts or read_facts(context, resolved)
         holds = decide(row.when, facts)
-        if holds is not UNKNOWN and holds:
+        if possibly if holds is UNKNOWN else holds:
             yield row
 
 
@@ -147,7 +147,7 @@ def _or_unknown(value: Any) -> Any:
 
 
 def _describe_model(model: ModelConfig | None, name: str) -> Any:
-    """Return words that describe a model, by its config.json, else by its name; UNKNOWN where neither tells."""
+    """Return words that describe a model, by its config.json, else by its name. UNKNOWN where neither tells."""
     words: list[str] = []
     types = () if model is None else (model.model_type, str(model.text_config.get("model_type") or ""))
     for row in _read_families():
@@ -177,7 +177,7 @@ def _read_families() -> tuple[Mapping[str, Any], ...]:
 
 
 def _find_quantization(context: Context, model: ModelConfig | None, *, own: bool = False) -> Any:
-    """Return method and format of a model's weights in lower case, empty for plain ones; UNKNOWN where nobody says."""
+    """Return method and format of a model's weights in lower case, empty for plain ones. UNKNOWN where nobody says."""
     asked = context.keys.get("quantization") if own else context.given.get("quantization")
     name = str(context.keys.get("model") or "") if own else context.setup.target
     named = " ".join(re.findall(r"nvfp4|fp8|mxfp4|fp4|awq|gptq|int4|int8|w\d+a\d+", name.lower()))

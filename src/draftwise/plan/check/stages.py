@@ -114,7 +114,7 @@ class Context:
 
 
 def _read_size(value: Any) -> int | None:
-    """Return the number that a flag holds; None for another value, true and false among them."""
+    """Return the number that a flag holds. None for another value, true and false among them."""
     if isinstance(value, bool):
         return None
     try:
@@ -124,7 +124,7 @@ def _read_size(value: Any) -> int | None:
 
 
 def _read_object(value: Any) -> Mapping[str, Any] | None:
-    """Return the object that a flag holds as JSON, as text or typed; None for another value."""
+    """Return the object that a flag holds as JSON, as text or typed. None for another value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

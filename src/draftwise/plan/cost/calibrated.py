@@ -10,8 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from draftwise.core import CalibratedSetting, Calibration, Device, FirstPoint, InvalidSetup, Setup, StepPoint
+from draftwise.core import CalibratedSetting, Calibration, Device, FirstPoint, Setup, StepPoint
 from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import get_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check_context, get_context
@@ -287,12 +288,7 @@ def _read_machine(calibration: Calibration, plain: _Server) -> tuple[Machine, Pr
     precision, ranks = _find_precision(calibration), _find_ranks(calibration)
     work = find_work(calibration.config, precision, ranks)
     if work is None:
-        raise InvalidSetup.because(
-            "target-unknown",
-            f"The calibration's config.json of {calibration.target} does not describe a decoder-only language model.",
-            where="calibration",
-            fix="Calibrate again and name the target: `--target DIR`.",
-        )
+        raise refusal("target-unknown", target=calibration.target)
     fast = precision.name.startswith("fp8")
     prior = gpu_prior(get_gpu(calibration.gpu), fast_arithmetic=fast) if calibration.gpu else cpu_prior()
     asynchronous = calibration.args.get("async_scheduling")
@@ -313,7 +309,7 @@ def _read_machine(calibration: Calibration, plain: _Server) -> tuple[Machine, Pr
 def _read_drafting(
     calibration: Calibration, setting: CalibratedSetting, method: str, k: int, asynchronous: bool
 ) -> Drafting:
-    """Return what a setting drafts with; of a drafter whose config is not known, the usual layout of its method."""
+    """Return what a setting drafts with. Of a drafter whose config is not known, the usual layout of its method."""
     precision, ranks, facts = _find_precision(calibration), _find_ranks(calibration), get_method(method)
     if not facts.has_weights:
         return Drafting(method=facts.name, work=None, asynchronous=asynchronous)

@@ -185,7 +185,7 @@ class DecodeBatch:
 
 @cache
 def _kept_by_layer(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[int, int | None], ...]:
-    """Return how many values of a token each layer keeps on each GPU, and its window; asked for in every step."""
+    """Return how many values of a token each layer keeps on each GPU, and its window. Asked for in every step."""
     return tuple((layer.values_per_rank(tensor_parallel_size), layer.window) for layer in shape.kv_layers())
 
 

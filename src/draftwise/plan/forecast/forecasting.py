@@ -23,6 +23,7 @@ from draftwise.core import (
     Profile,
 )
 from draftwise.core.finding import join_names
+from draftwise.knowledge.messages import fault, refusal, warning
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import CalibratedServer, find_waiting, match_settings
 from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency, serve_rate
@@ -107,12 +108,7 @@ def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: 
     prompt = prompt_tokens if prompt_tokens is not None else (log.prompt_tokens[1] if log.prompt_tokens else None)
     output = output_tokens if output_tokens is not None else (log.tokens_out / log.used if log.used else None)
     if prompt is None or output is None:
-        raise InvalidSetup.because(
-            "lengths-unknown",
-            "The profile does not record the length of prompts and answers.",
-            where="--prompt-tokens",
-            fix="Pass --prompt-tokens and --output-tokens.",
-        )
+        raise refusal("lengths-unknown")
     return RequestLengths(prompt_tokens=prompt, output_tokens=output)
 
 
@@ -212,7 +208,7 @@ def _acceptance_sd(length: Interval) -> float:
 
 
 def _find_serving_sd(calibration: Calibration) -> float:
-    """Return how far off forecasts were beyond what is known of steps and acceptance; the prior's share falls."""
+    """Return how far off forecasts were beyond what is known of steps and acceptance. The prior's share falls."""
     errors = np.log1p([each.error for each in calibration.held]) if calibration.held else np.zeros(0)
     return math.sqrt((_SERVING_WEIGHT * _SERVING_SD**2 + float(errors @ errors)) / (_SERVING_WEIGHT + len(errors)))
 
@@ -257,7 +253,7 @@ def _high(row: ForecastCell) -> float:
 
 
 def _find_end(line: Sequence[ForecastCell], part: Callable[[ForecastCell], float]) -> float:
-    """Return the load at which a line first falls below 1; 0 where it begins there, infinity where it never does."""
+    """Return the load at which a line first falls below 1. 0 where it begins there, infinity where it never does."""
     if part(line[0]) < 1:
         return 0.0
     for before, after in pairwise(line):
@@ -275,25 +271,12 @@ def find_doubts(
 ) -> Iterator[Finding]:
     """Yield what the forecast rests on that may not hold."""
     if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
-        yield Finding.warning(
-            "not-replayed",
-            f"The profile has no acceptance for {join_names(left)}, so there is no forecast.",
-            fix="Replay the log with it as a candidate.",
-        )
+        yield warning("not-replayed", names=join_names(left))
     if far := [row for row in rows if row.is_extrapolated]:
         first = min(far, key=lambda row: row.load)
-        yield Finding.error(
-            "far-from-calibrated",
-            f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences as "
-            "were calibrated. Such steps cannot be forecast.",
-            fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
-        )
+        yield fault("far-from-calibrated", axis=first.axis, load=first.load, setting=first.setting)
     if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
-        yield Finding.warning(
-            "two-models",
-            f"The log was replayed for {profile.target.name}, but {calibration.target} was calibrated.",
-            fix="Use a replay and a calibration of the same model.",
-        )
+        yield warning("two-models", name=profile.target.name, target=calibration.target)
 
 
 def _same_model(one: str, other: str) -> bool:

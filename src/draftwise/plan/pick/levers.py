@@ -74,7 +74,7 @@ def _first_token(case: PickCase) -> Iterator[Lever]:
 
 
 def _prefill_share(case: PickCase) -> float | None:
-    """Return the share of a request's time that its prompt takes; None if nothing can be estimated."""
+    """Return the share of a request's time that its prompt takes. None if nothing can be estimated."""
     if case.machine is None:
         return None
     traffic = case.requirements.traffic

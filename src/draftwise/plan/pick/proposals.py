@@ -279,7 +279,7 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
 
 
 def _count_modules(case: PickCase, row: Mapping[str, Any]) -> int | None:
-    """Return the number of modules according to the config; None if it gives none."""
+    """Return the number of modules according to the config. None if it gives none."""
     field = row.get("n_predict")
     if isinstance(field, int):
         return field

@@ -106,7 +106,7 @@ def _judge(case: PickCase, proposal: Proposal, memory: MemoryCheck) -> RankedMet
 
 
 def _probe(case: PickCase, proposal: Proposal) -> tuple[Proposal, Report]:
-    """Return a proposal and its report; with a smaller `max_num_seqs` if only the default one is refused."""
+    """Return a proposal and its report. With a smaller `max_num_seqs` if only the default one is refused."""
     report = check(_setup(case, proposal, max(proposal.lengths)))
     if not find_stops(report) or "max_num_seqs" in case.requirements.args:
         return proposal, report
@@ -132,7 +132,7 @@ def _refuse(proposal: Proposal, code: str, *details: Finding, **values: object) 
 
 
 def _refusal(case: PickCase, proposal: Proposal, report: Report) -> Refusal | None:
-    """Return why a proposal cannot be recommended for the release; None if it can."""
+    """Return why a proposal cannot be recommended for the release. None if it can."""
     stops = find_stops(report)
     runs = get_method(report.resolved.method).name if report.resolved is not None else ""
     is_changed = runs != proposal.method

@@ -10,10 +10,12 @@ from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
-from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
+from draftwise.core import Calibration, Device, Setup, SpecConfig
 from draftwise.knowledge.advice import TrafficKind, read_traffic_kinds
 from draftwise.knowledge.gpus import Gpu
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.method_advice import Overlap
+from draftwise.knowledge.model_copies import find_names
 from draftwise.knowledge.models import KnownModel, find_model, is_hub_name, near_models
 from draftwise.knowledge.published_drafters import PublishedDrafter, find_published_drafters
 from draftwise.knowledge.vllm import Release, get_release
@@ -90,12 +92,7 @@ _SPELLINGS = {"summarisation": "summarization"}
 def _get_kind(name: str) -> TrafficKind:
     found = read_traffic_kinds().get(_SPELLINGS.get(name, name))
     if found is None:
-        raise InvalidSetup.because(
-            "unknown-traffic",
-            f"{name!r} is not a known kind of traffic.",
-            where="--workload",
-            fix=f"Choose one of {', '.join(read_traffic_kinds())}, or pass --overlap instead.",
-        )
+        raise refusal("unknown-traffic", name=name, names=", ".join(read_traffic_kinds()))
     return found
 
 
@@ -201,23 +198,13 @@ def _get_target(name: str) -> ModelConfig:
         return found
     if name.count("/") == 1 and is_hub_name(name):  # what needs no config.json can still be said
         return ModelConfig(name=name, config={}, origin="table", is_partial=True)
-    raise InvalidSetup.because(
-        "unknown-target",
-        f"{name!r} is neither a directory nor a model that draftwise knows.",
-        where="TARGET",
-        fix=f"{near_models(name)}Otherwise pass its config.json with --config-from, or the JSON itself.",
-    )
+    raise refusal("unknown-target", case="pick", name=name, near=near_models(name))
 
 
 def _open_drafter(name: str) -> GivenDrafter:
     found = find_model_config(name)
     if found is None:
-        raise InvalidSetup.because(
-            "unknown-drafter",
-            f"{name!r} is neither a directory nor a model that draftwise knows.",
-            where="--drafter",
-            fix="Pass the directory of the drafter: its config.json names its method.",
-        )
+        raise refusal("unknown-drafter", name=name)
     return GivenDrafter(name=name, drafter=recognize(found.config, ()))
 
 
@@ -230,8 +217,7 @@ def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if target.copy is not None:
         return (), target.copy.base.names
     if target.origin == "table":
-        row = find_model(target.name)
-        names = row.names if row is not None else (target.name,)
+        names = find_names(target.name) or (target.name,)
         tail = target.name.lower().rpartition("/")[2]
         exact = tuple(name for name in names if name.lower().rpartition("/")[2] == tail)
         return exact, tuple(name for name in names if name not in exact)
@@ -298,12 +284,7 @@ def _find_constants(requirements: Requirements, target: ModelConfig, precision: 
     if calibration is None:
         return gpu_prior(requirements.gpu, fast_arithmetic=precision.name.startswith("fp8")).constants
     if differences := list(_compare(calibration, requirements, target)):
-        raise InvalidSetup.because(
-            "calibration-of-another",
-            f"The calibration is from another deployment: {'; '.join(differences)}.",
-            where="--calibration",
-            fix="Calibrate servers with this model, hardware and flags, or leave the calibration out.",
-        )
+        raise refusal("calibration-of-another", names="; ".join(differences))
     from draftwise.plan.cost.calibrated import CalibratedCosts  # numpy is absent in a browser
 
     return CalibratedCosts(calibration).model.machine.constants

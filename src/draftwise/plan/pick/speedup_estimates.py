@@ -9,7 +9,9 @@ from statistics import median
 
 from draftwise.core import Finding
 from draftwise.knowledge.advice import (
+    SeenSpeedup,
     find_drafting_cost,
+    find_seen_speedups,
     get_advice,
     give_advice,
     read_temperature_effect,
@@ -17,7 +19,6 @@ from draftwise.knowledge.advice import (
 )
 from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
 from draftwise.knowledge.methods import get_method
-from draftwise.knowledge.seen_speedups import SeenSpeedup, find_seen_speedups
 from draftwise.plan.cost.machine import Drafting, Machine
 from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.proposals import Proposal
@@ -82,7 +83,7 @@ def _of_kind(
 def _of_measurements(
     prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], rows: list[SeenAcceptance], place: float
 ) -> ExpectedAcceptance:
-    """Return what readings of this kind of traffic say; a single one is as much as the prior, and leaves its width."""
+    """Return what readings of this kind of traffic say. A single one is as much as the prior, and leaves its width."""
     chances = [_chance(row) for row in rows]
     expected, low, high = median(chances), min(chances), max(chances)
     if len(rows) == 1:
@@ -273,7 +274,7 @@ _PREDICTABLE = 0.5
 def _decline(
     case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupEstimate, rows: list[SeenSpeedup]
 ) -> float:
-    """Return the estimate relative to the one for the readings' own context and temperature; at most 1."""
+    """Return the estimate relative to the one for the readings' own context and temperature. At most 1."""
     machine = _find_machine(case, drafting)
     if machine is None or made.gain is None:
         return 1.0
@@ -342,7 +343,7 @@ def _choose_lengths(case: PickCase, proposal: Proposal, drafting: Drafting, most
 
 
 def _find_machine(case: PickCase, drafting: Drafting) -> Machine | None:
-    """Return the machine on which steps are estimated; None where it, or what the method costs, is unknown."""
+    """Return the machine on which steps are estimated. None where it, or what the method costs, is unknown."""
     weighs = drafting.work is not None or not get_method(drafting.method).has_weights
     return case.machine if weighs and find_drafting_cost(drafting.method) is not None else None
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, InvalidSetup, Profile, Setup, SpecConfig
+from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, Profile, Setup, SpecConfig
+from draftwise.knowledge.messages import refusal
 from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.forecast.calibrated_server import match_settings
 from draftwise.plan.schedule.draft_lengths import (
@@ -70,12 +71,7 @@ def advise_lengths(
         for setting, entry in match_settings(profile, calibration)
     ]
     if not found:
-        raise InvalidSetup.because(
-            "no-common-candidate",
-            "No candidate is both in the calibration and in the profile.",
-            where="calibration",
-            fix="Replay and calibrate the same candidates.",
-        )
+        raise refusal("no-common-candidate", case="schedule")
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise.checkpoints.config_values import find_aux_layers
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.shapes import read_shape
@@ -67,13 +68,7 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
 
 def _find_layout(method: Method) -> Callable[[Config, Config | None, int], Drafter]:
     if not method.layout:
-        raise InvalidSetup.because(
-            "method-memory-unknown",
-            f"The tensors of a {method.name} drafter are unknown, so its memory is unknown too.",
-            where="method",
-            fix="Size the target without the drafter, and add the memory that the server's start-up log reports for "
-            "the drafter.",
-        )
+        raise refusal("method-memory-unknown", name=method.name)
     known = _LAYOUTS.get(method.layout)
     return known if known is not None else method.load("layout")
 
@@ -92,7 +87,7 @@ def _describe_decoder(_target: Config, config: Config | None, _k: int) -> Drafte
 
 
 def _describe_layer(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return one Llama layer and `fc` over embedding and hidden state; embedding and lm_head are the target's."""
+    """Return one Llama layer and `fc` over embedding and hidden state. Embedding and lm_head are the target's."""
     like = config or _head_of(target)
     shape = read_shape(like)
     layers = tuple(range(shape.num_layers))
@@ -127,7 +122,7 @@ def _describe_fused_layer(target: Config, config: Config | None, _k: int) -> Dra
 
 
 def _describe_block(target: Config, config: Config | None, _k: int) -> Drafter:
-    """Return Qwen3 layers and `fc` over the auxiliary hidden states; embedding and lm_head are the target's."""
+    """Return Qwen3 layers and `fc` over the auxiliary hidden states. Embedding and lm_head are the target's."""
     like = config or {**_head_of(target), "num_hidden_layers": 5}
     shape = read_shape(like)
     layers, inner = tuple(range(shape.num_layers)), like.get("dflash_config") or {}
@@ -176,7 +171,7 @@ def _describe_residual_heads(target: Config, config: Config | None, k: int) -> D
 
 
 def _describe_recurrent_heads(target: Config, config: Config | None, k: int) -> Drafter:
-    """Return embedding, projection, norm and lm_head of each token ahead; with `tie_weights` one set serves all."""
+    """Return embedding, projection, norm and lm_head of each token ahead. With `tie_weights` one set serves all."""
     like = config or {}
     vocab, width = like.get("vocab_size") or target["vocab_size"], like.get("emb_dim") or target["hidden_size"]
     inner, heads = like.get("inner_dim") or width, like.get("n_predict") or k

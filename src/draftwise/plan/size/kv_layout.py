@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import InvalidSetup
 from draftwise.core.budget import KVCache, KVGroup
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import Rulebook
 
 _PADDING_LIMIT = 1.5
@@ -145,7 +146,7 @@ def lay_out(
 
 
 def _pages(layers: Sequence[CachedLayer], block_size: int) -> list[_Page]:
-    """Return each layer's page; a state's is padded to that of the target's attention next to it."""
+    """Return each layer's page. A state's is padded to that of the target's attention next to it."""
     tokens = [layer for layer in layers if not layer.state_bytes and not layer.is_draft]
     padded = tokens[0].bytes_per_token * block_size if tokens else 0
     return [
@@ -194,12 +195,5 @@ def _unify(pages: Sequence[_Page], rules: LayoutRules) -> list[_Page]:
         elif not page.layer.state_bytes and rules.pads_tokens and not page.layer.latent:
             unified.append(replace(page, num_bytes=largest))
         else:
-            raise InvalidSetup(
-                Finding.error(
-                    "kv-pages-do-not-divide",
-                    f"Layers keep pages of {largest} and {page.num_bytes} bytes. Neither divides the other, so "
-                    "vLLM cannot share its blocks.",
-                    fix="Choose a drafter with the target's head size and number of KV heads.",
-                )
-            )
+            raise InvalidSetup(fault("kv-pages-do-not-divide", largest=largest, num_bytes=page.num_bytes))
     return unified

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.model_types import read_state_layers
 
 Row = Mapping[str, Any]
@@ -36,12 +36,7 @@ def _row(config: Row) -> Row:
     model_type = config.get("model_type")
     found: Row | None = read_state_layers().get(str(model_type))
     if found is None:
-        raise InvalidSetup.because(
-            "memory-unknown",
-            f"Memory unknown: the per-sequence state of the layers of {model_type or 'this model'}.",
-            where="target",
-            fix="Start the server once: its log shows the size of its KV cache.",
-        )
+        raise refusal("memory-unknown", model_type=model_type or "this model")
     return found
 
 
@@ -70,10 +65,7 @@ def state_bytes(
         wanted = keys[name] if isinstance(keys[name], tuple | list) else (keys[name],)
         values = [value for key in wanted if isinstance(value := inside.get(key), int | float) and value > 0]
         if len(values) < len(wanted):
-            raise InvalidSetup.because(
-                "config-incomplete", f"config.json lacks {', '.join(wanted)}.", where="config.json",
-                fix="Restore the config.json that came with the checkpoint.",
-            )  # fmt: skip
+            raise refusal("config-incomplete", names=", ".join(wanted))
         return int(math.prod(map(float, values)))
 
     taps = number("kernel") - 1

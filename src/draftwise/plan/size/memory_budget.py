@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import ModelShape
 from draftwise.core.budget import Budget, KVCache
+from draftwise.core.grouping import copy_fields
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.transformers import find_model_type
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
@@ -47,12 +49,7 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     if name == "fp8_ds_mla" and shape.latent_dim:
         return _DS_MLA_BYTES / shape.latent_dim
     if (found := _VALUE_BYTES.get(name)) is None:
-        raise InvalidSetup.because(
-            "unknown-kv-cache-dtype",
-            f"The size of a KV-cache entry in {name!r} is unknown.",
-            where="--kv-cache-dtype",
-            fix=f"Choose one of {', '.join(_VALUE_BYTES)}.",
-        )
+        raise refusal("unknown-kv-cache-dtype", name=name, names=", ".join(_VALUE_BYTES))
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 
 
@@ -126,18 +123,8 @@ def _measure_stage(request: SizeRequest, stage: PipelineStage) -> Budget:
 
 
 def _step(request: SizeRequest) -> ProfiledStep:
-    return ProfiledStep(
-        rules=request.rules,
-        runner=request.runner,
-        gpu=request.gpu,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        max_num_seqs=min(request.max_num_seqs, request.max_num_batched_tokens),
-        num_speculative_tokens=request.num_speculative_tokens,
-        tensor_parallel_size=request.tensor_parallel_size,
-        enforce_eager=request.enforce_eager,
-        cold_start=request.cold_start,
-        probabilistic=request.probabilistic,
-    )
+    requests = min(request.max_num_seqs, request.max_num_batched_tokens)
+    return copy_fields(ProfiledStep, request, max_num_seqs=requests)
 
 
 def kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import ModelShape
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.model_types import read_config_keys
 
 _MOST = 10**8
@@ -28,12 +29,7 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
         *(f"{key}.{name}" for key in keys["objects"] for name in _find_odd(text.get(key))),
     ]
     if faults:
-        raise InvalidSetup.because(
-            "config-odd",
-            f"{where} gives no usable value for {', '.join(faults[:8])}.",
-            where=where,
-            fix="Restore the config.json that came with the checkpoint.",
-        )
+        raise refusal("config-odd", case="values", where=where, names=", ".join(faults[:8]))
     text["model_type"] = text["model_type"] if isinstance(text.get("model_type"), str) else ""
     if not text.get("intermediate_size") and isinstance(text.get("hidden_size"), int):
         text["intermediate_size"] = text.get("moe_intermediate_size") or 4 * text["hidden_size"]
@@ -41,7 +37,7 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
 
 
 def _find_odd(config: object) -> list[str]:
-    """Return the keys of an object whose values have the wrong kind; null stands for an absent key."""
+    """Return the keys of an object whose values have the wrong kind. Null stands for an absent key."""
     if not isinstance(config, Mapping):
         return []
     keys = read_config_keys()
@@ -67,11 +63,7 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
     """Return the shape of a text config; InvalidSetup where it lacks a dimension."""
     shape = ModelShape.from_hf_config(read_text_config(config, where=where), where=where)
     if shape.head_dim < 1:
-        raise InvalidSetup.because(
-            "config-odd",
-            f"{where} has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
-            where=where,
-        )
+        raise refusal("config-odd", case="heads", where=where, num_heads=shape.num_heads, hidden_size=shape.hidden_size)
     return shape
 
 

@@ -11,6 +11,7 @@ from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.knowledge.gpus import Gpu, get_gpu
 from draftwise.knowledge.memory_overheads import Runner, get_batch_defaults
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, history
@@ -153,17 +154,8 @@ def _get_target(context: Context) -> ModelConfig:
     if context.target is None or context.target.is_partial:
         name = context.setup.target
         if Path(name).is_file():
-            raise InvalidSetup.because(
-                "unknown-target", f"{name} is a file, and a size is that of a model.", where="target",
-                fix=f"Give the model that it serves; `draftwise check {name}` names it.",
-            )  # fmt: skip
-        raise InvalidSetup.because(
-            "unknown-target",
-            f"The layer sizes of the target {name!r} are unknown: it is neither a checkpoint directory nor a "
-            "model whose config.json draftwise has.",
-            where="target",
-            fix="Pass the checkpoint's directory, pass its config.json with --config-from, or fetch that with --hub.",
-        )
+            raise refusal("unknown-target", case="file", name=name)
+        raise refusal("unknown-target", case="layers", name=name)
     return context.target
 
 
@@ -180,12 +172,7 @@ def _read_gpu(name: str | None, setup: Setup) -> Gpu:
         return get_gpu(name)
     device = setup.device
     if device is None or device.kind == "cpu":
-        raise InvalidSetup.because(
-            "no-gpu",
-            "You named no GPU.",
-            where="--gpu",
-            fix="Name one, such as H200, or give its memory, such as 48GiB.",
-        )
+        raise refusal("no-gpu")
     try:
         known = get_gpu(device.name)
     except InvalidSetup:
@@ -226,7 +213,7 @@ def _read_runner(context: Context, spec: Resolved | None) -> Runner:
 
 
 def _is_async(context: Context, spec: Resolved | None) -> bool:
-    """Say whether two batches are under way at once; the default of every release in which it matters here."""
+    """Say whether two batches are under way at once. The default of every release in which it matters here."""
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
     return context.flags.get("async_scheduling") is not False
@@ -292,11 +279,7 @@ def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Pr
 def _read_share(context: Context) -> float:
     share = context.flags.get("gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise InvalidSetup.because(
-            "bad-utilization",
-            f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r}.",
-            where="--gpu-memory-utilization",
-        )
+        raise refusal("bad-utilization", share=share)
     return float(share)
 
 

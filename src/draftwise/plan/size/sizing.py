@@ -10,6 +10,7 @@ from draftwise.core.budget import Budget
 from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
+from draftwise.knowledge.messages import warning
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
@@ -119,7 +120,7 @@ def _suggest(request: SizeRequest, budget: Budget) -> str:
 
 
 def _enough_gpus(request: SizeRequest) -> int | None:
-    """Return the smallest tensor-parallel size that fits and divides the attention heads; None up to eightfold."""
+    """Return the smallest tensor-parallel size that fits and divides the attention heads. None up to eightfold."""
     for size in (request.tensor_parallel_size * factor for factor in (2, 4, 8)):
         wider = replace(request, tensor_parallel_size=size, draft_tensor_parallel_size=size)
         if request.shape.num_heads % size == 0 and measure(wider).fits:
@@ -144,21 +145,15 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
 
 def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
     if (share := budget.drafter / budget.device) > _DRAFTER_SHARE:
-        yield Finding.warning(
+        yield warning(
             "drafter-takes-much",
-            f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}. The KV cache "
-            f"holds {budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
-            where="drafter",
-            fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
+            share=share,
+            limit=_DRAFTER_SHARE,
+            kv_tokens=budget.kv_tokens,
+            plain_kv_tokens=plain.kv_tokens,
         )
     if (share := budget.target / budget.device) > _TARGET_SHARE:
-        yield Finding.warning(
-            "target-takes-most",
-            f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}. Little is "
-            "left for the drafter and the cache.",
-            where="target",
-            fix="Use more GPUs, quantized weights, or a method without weights (ngram, suffix).",
-        )
+        yield warning("target-takes-most", share=share, limit=_TARGET_SHARE)
 
 
 def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:

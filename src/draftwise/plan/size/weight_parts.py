@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
 
@@ -53,14 +53,7 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
     key = name.strip().lower()
     found = PRECISIONS.get(_ALIASES.get(key, key))
     if found is None:
-        raise InvalidSetup.because(
-            "unknown-precision",
-            f"The number of bytes per weight in {name!r} is unknown.",
-            where=where,
-            fix=(
-                f"Choose one of {', '.join(PRECISIONS)}, or pass a checkpoint's directory: its headers show the size."
-            ),
-        )
+        raise refusal("unknown-precision", case="name", name=name, where=where, names=", ".join(PRECISIONS))
     return found
 
 
@@ -73,12 +66,7 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
     if not isinstance(given, Mapping):
         return BF16
     if given.get("quant_method", "") is None:
-        raise InvalidSetup.because(
-            "unknown-precision",
-            "The checkpoint is quantized in an unknown way, so the size of its weights is unknown.",
-            where="target",
-            fix="Pass the checkpoint's directory, its config.json, or --quantization.",
-        )
+        raise refusal("unknown-precision", case="stored")
     method = str(given.get("quant_method") or "").lower()
     if method == "modelopt" and "FP4" in str(given.get("quant_algo")):
         return PRECISIONS["nvfp4"]

@@ -122,7 +122,7 @@ def _panels(data: PlotData, found: Sequence[Conversion]) -> list[tuple[str, list
 
 
 def _draw_bar(axes: Axes, row: int, each: Conversion) -> None:
-    """Draw what arrived and each loss behind it; a step that gained instead leaves no loss to draw."""
+    """Draw what arrived and each loss behind it. A step that gained instead leaves no loss to draw."""
     end = 0.0
     for colour, reached in zip(LOSSES.values(), each.levels, strict=True):
         if reached > end:

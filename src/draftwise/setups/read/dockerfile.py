@@ -48,7 +48,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def _find_instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and text of each instruction; continued lines stay apart, comments between them go."""
+    """Yield line, name and text of each instruction. Continued lines stay apart, comments between them go."""
     start, parts, ending = 0, list[str](), ""
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if ending:

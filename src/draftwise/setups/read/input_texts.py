@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource, cause_of
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.knowledge.models import find_model, suggest_models
 from draftwise.setups.read import windows_scripts
 
@@ -29,12 +30,7 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InvalidSetup.because(
-                "too-long",
-                f"{path} is larger than {_MAX_BYTES:,} bytes, so draftwise does not read it.",
-                where=str(path),
-                fix="Pass only the part that starts the server.",
-            )
+            raise refusal("too-long", case="file", path=path, max_bytes=_MAX_BYTES)
         data = path.read_bytes()
         is_wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))  # of PowerShell's `>`
         return data.decode("utf-16" if is_wide else "utf-8-sig")  # line ends as they are: a shell minds
@@ -43,9 +39,7 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         name = str(path) if str(path).isprintable() else repr(str(path))
         fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
-        raise InvalidSetup.because(
-            "unreadable-file", f"{name} cannot be read ({cause_of(error)}).", where=name, fix=fix
-        ) from None
+        raise refusal("unreadable-file", case="text", name=name, cause=cause_of(error), fix=fix) from None
 
 
 _BUILD_FILE = re.compile(r"(?:docker|container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE)
@@ -140,15 +134,7 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
     elif kind is SourceKind.PATTERN:
         yield from _read_pattern(str(source))
     elif kind is SourceKind.NO_FILE:
-        raise UnreadableSource.because(
-            "no-such-file",
-            f"There is no file or folder {source}.",
-            where=str(source),
-            fix=(
-                f"{suggest_sources(str(source))}Check the path. For a model on another machine, pass a command: "
-                "'vllm serve PATH'."
-            ),
-        )
+        raise unreadable("no-such-file", case="source", source=source, near=suggest_sources(str(source)))
     else:
         yield SourceText(text=str(source))
 
@@ -232,7 +218,7 @@ def _read_one_of_many(path: Path) -> SourceText:
 
 
 def _peek(path: Path) -> str:
-    """Return the text of a file that is not read otherwise; empty where nobody can say what all of it is."""
+    """Return the text of a file that is not read otherwise. Empty where nobody can say what all of it is."""
     try:
         with path.open("rb") as file:
             text = file.read(_LONGEST_LOOK).decode("utf-8", "replace")
@@ -244,13 +230,7 @@ def _peek(path: Path) -> str:
 def _read_folder(folder: Path) -> Iterator[SourceText]:
     paths = list(_list_files(folder))
     if not paths:
-        raise UnreadableSource.because(
-            "nothing-to-read",
-            f"The folder {folder} holds no file that could start a server (Dockerfile, "
-            f"{', '.join(sorted(_SUFFIXES))}).",
-            where=str(folder),
-            fix="Name the file itself.",
-        )
+        raise unreadable("nothing-to-read", case="folder", folder=folder, names=", ".join(sorted(_SUFFIXES)))
     yield from map(_read_one_of_many, paths)
 
 
@@ -265,17 +245,13 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    raise UnreadableSource.because(
-        "unreadable-file", f"{error.filename} cannot be read ({cause_of(error)}).", where=str(error.filename)
-    )
+    raise unreadable("unreadable-file", case="listed", filename=error.filename, cause=cause_of(error))
 
 
 def _read_pattern(pattern: str) -> Iterator[SourceText]:
     found = sorted(iglob(os.path.expanduser(pattern), recursive=True))
     if not found:
-        raise UnreadableSource.because(
-            "nothing-to-read", f"No file matches the pattern {pattern!r}.", where=pattern, fix="Check the pattern."
-        )
+        raise unreadable("nothing-to-read", case="pattern", pattern=pattern)
     for name in found:
         if os.path.isdir(name):
             yield from _read_folder(Path(name))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.flag_values import read_json
@@ -29,9 +30,7 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
     if found.mistake:
         raise InvalidSetup.because("not-json", f"The text {found.mistake}.", where=name, fix=found.fix)
     if not isinstance(found.value, dict):
-        raise InvalidSetup.because(
-            "not-an-object", f"The text must be a JSON object, got {type(found.value).__name__}.", where=name
-        )
+        raise refusal("not-an-object", kind=type(found.value).__name__, name=name)
     reading = read_keywords(found.value, where=name, engine_version=engine_version)
     twice = tuple(get_rule("duplicate-key").ruling(key=key[:60], where=name) for key in found.duplicates)
     return replace(reading, findings=twice + reading.findings)
@@ -94,7 +93,7 @@ def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | No
 
 
 def _get_args(value: Mapping[str, Any], release: Release, findings: list[Finding], name: str) -> dict[str, Any]:
-    """Return the engine arguments by field name; those that the release does not have are reported and left out."""
+    """Return the engine arguments by field name. Those that the release does not have are reported and left out."""
     inner = value.get("args")
     known = {row["field"] for row in release.table("flags").values()} | set(release.table("engine_defaults"))
     given = dict(inner) if isinstance(inner, Mapping) else {}

@@ -277,5 +277,5 @@ def _find_changed(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _name_of(node: ast.expr | None) -> str:
-    """Return the name of a variable or an attribute; empty for any other expression."""
+    """Return the name of a variable or an attribute. Empty for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
 from draftwise.knowledge.images import has_half_a_release
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release, get_release, releases
@@ -78,14 +79,7 @@ class SetupReading:
                 something else is wrong with it.
         """
         if self.others:
-            raise InvalidSetup.because(
-                "several-ways",
-                f"The text starts the server in {len(self.others) + 1} ways, but this verb needs exactly one.",
-                where=self.where,
-                fix=(
-                    "Set the variables that decide with --env-file (NAME=value lines), or pass the command line itself."
-                ),
-            )
+            raise refusal("several-ways", ways=len(self.others) + 1, where=self.where)
         if errors := [finding for finding in self.findings if finding.severity is Severity.ERROR]:
             raise InvalidSetup(errors)
         return self.setup

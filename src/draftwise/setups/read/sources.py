@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
@@ -186,7 +187,7 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
 
 
 def _in_file(where: str, name: str, *, one_line: bool) -> str:
-    """Return a place whose `line 12` has become `NAME:12`; in a text of one line the number goes."""
+    """Return a place whose `line 12` has become `NAME:12`. In a text of one line the number goes."""
     found = _LINE.match(where)
     if found is None:
         return where or name
@@ -271,9 +272,7 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]
     """Yield the setup of each line of a JSON lines file, for judging many at once."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) > _MAX_LINES:
-        raise InvalidSetup.because(
-            "too-many-servers", f"The file has {len(lines)} lines, but draftwise reads at most {_MAX_LINES:,} at once."
-        )
+        raise refusal("too-many-servers", number=len(lines), max_lines=_MAX_LINES)
     for number, line in lines:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
@@ -344,7 +343,7 @@ def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Ite
 def _find_in_values(
     document: YamlDocument, manifests: Sequence[YamlDocument], asked: _SourceHints, folder: Path
 ) -> Iterator[Launch] | None:
-    """Return the servers of a compose file or of a chart's values; None for another document."""
+    """Return the servers of a compose file or of a chart's values. None for another document."""
     if is_compose(document.value):
         from draftwise.setups.read.manifests.compose import find_services
 

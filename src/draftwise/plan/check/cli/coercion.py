@@ -93,7 +93,7 @@ def _suggest_key(key: str, table: Mapping[str, Any]) -> str:
 
 
 def _read_value(context: Context, key: str, value: Any, row: Mapping[str, Any]) -> Any:
-    """Return a value as vLLM reads it; Mismatch or _OutOfRange where it is refused."""
+    """Return a value as vLLM reads it. Mismatch or _OutOfRange where it is refused."""
     if key == "num_speculative_tokens" and context.rules.holds("tokens-unvalidated"):
         return value
     if key == "attention_backend" and isinstance(value, str):
@@ -135,7 +135,7 @@ def _find_mismatch(
 
 
 def _tell_method(name: str, choices: str) -> str:
-    """Return what to write for a method by another name, for a misspelled one of other releases; else the choices."""
+    """Return what to write for a method by another name, for a misspelled one of other releases. Else the choices."""
     from draftwise.knowledge.terms import find_term  # read only for such a name
 
     if (term := find_term(name)) is not None:

@@ -138,7 +138,7 @@ def _decide_binary(left: Any, op: ast.operator, right: Any) -> Any:
 
 
 def _decide_comparison(values: Sequence[Any], ops: Sequence[ast.cmpop]) -> Any:
-    """Return whether a chain of comparisons holds; one that fails decides, whatever the others say."""
+    """Return whether a chain of comparisons holds. One that fails decides, whatever the others say."""
     answers = [
         UNKNOWN if left is UNKNOWN or right is UNKNOWN else _COMPARED[type(op)](left, right)
         for left, op, right in zip(values, ops, values[1:], strict=False)
@@ -170,7 +170,7 @@ def _decide_call(node: ast.Call, names: Mapping[str, Any]) -> Any:
 
 
 def _decide_items(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return an argument's value; of a generator, the list of its values."""
+    """Return an argument's value. Of a generator, the list of its values."""
     match node:
         case ast.GeneratorExp(elt=elt, generators=[ast.comprehension(target=ast.Name(id=name), iter=items)]):
             listed = _decide(items, names)

@@ -91,7 +91,7 @@ class _Judge:
         return [name for name in self.server.given if name in names_in(expression)]
 
     def _read_flag(self, name: str) -> None:
-        """Take the value of a flag; the JSON of a config is read as that config."""
+        """Take the value of a flag. The JSON of a config is read as that config."""
         value = self.server.given[name]
         config = _config_of(self.release, name)
         if config is None:
@@ -110,7 +110,7 @@ class _Judge:
             self.names[name] = self._read_config(config, value, name, "")
 
     def _read_config(self, config: str, value: Any, flag: str, inside: str) -> Any:
-        """Return a config's values by field, before its own checks change them; UNKNOWN for a refused one."""
+        """Return a config's values by field, before its own checks change them. UNKNOWN for a refused one."""
         if not isinstance(value, Mapping):
             self._refuse("flag-json-value", flag, f"{inside or _spell(flag)} must be an object, got {_show(value)}.")
             return UNKNOWN
@@ -173,7 +173,7 @@ class _Judge:
             self.names[config] = self._read_config(config, value, flags[-1], "")
 
     def _take(self, config: str, key: str, value: Any, flag: str, *, assigned: bool) -> Any:
-        """Return what a field makes of a flag's value; a config that was made before is taken as it is."""
+        """Return what a field makes of a flag's value. A config that was made before is taken as it is."""
         row = None if f"{config}.{key}" in _told_by_rules() else _fields_of(self.release, config).get(key)
         if row is None or (assigned and "by_name" not in row) or (isinstance(value, Mapping) and "config" in row):
             return value
@@ -237,7 +237,7 @@ def _describe_surroundings(release: Release, server: ServerSettings) -> Values:
 
 
 def _variable(name: str, row: Mapping[str, Any], env: Mapping[str, str]) -> Any:
-    """Return an environment variable's value; one that is set is known only where its text can be read as its type."""
+    """Return an environment variable's value. One that is set is known only where its text can be read as its type."""
     default = row.get("default")
     if name not in env:
         return UNKNOWN if isinstance(default, Mapping) else default
@@ -248,7 +248,7 @@ def _variable(name: str, row: Mapping[str, Any], env: Mapping[str, str]) -> Any:
 
 
 def _default(release: Release, value: Any) -> Any:
-    """Return a default from a table; an expression that makes a config gives that config's own defaults."""
+    """Return a default from a table. An expression that makes a config gives that config's own defaults."""
     if not isinstance(value, Mapping) or "expression" not in value:
         return value
     name = str(value["expression"]).removesuffix("()")
@@ -262,7 +262,7 @@ def _defaults(release: Release, config: str) -> Mapping[str, Any]:
 
 
 def _config_of(release: Release, flag: str) -> str | None:
-    """Return the config that the JSON of a flag is read as; None where another type of a union takes it as it is."""
+    """Return the config that the JSON of a flag is read as. None where another type of a union takes it as it is."""
     row = _flags_by_field(release).get(flag)
     kinds = [] if row is None or row["kind"] != "json" else str(row["type"]).split(" | ")
     if not {"dict", "Any"}.isdisjoint(kinds):

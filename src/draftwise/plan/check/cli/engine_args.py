@@ -15,6 +15,7 @@ from typing import Any
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
@@ -106,7 +107,7 @@ def _override(rules: Rulebook, target: ModelConfig, flags: Mapping[str, Any]) ->
 
 
 def _read_object(value: Any) -> Mapping[str, Any]:
-    """Return the object that a flag holds, as text or typed; an empty one for any other value."""
+    """Return the object that a flag holds, as text or typed. An empty one for any other value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -116,7 +117,7 @@ def _read_object(value: Any) -> Mapping[str, Any]:
 
 
 def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the speculative JSON with what `--spec-*` flags say; they win over keys that are spelled with dashes."""
+    """Return the speculative JSON with what `--spec-*` flags say. They win over keys that are spelled with dashes."""
     by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
     return {**(spec or {}), **by_flag} if by_flag else spec
 
@@ -134,12 +135,7 @@ def _find_drafter(
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     try:
         if _URL.match(name):
-            raise InvalidSetup.because(
-                "model-is-url",
-                f"{name} is a URL, but vLLM loads models from directories or by their hub name.",
-                where=name,
-                fix="Write ORG/NAME for a hub model. For a running server, use `watch` or `decide --url`.",
-            )
+            raise refusal("model-is-url", name=name)
         return find_model_config(name, partly=True)
     except InvalidSetup as fault:
         faults.extend(fault.findings)

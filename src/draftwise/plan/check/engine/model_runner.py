@@ -91,7 +91,7 @@ def _forces_v2(context: Context, resolved: Resolved | None) -> str:
 
 
 def _read_variable(context: Context) -> bool | None:
-    """Return what the environment asks for; None where it says nothing, or nothing that vLLM can read."""
+    """Return what the environment asks for. None where it says nothing, or nothing that vLLM can read."""
     given = context.env.get(_VARIABLE, "").strip().lower()
     return {"1": True, "true": True, "0": False, "false": False}.get(given)
 
@@ -237,7 +237,7 @@ def _advise_on_async(context: Context, resolved: Resolved) -> str:
 
 
 def _obstacle_to_async(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
-    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does."""
+    """Return what keeps asynchronous scheduling from being used, as words. Empty where nothing does."""
     if _depends_on_runner(context) and runner != "V1":
         return ""
     if resolved.method not in context.release.table(_ASYNC)[column]:

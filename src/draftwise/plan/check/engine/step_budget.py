@@ -189,7 +189,7 @@ def find_schedule(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_fault(schedule: Sequence[Entry]) -> str:
-    """Return what is wrong with the ranges, as a sentence; empty where nothing is."""
+    """Return what is wrong with the ranges, as a sentence. Empty where nothing is."""
     for first, last, k in schedule:
         entry = f"The entry [{first}, {last}, {k}]"
         if first <= 0 or last <= 0:

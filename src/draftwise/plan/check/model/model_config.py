@@ -201,7 +201,7 @@ def is_text_only(context: Context) -> bool:
 
 
 def _derive_length(context: Context, config: HfConfig) -> int | None:
-    """Return the longest context in tokens that the config.json allows; None where it says none."""
+    """Return the longest context in tokens that the config.json allows. None where it says none."""
     text = config.text
     length = config.context_length
     if length is None or abs(length) > _LONGEST_CONTEXT:
@@ -296,7 +296,7 @@ def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Rulin
 
 
 def _find_float16_kernel(context: Context, config: HfConfig, asked: str | None) -> Iterator[Ruling]:
-    """Yield the refusal of a kernel for float16 that was asked for by name; unasked, a better one is taken."""
+    """Yield the refusal of a kernel for float16 that was asked for by name. Unasked, a better one is taken."""
     dtype = context.flags.get("dtype")
     if dtype in (None, "auto"):
         dtype = config.text.get("dtype") or config.text.get("torch_dtype")

@@ -129,7 +129,7 @@ def _find_mask_token(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what the method's own proposer cannot do; each rule is about the methods that its row names."""
+    """Yield what the method's own proposer cannot do. Each rule is about the methods that its row names."""
     k = resolved.num_speculative_tokens
     if context.drafter is not None:
         heads = _count_heads(context.draft_config)

@@ -56,7 +56,7 @@ def find_missing_modules(context: Context, spec: Spec, config: HfConfig) -> Step
 
 
 def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
-    """Judge a drafter that turned out to be MTP layers; vLLM dies of comparing an unset number of tokens with 1."""
+    """Judge a drafter that turned out to be MTP layers. VLLM dies of comparing an unset number of tokens with 1."""
     if spec.facts is None or spec.facts.weights != "target":
         return spec
     if spec.target is not None and spec.target.config.model_type == "deepseek_v41":
@@ -194,7 +194,7 @@ def _rename(context: Context, spec: Spec, name: str, prefix: str) -> str:
 
 
 def _with_config(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
-    """Return the config with another one of the drafter; releases that look for its class this early must have it."""
+    """Return the config with another one of the drafter. Releases that look for its class this early must have it."""
     assert spec.draft is not None
     spec = replace(spec, draft=replace(spec.draft, config=config))
     if not context.rules.holds("drafter-class-missing") or find_architecture(context, config.architectures) is not None:
@@ -249,7 +249,7 @@ def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
 
 
 def _type_key(table: Mapping[str, Any], model_type: str) -> str:
-    """Return the row's key for a model_type; some rows stand for every type that contains the key."""
+    """Return the row's key for a model_type. Some rows stand for every type that contains the key."""
     if model_type in table:
         return model_type
     parts = (key for key, row in table.items() if row["by"] == "part_of_model_type" and key in model_type)
@@ -272,7 +272,7 @@ def _apply(row: Mapping[str, Any], config: HfConfig) -> HfConfig:
 
 
 def _count_steps(row: Mapping[str, Any], config: HfConfig) -> int | None:
-    """Return the trained MTP steps; the fields lie in the whole config or in its language model's part."""
+    """Return the trained MTP steps. The fields lie in the whole config or in its language model's part."""
     given, default = row["n_predict"], row.get("n_predict_default")
     if isinstance(given, int):
         return given

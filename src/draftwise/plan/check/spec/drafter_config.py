@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Effect, Ruling
 from draftwise.knowledge.methods import find_placeholder
-from draftwise.knowledge.model_copies import find_base
+from draftwise.knowledge.model_copies import find_names
 from draftwise.knowledge.models import is_hub_name
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import HfConfig, build_model, find_quantization
@@ -163,8 +163,8 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
             method=method,
             source=published.source,
         )
-    known = find_base(target)
-    if known is not None and {name.lower() for name in known.names}.isdisjoint(map(str.lower, published.targets)):
+    known = {name.lower() for name in find_names(target)}
+    if known and known.isdisjoint(map(str.lower, published.targets)):
         yield from context.rules.ruling(
             "drafter-of-other-target",
             model=published.model,

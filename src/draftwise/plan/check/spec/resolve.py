@@ -88,7 +88,7 @@ def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _resolve_hidden_states(context: Context, spec: Spec) -> Step[Spec]:
-    """Put the class that dumps hidden states in the place of a drafter; it is split as the target is."""
+    """Put the class that dumps hidden states in the place of a drafter. It is split as the target is."""
     spec = replace(spec, model=spec.method)
     names = (_HIDDEN_STATES_CLASS,)
     if find_architecture(context, names) is None:
@@ -180,7 +180,7 @@ def _to_resolved(spec: Spec) -> Resolved | None:
 
 
 def _to_whole(tokens: Any) -> int | None:
-    """Return the number of tokens; old releases let 3.0 pass for 3."""
+    """Return the number of tokens. Old releases let 3.0 pass for 3."""
     if isinstance(tokens, float):
         return int(tokens) if tokens.is_integer() else None
     return tokens if isinstance(tokens, int) else None
@@ -303,7 +303,7 @@ def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] | None]:
-    """Return the rate at which each position is accepted; None without synthetic acceptance."""
+    """Return the rate at which each position is accepted. None without synthetic acceptance."""
     if not spec.known(_SAMPLING, _RATES, _LENGTH):
         return None
     rates, length = spec.get(_RATES), spec.get(_LENGTH)

@@ -61,7 +61,7 @@ def _load(text: str) -> JsonText:
 
 
 def _explain(text: str, problem: str) -> JsonText:
-    """Try each repair alone, then all of them on top of each other; what gives JSON names the mistake."""
+    """Try each repair alone, then all of them on top of each other. What gives JSON names the mistake."""
     if not re.search(r"[{\[]", text):
         return JsonText(mistake=f"is not JSON ({problem})", fix="Write an object in braces.")
     for repair, mistake, fix in _REPAIRS:

@@ -125,7 +125,7 @@ def _choose_model(
 
 
 def _find_span(refused: Word, words: Sequence[Word]) -> slice:
-    """Return where a refused flag stands; an abbreviation of several goes with the value after it."""
+    """Return where a refused flag stands. An abbreviation of several goes with the value after it."""
     index = next(index for index, word in enumerate(words) if word is refused)
     following = words[index + 1].text if index + 1 < len(words) else "-"
     takes_value = "=" not in refused.text and not following.startswith("-")
@@ -162,7 +162,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _carry(found: Any, word: Word) -> Any:
-    """Replace the option string in what argparse found by one that knows its word; newer versions give a list."""
+    """Replace the option string in what argparse found by one that knows its word. Newer versions give a list."""
     if isinstance(found, list):
         return [_carry(each, word) for each in found]
     action, option, *rest = found
@@ -263,7 +263,7 @@ def _abbreviated(flags: Sequence[FlagUse], release: Release) -> Iterator[Ruling]
 
 
 def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling]:
-    """Yield one ruling for each word that nothing takes; of very many, the first ones and their number."""
+    """Yield one ruling for each word that nothing takes. Of very many, the first ones and their number."""
     for index, word in enumerate(words[:_MAX_EXPLAINED]):
         if word.text.startswith("-") and not word.text.lstrip("-")[:1].isdigit():
             yield _explain_flag(word, release)
@@ -338,7 +338,7 @@ def _spellings_in(release: Release) -> frozenset[str]:
 
 
 def _releases_with(flag: str) -> str:
-    """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`; empty for none."""
+    """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`. Empty for none."""
     known = releases("flags")
     names = [str(release) for release in known if flag in _spellings_in(release)]
     if not names:

@@ -95,7 +95,7 @@ class _Project:
         return env
 
     def _read_variable(self, name: str, text: str | None) -> Environment:
-        """Return a variable; one without a value is passed on from where docker compose runs."""
+        """Return a variable. One without a value is passed on from where docker compose runs."""
         word = COMPOSE.fill_in(Word(f"${{{name}}}" if text is None else text), self.caller)
         if word.unknown:
             return Environment(unknown={name: ", ".join(word.unknown) if text else _CALLER})
@@ -103,7 +103,7 @@ class _Project:
 
 
 def _get_variables(document: YamlDocument, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:
-    """Yield variables from `{A: b}` or `["A=b"]`; None for one without a value."""
+    """Yield variables from `{A: b}` or `["A=b"]`. None for one without a value."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             text = document.texts.get((*path, key), inner)

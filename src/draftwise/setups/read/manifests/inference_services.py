@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import Finding
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.containers import (
     Stores,
@@ -61,11 +62,7 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
         yield _refused(f"The path {path!r} contains two dots.", "Write it without them.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
-        yield Finding.error(
-            "claim-path-ignored",
-            f"KServe mounts the whole claim {claim} at {path} and ignores the path {inside!r} in the URI.",
-            fix=f"Write {_CLAIM}{claim}, and use {path}/{inside} in the arguments.",
-        )
+        yield fault("claim-path-ignored", claim=claim, path=path, inside=inside, scheme=_CLAIM)
 
 
 def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
@@ -234,7 +231,7 @@ def _read_model(
 
 
 def _get_model_volumes(model: Mapping[str, Any], runtime: _Runtime | None) -> tuple[str, ...] | None:
-    """Return where the model's container has volumes; None for a runtime that is named and not in the file."""
+    """Return where the model's container has volumes. None for a runtime that is named and not in the file."""
     if runtime is None and model.get("runtime"):
         return None
     return (*get_volumes(model), *(() if runtime is None else get_volumes(runtime.container)))
@@ -292,7 +289,7 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
 def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch | None:
-    """Return the server of an LLMInferenceService's container; None where its own command starts none."""
+    """Return the server of an LLMInferenceService's container. None where its own command starts none."""
     found: Findings = []
     env = stores.read_env(document, path, container)
     args = get_container_words(document, (*path, "args"), container, env, found)

@@ -53,7 +53,7 @@ def list_settings(text: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield settings with their first line; a backslash at the end goes on in the next line."""
+    """Yield settings with their first line. A backslash at the end goes on in the next line."""
     start, parts = 0, list[str]()
     for number, line in enumerate(text.split("\n"), start=1):
         if line.lstrip().startswith(("#", ";")):
@@ -90,7 +90,7 @@ def _read_assignment(word: Word) -> Environment:
 
 
 def _read_file(name: str) -> Environment:
-    """Return the variables of a file; a path that begins with `-` may be missing."""
+    """Return the variables of a file. A path that begins with `-` may be missing."""
     path = Path(name.removeprefix("-"))
     if path.is_absolute() and path.is_file():
         return Environment(values=read_env_file(read_text(path)))
@@ -113,7 +113,7 @@ def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
 
 
 def _fill_specifiers(word: Word) -> Word:
-    """Return a word in which `%%` is a percent sign; other specifiers are filled in by systemd."""
+    """Return a word in which `%%` is a percent sign. Other specifiers are filled in by systemd."""
     names = [found for found in _SPECIFIER.findall(word.text) if found != "%"]
     text = _SPECIFIER.sub(lambda found: "%" if found[1] == "%" else found[0], word.text)
     return replace(word, text=text, unknown=tuple(describe_unknown(f"%{name}", "a specifier") for name in names))

@@ -73,7 +73,7 @@ def _names_model(launch: Launch) -> bool:
 
 
 def _split(value: Any) -> tuple[Word, ...] | None:
-    """Return the words of a list or a text; None where a tool fills in how many there are."""
+    """Return the words of a list or a text. None where a tool fills in how many there are."""
     if isinstance(value, str):
         try:
             return None if _FILLED_IN.search(value) else split_words(value)
@@ -117,7 +117,7 @@ def _list_env(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _place(document: YamlDocument, path: Path, launch: Launch, entry: Mapping[str, Any], told: set[str]) -> Launch:
-    """Say where a server stands; all other keys around it are options that no other file has a place for."""
+    """Say where a server stands. All other keys around it are options that no other file has a place for."""
     options = [("-e", f"{name}={text}") for name, text in _list_env(entry)]
     around = document.value if isinstance(document.value, Mapping) else {}
     others = {**{key: each for key, each in around.items() if key not in path}, **entry}

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 
 Path = tuple[str | int, ...]
@@ -91,9 +92,7 @@ def _check_depth(text: str, name: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             line = event.start_mark.line + 1
-            raise InvalidSetup.because(
-                "too-deep", f"The text nests deeper than {_MAX_DEPTH} levels.", where=_at(name, line)
-            )
+            raise refusal("too-deep", max_depth=_MAX_DEPTH, at=_at(name, line))
 
 
 def _read(text: str, name: str) -> Iterator[YamlDocument]:
@@ -122,12 +121,7 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
 
 
 def _not_rendered(where: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "template",
-        "The text is a template with {{ }}, which must be rendered to become YAML.",
-        where=where,
-        fix="Render it first: helm template RELEASE CHART > rendered.yaml.",
-    )
+    return refusal("template", where=where)
 
 
 def _at(name: str, line: int) -> str:
@@ -151,11 +145,7 @@ class _Builder:
         self.nodes += 1
         line = node.start_mark.line + 1
         if self.nodes > _MAX_NODES or id(node) in self.open:
-            raise InvalidSetup.because(
-                "too-many-aliases",
-                f"The text expands to more than {_MAX_NODES:,} values through its aliases.",
-                where=_at(self.name, line),
-            )
+            raise refusal("too-many-aliases", max_nodes=_MAX_NODES, at=_at(self.name, line))
         self.lines[path] = line
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -196,7 +186,7 @@ class _Builder:
         return merged | own
 
     def _merge(self, node: yaml.Node, path: Path) -> dict[str, Any]:
-        """Return what `<<` brings in; of several mappings the first wins."""
+        """Return what `<<` brings in. Of several mappings the first wins."""
         given = self.build(node, path)
         mappings = given if isinstance(given, list) else [given]
         merged: dict[str, Any] = {}

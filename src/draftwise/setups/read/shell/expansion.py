@@ -169,7 +169,7 @@ class Expansion:
         return arguments[number - 1] if number <= len(arguments) else UNSET
 
     def _get_list(self, part: Parameter, state: PathState) -> list[str] | None:
-        """Return the items behind `$@`, `${NAME[@]}` and their like; None for a single value."""
+        """Return the items behind `$@`, `${NAME[@]}` and their like. None for a single value."""
         if part.name in ("@", "*"):
             if state.arguments is None:
                 hole = Hole(f"${part.name}", (describe_unknown(part.name, _ARGUMENT),), "", splits=True)
@@ -215,12 +215,15 @@ class Expansion:
         return fields.words
 
     def _with_braces(self, parts: Sequence[Part]) -> Iterator[Part]:
-        """Yield the parts, with what braces make unknown."""
-        for part in parts:
-            if isinstance(part, Literal) and not part.quoted and not part.is_operand and _BRACES.search(part.text):
-                yield Substitution(part.text)
-            else:
-                yield part
+        """Yield the parts, with what braces make unknown: they may enclose what is quoted or escaped."""
+        bare = [isinstance(part, Literal) and not part.quoted and not part.is_operand for part in parts]
+        texts = [part.text if isinstance(part, Literal) else "" for part in parts]
+        masked = "".join(text if is_bare else "_" * len(text) for text, is_bare in zip(texts, bare, strict=True))
+        if _BRACES.search(masked) and not any(map(_BRACES.search, texts)):
+            yield Substitution("".join(texts))
+            return
+        for part, text, is_bare in zip(parts, texts, bare, strict=True):
+            yield Substitution(text) if is_bare and _BRACES.search(text) else part
 
     def join(self, word: ShellWord, state: PathState) -> str:
         """Return a word as one text, as in assignments.
@@ -509,7 +512,7 @@ class Expansion:
         return self.holes.mark(Hole(shown, names or (describe_unknown(shown, _BY_SHELL),), salt=(state.tick, line)))
 
     def _fill_numbers(self, text: str, line: int, state: PathState) -> str | None:
-        """Return an arithmetic expression with its variables put in; None where it does more than compute."""
+        """Return an arithmetic expression with its variables put in. None where it does more than compute."""
         if re.search(r"(?<![=!<>])=(?!=)|\+\+|--|\?|\[|\b0\d|#|\*\*|<<|>>|~", re.sub(r"\$\{[^}]*\}|\$#", "", text)):
             return None
         word = parse(f'"{text}"' if '"' not in text else f"'{text}'", line=line).commands

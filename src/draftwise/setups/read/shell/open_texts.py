@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
@@ -28,11 +29,7 @@ def check_length(texts: Iterable[str]) -> None:
 
 def too_long() -> InvalidSetup:
     """Return the error of a text that is too long with its variables put in."""
-    return InvalidSetup.because(
-        "too-long",
-        f"The text is longer than {MAX_CHARS:,} characters after its variables are expanded.",
-        fix="Pass only the command that starts the server.",
-    )
+    return refusal("too-long", case="expanded", max_chars=MAX_CHARS)
 
 
 def is_known(text: str) -> bool:

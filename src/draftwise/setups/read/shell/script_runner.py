@@ -124,7 +124,7 @@ class Shell(Conditions):
         return self._bound([*left, *behind])
 
     def _bound(self, states: Iterable[PathState]) -> list[PathState]:
-        """Return the paths that differ; only the most usual one where the script has taken too many steps."""
+        """Return the paths that differ. Only the most usual one where the script has taken too many steps."""
         kept = merge(states)
         if self.steps <= _MAX_STEPS or not kept:
             return kept
@@ -136,7 +136,7 @@ class Shell(Conditions):
         return [nearest]
 
     def _run_compound(self, node: Node, states: list[PathState]) -> list[PathState] | None:
-        """Run a command that consists of others; None for one that does not."""
+        """Run a command that consists of others. None for one that does not."""
         match node:
             case CommandList():
                 return self._run_group(node, states)
@@ -208,7 +208,7 @@ class Shell(Conditions):
     def _settle(
         self, node: Node, done: Iterable[tuple[PathState, bool | None]]
     ) -> tuple[list[PathState], list[PathState]]:
-        """Part states by the status of a command; one that is not known goes both ways."""
+        """Part states by the status of a command. One that is not known goes both ways."""
         sides: tuple[list[PathState], list[PathState]] = ([], [])
         line, shown = _describe(node)
         for state, status in done:
@@ -260,7 +260,7 @@ class Shell(Conditions):
         return self._leave_loop(behind)
 
     def _get_items(self, node: For, state: PathState) -> list[str] | None:
-        """Return what a loop goes through; None where that is not known."""
+        """Return what a loop goes through. None where that is not known."""
         if node.words is None:
             items = None if state.arguments is None else list(state.arguments)
         elif not node.name:
@@ -369,7 +369,7 @@ class Shell(Conditions):
                     found.append((self.join(body, ready), ready))
 
     def _run_simple(self, node: Simple, state: PathState) -> bool | None:
-        """Expand a command and do what it does to the script itself; return its status."""
+        """Expand a command and do what it does to the script itself. Return its status."""
         words: list[str] = []
         lines: list[int] = []
         mistakes: list[str] = []
@@ -433,7 +433,7 @@ class Shell(Conditions):
                 self.depth -= 1
 
     def _enter(self, node: Simple, state: PathState, status: bool | None) -> list[tuple[PathState, bool | None]]:
-        """Run a function or an evaluated text that a command calls; else return what there is."""
+        """Run a function or an evaluated text that a command calls. Else return what there is."""
         if state.pending is None:
             return [(state, status)]
         (kind, name, arguments), state.pending = state.pending, None
@@ -552,7 +552,7 @@ def _runs_something(node: Simple) -> bool:
 
 
 def _leave(name: str, rest: Sequence[str], state: PathState) -> bool | None:
-    """Go out of a loop, a function or the script; return the status."""
+    """Go out of a loop, a function or the script. Return the status."""
     state.flow = name
     if name in ("break", "continue"):
         state.levels = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 3 else 1
@@ -597,7 +597,7 @@ def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
 
 
 def _find_assigned(node: Node, functions: Mapping[str, Function], seen: frozenset[str]) -> set[str] | None:
-    """Return the variables that commands may set, `@` for the arguments; None for any."""
+    """Return the variables that commands may set, `@` for the arguments. None for any."""
     names: set[str] = set()
     for each in walk(node):
         if isinstance(each, For) and each.name:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.setups.read.shell.open_texts import MAX_CHARS, OpenText, check_length
 
 __all__ = ["MAX_CHARS", "Mistake", "Word", "check_length", "find_meant_json", "split_words", "unclosed_quote"]
@@ -58,12 +59,7 @@ class Word:
 
 def unclosed_quote(quote: str, line: int) -> InvalidSetup:
     """Return the error of a quote that is never closed."""
-    return InvalidSetup.because(
-        "unclosed-quote",
-        f"A {quote} is opened but never closed.",
-        where=f"line {line}",
-        fix="Close it, or write an apostrophe inside a text as '\\''.",
-    )
+    return refusal("unclosed-quote", quote=quote, line=line)
 
 
 def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...]:

@@ -1,17 +1,16 @@
-"""Texts of findings and refusals, rows of `messages.json` by their code: a message, where it applies, and the fix."""
+"""Texts of findings and refusals, rows of `data/messages` by their code: a message, where it applies, and the fix."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
+from draftwise.knowledge.stored import read_folder
 
 
 def refusal(code: str, *, case: str = "", **values: object) -> InvalidSetup:
-    """Return the error of one fault, to be raised."""
+    """Return the error of one fault, to be raised: `case` tells the rows of a code apart, `values` fill it."""
     return InvalidSetup.because(code, **_fill(code, case, values))
 
 
@@ -42,7 +41,4 @@ def _fill(code: str, case: str, values: Mapping[str, object]) -> dict[str, str]:
 
 @cache
 def _read() -> Mapping[str, Mapping[str, str]]:
-    texts: Mapping[str, Mapping[str, str]] = json.loads(
-        files("draftwise.deploying").joinpath("messages.json").read_text(encoding="utf-8")
-    )
-    return texts
+    return {key: row for room in read_folder("messages").values() for key, row in room.items()}
