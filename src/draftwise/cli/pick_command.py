@@ -17,14 +17,7 @@ from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
 from draftwise.verbs.offered_names import list_gpus, list_traffic_kinds
-from draftwise.verbs.pick import (
-    STRUCTURED_OUTPUT,
-    MethodRanking,
-    PickRequest,
-    PickResult,
-    RankedMethod,
-    list_models,
-)
+from draftwise.verbs.pick import STRUCTURED_OUTPUT, MethodRanking, PickRequest, PickResult, RankedMethod, list_models
 from draftwise.verbs.pick import pick as run_pick
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
