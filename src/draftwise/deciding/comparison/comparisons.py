@@ -9,19 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from draftwise.core import (
-    Answer,
-    ClosedLoop,
-    Comparison,
-    Counters,
-    Interval,
-    Origin,
-    Run,
-    Timing,
-    TurnRecord,
-    Verdict,
-    Workload,
-)
+from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Origin, Run, Timing, TurnRecord, Verdict, Workload
 from draftwise.core.comparison import ALL, GuardedHarm
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
@@ -472,7 +460,10 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
     for pair in blocks.values():
         if len(pair) == 2:
             paces = [
-                _read_pace(answers.get(pair[arm].turn, ()), pair[arm].counters, is_plain=arm == cell.baseline)
+                _read_pace(
+                    answers.get(pair[arm].turn, ()),
+                    1.0 if arm == cell.baseline else pair[arm].counters.tokens_per_step,
+                )
                 for arm in (cell.baseline, cell.candidate)
             ]
             if None not in paces:
@@ -493,31 +484,32 @@ def _read_requests(cell: Cell, slower: int) -> tuple[Array, Array, Array | None]
     Under a load a turn is the mean of its requests, and hides how unlike they are.
     """
     counters = {turn.turn: turn.counters for turn in cell.turns}
-    is_alone = cell.condition.concurrency == 1
     rows: dict[str, list[tuple[float, ...]]] = {}
     for each in cell.paired:
-        plain = _read_pace((each.baseline,), None, is_plain=True)
-        drafting = _read_pace((each.candidate,), counters[each.candidate.turn] if is_alone else None, is_plain=False)
+        mine, timing = counters[each.candidate.turn], each.candidate.timing
+        is_alone = len(cell.answers_by_turn[each.candidate.turn]) == 1
+        plain = _read_pace((each.baseline,), 1.0)
+        drafting = _read_pace((each.candidate,), mine.tokens_per_step if is_alone else None)
         if plain is not None and drafting is not None:
-            mine, timing = counters[each.candidate.turn], each.candidate.timing
             drafted = mine.spec.num_draft_tokens / max(1, (mine.generation_tokens or 0) - mine.spec.num_accepted_tokens)
             paces = (drafting, plain) if slower else (plain, drafting)
             rows.setdefault(each.unit[0], []).append((*paces, drafted, timing.num_tokens / len(timing.chunks)))
-    by_kind = [np.array(mine) - np.mean(mine, axis=0) for mine in rows.values()]
+    by_kind = [np.array(found) - np.mean(found, axis=0) for found in rows.values()]
     found_NC = np.concatenate(by_kind) if by_kind else np.zeros((0, 4))
     return found_NC[:, 0], found_NC[:, 1], found_NC[:, 2:] if slower else None
 
 
-def _read_pace(answers: Sequence[Answer], counters: Counters | None, *, is_plain: bool) -> float | None:
-    """Return the logarithm of the seconds per decoding step of a turn; None where nothing was decoded.
+def _read_pace(answers: Sequence[Answer], per_step: float | None) -> float | None:
+    """Return the logarithm of the seconds per decoding step of answers; None where nothing was decoded.
 
-    Drafts are counted where the server counts them; else what arrives at once is taken for a step. Without drafts each
-    token is one: several arrive at once where the client stalls.
+    Args:
+        answers: of a turn.
+        per_step: tokens of a step, where a server counts its drafts; None: what arrives at once is taken for a step.
+            Without drafts each token is one: several arrive at once where the client stalls.
     """
     whole = [each for each in answers if each.error is None and len(each.timing.chunks) > 1]
     seconds = sum(each.timing.chunks[-1][0] - each.timing.chunks[0][0] for each in whole)
     tokens = sum(each.timing.num_tokens - each.timing.chunks[0][1] for each in whole)
-    per_step = 1.0 if is_plain else counters.tokens_per_step if counters is not None else None
     steps = tokens / per_step if per_step else sum(each.steps[0] for each in whole)
     return math.log(seconds / steps) if seconds > 0 and steps > 0 else None
 
