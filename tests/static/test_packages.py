@@ -3,6 +3,9 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
@@ -96,6 +99,17 @@ def test_no_page_says_that_an_index_has_draftwise() -> None:
     pages += [ROOT / "CHANGELOG.md", *ROOT.glob("src/draftwise/knowledge/data/findings/*.json")]
     told = [(page.name, line) for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
     assert [each for each in told if re.search(r"pip install (--\S+ )*['\"]?draftwise\b", each[1])] == []
+
+
+def test_the_source_distribution_holds_the_package_and_no_weights(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    (made,) = tmp_path.iterdir()
+    with tarfile.open(made) as packed:
+        names = {each.name.partition("/")[2] for each in packed}
+    assert {"pyproject.toml", "README.md", "NOTICE", "bundle/LICENSE.python.txt", "src/draftwise/version.py"} <= names
+    assert [each for each in names if each.endswith((".safetensors", ".gguf", ".bin"))] == []
+    assert made.stat().st_size < 10_000_000
 
 
 class TestRelease:
