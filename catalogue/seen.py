@@ -2,7 +2,8 @@
 
 It runs tests (those that have an example, or the files and folders you name), and notes for each finding that has no
 example in data/examples.json the best one: a command line that printed it, else a call of a verb that returned it,
-else the finding alone. An example of a test that ran and no longer brings it is dropped.
+else the finding alone; of a cause that nothing decides, a diagnosis that names it as possible. An example of a test
+that ran and no longer brings it is dropped.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.examples import read_examples, read_seen
 from draftwise.knowledge.findings import all_findings
 from draftwise.verbs.verb import Verb
+from draftwise.watching.diagnose.diagnose import RULES
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/draftwise/knowledge/data/seen.json"
@@ -42,6 +44,11 @@ MOST_LINES = 8
 _PATH = re.compile(r"\w*Path\(('[^']*')\)")
 _SPACE = re.compile(r"[\s│┃|✗!·\"\\]+")
 _DEPTH = 12
+_POSSIBLE, _POSSIBLE_RANK = " Possible causes: ", 4
+_DECIDED = frozenset(rule.code for rule in RULES) | {
+    fact.code for fact in all_findings().values() if (row := fact.diagnosis) and (row.confirmed_by or row.logged)
+}
+"""Diagnoses that are made themselves, given their readings."""
 
 
 class Recorder:
@@ -64,14 +71,16 @@ class Recorder:
         self.ran.add(item.nodeid)
         text = inspect.getsource(item.obj) if isinstance(item, pytest.Function) else ""
         for rank, finding, command, files in (*session.shown, *((3, each, "", {}) for each in noted)):
-            code = getattr(finding, "code", "")
-            if code in self.wanted and (row := _draw(finding, command, files, item.config)):
-                order = (
-                    *(rank, not finding.fix, "json" in row.get("command", ""), f'"{code}"' not in text),
-                    *("[" in item.nodeid, len(repr(row)), item.nodeid),
-                )
-                if code not in self.found or order < self.found[code][0]:
-                    self.found[code] = order, {**row, "tested": item.nodeid}
+            named = (each for each in raised.list_possible(finding) if each not in _DECIDED)
+            for code in self.wanted.intersection({finding.code, *named}):
+                possible = f"{_POSSIBLE}{', '.join(raised.list_possible(finding))}." * (code != finding.code)
+                if row := _draw(finding, possible, command, files, item.config):
+                    order = (
+                        *(_POSSIBLE_RANK if possible else rank, not finding.fix, "json" in row.get("command", "")),
+                        *(f'"{code}"' not in text, "[" in item.nodeid, len(repr(row)), item.nodeid),
+                    )
+                    if code not in self.found or order < self.found[code][0]:
+                        self.found[code] = order, {**row, "tested": item.nodeid}
         return result
 
 
@@ -173,17 +182,28 @@ def _read_files(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _draw(finding: Finding, command: str, files: Mapping[str, str], config: pytest.Config) -> dict[str, Any] | None:
+def _draw(
+    finding: Finding, possible: str, command: str, files: Mapping[str, str], config: pytest.Config
+) -> dict[str, Any] | None:
     """Return a row without what differs from run to run; None for one that shows places of this machine."""
     if sum(text.count("\n") + len(text) // 100 + 1 for text in files.values()) > MOST_LINES:
         files = {}
     if len(tidy(command, config)) > MOST_TYPED:
         command, files = "", {}
-    said = f"{finding.severity}: {finding}"
+    said = f"{finding.severity}: {finding}{possible}"
     texts = [command, said, *(part for each in files.items() for part in each)]
     command, said, *pairs = tidy("\0".join(texts), config).split("\0")
     row = {"command": command, "says": said, "files": dict(zip(pairs[::2], pairs[1::2], strict=True))}
-    places = (tempfile.gettempdir(), str(ROOT), sys.prefix, sys.base_prefix, str(Path.home()), " at 0x", "pytest")
+    places = (
+        tempfile.gettempdir(),
+        str(ROOT),
+        sys.prefix,
+        sys.base_prefix,
+        str(Path.home()),
+        " at 0x",
+        "pytest",
+        "file:///",
+    )
     if len(said) > MOST_SAID or any(place in repr(row) for place in places):
         return None
     return {key: value for key, value in row.items() if value}
@@ -233,6 +253,8 @@ def _run(paths: Sequence[str], plugin: object, examples: Mapping[str, Mapping[st
 
 def _rank(row: Mapping[str, Any]) -> int:
     command = row.get("command", "")
+    if _POSSIBLE in row["says"]:
+        return _POSSIBLE_RANK
     return 0 if command.startswith("draftwise ") else 2 if command else 3
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,9 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 CHECK = ["--speculative-config", NGRAM]
 GPU = ["--gpu", "H200"]
 MISSING, LOCKED, FOLDER, TEXT, TAKEN, URL = "{missing}", "{locked}", "{folder}", "{text}", "{taken}", "{url}"
-"""What stands for a path or an address: not there, unreadable, a folder, of another format, there already."""
+DEEP, BROKEN = "{deep}", "/proc/self/mem"
+"""What stands for a path or an address: not there, unreadable, a folder, of another format, there already, nested
+too deeply, and a file that the system opens and does not read."""
 
 GOOD: dict[str, list[str]] = {
     "check": [MODEL, *CHECK],
@@ -124,7 +129,8 @@ WRONG_VALUES: dict[str, list[list[str]]] = {
     "size": [["--num-speculative-tokens", "0"], ["--tp", "1.5"]],
     "upgrade": [["--fail-on", "nothing"]],
     "facts": [["--older-than", "-1"]],
-    "decide": [["--repeats", "0"], ["--minutes", "nan"], ["--rate", "fast"], ["--phases", "x"], ["--margin", "2"]],
+    "decide": [["--repeats", "0"], ["--minutes", "nan"], ["--rate", "fast"], ["--phases", "x"], ["--margin", "2"],
+               ["--concurrency", "9" * 400], ["--concurrency", "1e400"], ["--temperature", "9" * 400]],
     "compare": [["--changed", "mind"]],
     "report": [["--export", "pdf=x"], ["--context", "x"]],
     "replay": [["--k", "0"], ["--device", "abacus"], ["--group-by", "mood"]],
@@ -151,6 +157,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     at = tmp_path_factory.mktemp("places")
     (at / "empty").mkdir()
     (at / "text").write_text("this is no document\n: [\n")
+    (at / "deep.json").write_text("[" * 100_000)
     (at / "taken").mkdir()
     (at / "locked").symlink_to(at / "locked")  # which nobody can open, root included
     (at / "taken" / "file").write_text("there")
@@ -162,8 +169,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     names = {
-        "missing": "no-such-file.json", "folder": "empty", "text": "text", "locked": "locked", "taken": "taken",
-        "new": "new",
+        "missing": "no-such-file.json", "deep": "deep.json", "folder": "empty", "text": "text", "locked": "locked",
+        "taken": "taken", "new": "new",
         "log": "log.jsonl", "profile": "profile.json", "calibration": "calibration.json", "deployed": "deployed",
         "setup": "deployed/setup.json", "run": "no-run", "model": "no-model",
     }  # fmt: skip
@@ -262,8 +269,8 @@ def test_a_mistake_has_an_envelope_and_its_exit_code(
 
 
 WRONG_FILES = [
-    (verb, place, kind) for verb in PATHS for place in PATHS[verb] for kind in (FOLDER, TEXT, LOCKED)
-    if (place, kind) not in {("--env-file", TEXT), ("--read", FOLDER)}  # a line without = names a variable to pass on
+    (verb, place, kind) for verb in PATHS for place in PATHS[verb] for kind in (FOLDER, TEXT, LOCKED, DEEP, BROKEN)
+    if (place, kind) not in {("--env-file", TEXT), ("--env-file", DEEP), ("--read", FOLDER)}  # NAME passes a variable
     and (verb, kind) != ("ui", FOLDER)
 ]  # fmt: skip
 ENDS = (ExitCode.USAGE, ExitCode.FINDINGS, ExitCode.FAILED)
@@ -328,6 +335,46 @@ def test_a_folder_that_cannot_be_rolled_back_is_told_without_the_name_of_an_exce
             said = run(places, [verb, path]).stderr
             assert said.startswith("error: ")
             assert not re.search(r"\w(Error|Exception)\b", said), said
+
+
+ANSWERED = ("check", "pick", "size", "upgrade", "explain", "facts", "schema", "fetch", "config")
+FLAGS = [
+    (verb, param.opts[0])
+    for verb in ANSWERED
+    for param in getattr(main.get_command(click.Context(main), verb), "params", ())
+    if getattr(param, "is_flag", False) and param.opts[0] not in {"--hub", "--json"}
+]
+
+
+@pytest.mark.parametrize(("verb", "flag"), FLAGS)
+def test_with_json_stdout_is_json_whatever_else_is_asked(places: dict[str, str], verb: str, flag: str) -> None:
+    json.loads(run(places, [verb, *GOOD[verb], flag, "--json"]).stdout)
+
+
+def test_a_huge_value_is_shown_in_part() -> None:
+    result = CliRunner().invoke(main, ["size", MODEL, "--gpu", "x" * 100_000, "--json"])
+    assert json.loads(result.stdout)["error"]["code"] == "unknown-gpu"
+    assert "(100,0" in result.stdout
+    assert max(len(result.stdout), len(result.stderr)) < 3000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize(("redirected", "code"), [
+    ("explain ngram --json > /dev/full", ExitCode.FAILED),
+    ("explain no-such-name --json > /dev/full", ExitCode.FAILED),
+    ("explain no-such-name 2> /dev/full", ExitCode.USAGE),
+    ("check - --json <&-", ExitCode.USAGE),
+    ("explain - --json <&-", ExitCode.USAGE),
+    ("explain no-such-name >&- 2>&-", ExitCode.USAGE),
+])  # fmt: skip
+def test_streams_that_are_closed_or_full_end_with_a_sentence(redirected: str, code: ExitCode) -> None:
+    words = [sys.executable, "-m", "draftwise"]
+    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} {redirected}"], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("stdout cannot be written" in done.stderr) == (code == ExitCode.FAILED)
+    if redirected.endswith("--json <&-"):
+        assert json.loads(done.stdout)["error"]["fix"]
 
 
 def test_every_verb_has_json_and_a_command_line() -> None:

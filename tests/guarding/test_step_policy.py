@@ -11,6 +11,7 @@ from tests.support.combinations import tries
 from tests.support.guarding import EVERY_S, RULES, reading, window
 
 from draftwise.core.action import OUT, Action, Step
+from draftwise.guarding.alarms import find_alarms
 from draftwise.guarding.guard_state import State
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, StepRequest
 from draftwise.guarding.step_policy import TRICKLE_S, decide
@@ -383,3 +384,8 @@ def check(service: Service, seen: ServiceReading) -> None:
         tried = [before.latches[n].step is Step.TRICKLE for n in action.replicas]
         good = [n in seen.probes and seen.probes[n].tokens_per_step >= service.rules.pays for n in action.replicas]
         assert all(a or b for a, b in zip(tried, good, strict=True))
+
+
+def test_a_restart_is_told_with_the_replica() -> None:
+    found = find_alarms(State(), reading(1000.0, {"a": 1.9, "b": "restarted"}), RULES)
+    assert [each.where for each in found if each.code == "replica-restarted"] == ["b"]

@@ -1,13 +1,21 @@
 """A session chooses how much to measure, and takes its servers down whatever happens."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support import virtual_time
+from tests.support.made_windows import make_counters
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
+from tests.support.production import PLAIN as SERVER_PLAIN
+from tests.support.production import SPEC as SERVER_SPEC
 
-from draftwise.core import BackendError, ClosedLoop, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
+from draftwise.core import BackendError, ClosedLoop, Condition, Finding, Load, OpenLoop, Phase, Prompt, Replay, Workload
+from draftwise.measure.readiness import WarmUp
+from draftwise.measure.session import Session
 from draftwise.measure.time_estimate import TimeEstimate, expect_seconds
 from draftwise.runs import RunDirectory
 
@@ -103,3 +111,14 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has_and_can_be_continued(tmp_
         run = RunDirectory(path).read()
         assert (rest.is_stopped, len(run.answers)) == (False, 2 * 8 * 3)
         assert run.answers[: len(before.answers)] == before.answers
+
+
+def test_a_warm_up_without_a_steady_pace_or_rest_is_said() -> None:
+    told: list[Finding] = []
+    session: Any = SimpleNamespace(progress=SimpleNamespace(notice=told.append), _list_present=lambda _: make_plan())
+    pace: Any = None
+    counters = {"plain": make_counters(SERVER_PLAIN, 9.0), "candidate 1": make_counters(SERVER_SPEC, 9.0)}
+    warm = WarmUp(pace=pace, decoding=pace, counters=counters, unsteady={"candidate 1": "4 in flight"})
+    busy = "the idle servers still use 3.10 of this machine's cores"
+    asyncio.run(Session._check_warm_up(session, SimpleNamespace(present=[]), warm, busy))  # type: ignore[arg-type]
+    assert [each.code for each in told][-2:] == ["pace-unsteady", "machine-busy"]

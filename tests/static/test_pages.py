@@ -27,7 +27,7 @@ from draftwise.knowledge.vllm import releases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WITHOUT_EXAMPLE = 181
+WITHOUT_EXAMPLE = 8
 """Findings whose page has no example; may only fall."""
 
 

@@ -41,7 +41,11 @@ def note_findings() -> Iterator[list[Finding]]:
         @functools.wraps(make)
         def make_and_note(self: Finding, *args: Any, **named: Any) -> None:
             make(self, *args, **named)
-            if _is_of_package(sys._getframe(1)):
+            frame: FrameType | None = sys._getframe(1)
+            if list_possible(self):  # a diagnosis gets its possible causes in a copy
+                while frame is not None and frame.f_code.co_filename == dataclasses.__file__:
+                    frame = frame.f_back
+            if _is_of_package(frame):
                 noted.append(self)
 
         return make_and_note
@@ -62,6 +66,11 @@ def _is_of_package(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def list_possible(finding: Finding) -> tuple[str, ...]:
+    """Return what a finding names as possible causes of it."""
+    return finding.candidates if isinstance(finding, Diagnosis) else ()
 
 
 def tidy(text: str, config: pytest.Config) -> str:
@@ -101,7 +110,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
     said: dict[str, list[str]] = {}
     for each in noted:
-        said.setdefault(each.code, []).append(mask(tidy(each.message, item.config)))
+        for code in (each.code, *list_possible(each)):
+            said.setdefault(code, []).append(mask(tidy(each.message, item.config)))
     gone = [code for code, text in examples.items() if not any(each in mask(text) for each in said.get(code, ()))]
     if gone:
         file = item.nodeid.partition("::")[0]

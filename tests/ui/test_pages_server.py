@@ -101,7 +101,19 @@ def counting():
         server.shutdown()
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8765", "", "169.254.169.254", "[::2]"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example:8765",
+        "",
+        "169.254.169.254",
+        "[::2]",
+        "[bad",
+        "a@127.0.0.1",
+        "127.0.0.1:x",
+    ],
+)
 @pytest.mark.parametrize("path", ["/", "/judge", "/static/pages.js", "/run/x/report"])
 def test_other_host_names_are_refused(client, host, path):
     assert client.get(path, headers={"host": host}).status_code == 421
@@ -110,7 +122,13 @@ def test_other_host_names_are_refused(client, host, path):
 @pytest.mark.parametrize("path", ["/api/answer/check", "/api/forecast", "/api/start/watch", "/api/jobs/x/stop"])
 @pytest.mark.parametrize(
     "headers",
-    [{"x-csrf-token": ""}, {"x-csrf-token": "other"}, {"origin": "http://evil.example"}, {"origin": "null"}],
+    [
+        {"x-csrf-token": ""},
+        {"x-csrf-token": "other"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://[bad"},
+    ],
     ids=str,
 )
 def test_writes_need_the_token_of_a_page(client, path, headers):
@@ -206,7 +224,9 @@ def test_forms_answer_as_the_verbs_do(client):
     assert client.post("/api/answer/check", json=fields).text == answer("check", fields)
 
 
-@pytest.mark.parametrize("fields", [{}, {"sources": 5}, {"nothing": 1}, {"sources": COMMAND, "vllm": "0.0.1"}, []])
+@pytest.mark.parametrize(
+    "fields", [{}, {"sources": 5}, {"nothing": 1}, {"sources": COMMAND, "vllm": "0.0.1"}, [], {"name": "-"}]
+)
 @pytest.mark.parametrize("verb", ["check", "upgrade", "size", "pick", "explain", "deploy", "../check"])
 def test_mistakes_are_findings(client, verb, fields):
     given = client.post(f"/api/answer/{verb}", json=fields)

@@ -123,6 +123,8 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
         ("size", {"target": LLAMA}, "missing-argument", "Give gpu: Name such as H200"),
         ("pick", {}, "missing-argument", "Give target: Directory with config.json"),
+        ("inspect", {"checkpoint": None}, "missing-argument", "Give checkpoint"),
+        ("size", {"target": LLAMA, "gpu": "x" * 100_000}, "unknown-gpu", "(100,0"),
         ("size", {"target": LLAMA, "gpu": "H1000"}, "unknown-gpu", "gpu: draftwise does not know the GPU 'H1000'"),
         ("size", {"target": LLAMA, "gpu": "H200", "num_speculative_tokens": -1}, "invalid-request", "1 or more"),
         ("explain", {"name": "no-such-name"}, "unknown-name", "no-such-name"),
@@ -181,7 +183,13 @@ def test_files_are_written_below_the_folder_only(tmp_path: Path) -> None:
     folder.mkdir()
     allowed = permit(tmp_path, folder)
     deploy = {"sources": LLAMA, "speculative_config": NGRAM, "gpu": "H200", "vllm": "0.33.0", "to": "compose"}
-    for place in ("../elsewhere", str(tmp_path / "elsewhere"), "/tmp/elsewhere-of-draftwise", "x/../../elsewhere"):
+    for place in (
+        "../elsewhere",
+        "a\0b",
+        str(tmp_path / "elsewhere"),
+        "/tmp/elsewhere-of-draftwise",
+        "x/../../elsewhere",
+    ):
         assert error_of(call(allowed, "deploy", {**deploy, "out": place}))["code"] == "not-allowed"
     assert not (tmp_path / "elsewhere").exists()
     result = call(allowed, "deploy", {**deploy, "out": "service"})

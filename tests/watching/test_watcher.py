@@ -93,6 +93,17 @@ def test_a_restart_begins_the_counters_anew_and_never_counts_backwards() -> None
     assert all((window.output_tokens or 0) >= 0 for snapshot in seen for window in snapshot.recent)
 
 
+def test_a_server_that_begins_again_and_again_is_named_and_one_new_start_is_not() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number in (2, 5):
+            pages[1].restart()
+
+    seen, _ = observe(lambda: spec_pages(2), 8, between=between)
+    told = [[(each.code, each.where) for each in snapshot.findings] for snapshot in seen]
+    assert told[:5] == [[]] * 5
+    assert told[5:] == [[("engine-dies", "http://b:8000")]] * 3
+
+
 def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> None:
     class Shy(SimulatedPage):
         def text(self) -> str:
@@ -105,6 +116,19 @@ def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> Non
     seen, _ = observe(lambda: [Shy("spec", "http://a:8000", SPEC)], 6, between=between)
     assert [snapshot.windows[0].restarted for snapshot in seen] == [False] * 5 + [True]
     assert seen[-1].windows[0].uptime_s is None
+
+
+def test_a_page_of_the_v0_engine_is_named() -> None:
+    class Old(SimulatedPage):
+        def text(self) -> str:
+            return super().text().replace("spec_decode_num_drafts_total", "spec_decode_draft_acceptance_rate")
+
+    (snapshot,), _ = observe(lambda: [Old("spec", "http://a:8000", SPEC)], 1)
+    assert {each.code: each.message for each in snapshot.findings}["metrics-v0"] == (
+        "http://a:8000 shows vllm:spec_decode_draft_acceptance_rate, a metric of vLLM's V0 engine. "
+        "How it speculates is unknown."
+    )
+    assert "metrics-renamed" not in {each.code for each in snapshot.findings}
 
 
 def test_a_server_that_cannot_be_read_is_a_finding_and_the_gap_is_one_window() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import gc
 import importlib
 import io
@@ -21,7 +22,7 @@ from typing import Any
 
 import click
 
-from draftwise.core import DraftwiseError, Finding, InvalidSetup
+from draftwise.core import DraftwiseError, Finding, InvalidSetup, cause_of
 from draftwise.core.exit_codes import ExitCode, exit_code_of
 from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
@@ -73,7 +74,7 @@ class VerbGroup(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run the command line and end the process; without `standalone_mode` errors are raised instead."""
-        _settle_streams()
+        stdout = _settle_streams()
         run: Any = super().main
         if not standalone_mode:
             return run(args, *more, standalone_mode=False, **options)
@@ -83,6 +84,11 @@ class VerbGroup(click.Group):
                 code = run(args, *more, standalone_mode=False, **options)
         except Exception as error:
             code = _report(error, as_json=as_json)
+        if stdout is not None:
+            sys.stdout.flush()
+            if stdout.failure is not None:
+                click.echo(f"error: stdout cannot be written ({cause_of(stdout.failure)}).", err=True)
+                code = ExitCode.FAILED
         sys.exit(code if isinstance(code, int) else ExitCode.GOOD)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -326,11 +332,16 @@ def _version_option() -> click.Option:
 class _Pipe(io.FileIO):
     """A file whose reader may leave early: `draftwise check ... | head -1` goes on to its exit code."""
 
+    failure: OSError | None = None
+    """Why something was not written, unless the reader left."""
+
     def write(self, data: object) -> int:
-        """Write; what a closed pipe does not take is dropped."""
+        """Write; what a closed pipe or a full disk does not take is dropped."""
         try:
             return super().write(data) or 0  # type: ignore[arg-type]  # FileIO.write takes any buffer
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EINVAL):  # the latter on Windows
+                self.failure = error
             return len(data)  # type: ignore[arg-type]
 
 
@@ -341,16 +352,23 @@ def _write_plainly(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAINER.get(each, "?") for each in text), error.end
 
 
-def _settle_streams() -> None:
-    """Write plainer what the encoding lacks (PYTHONIOENCODING=ascii, pipes on Windows), and survive closed pipes."""
+def _settle_streams() -> _Pipe | None:
+    """Write plainer what the encoding lacks (PYTHONIOENCODING=ascii, pipes on Windows), and survive closed streams.
+
+    Return the file that stdout is; None for a terminal, and for what is no file.
+    """
     codecs.register_error("draftwise", _write_plainly)
-    for stream in (sys.stdout, sys.stderr):
+    sys.stdin = sys.stdin or io.StringIO()
+    pipe = None
+    for name in ("stderr", "stdout"):
+        stream, pipe = getattr(sys, name), None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="draftwise")
-    try:
-        descriptor, is_terminal = sys.stdout.fileno(), sys.stdout.isatty()
-    except (OSError, ValueError, AttributeError):  # not a file, closed, or none at all
-        return
-    if not is_terminal:
-        pipe = io.BufferedWriter(_Pipe(descriptor, "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(pipe, encoding=sys.stdout.encoding, errors="draftwise")
+        try:
+            descriptor, is_terminal = stream.fileno(), stream.isatty()
+        except (OSError, ValueError, AttributeError):  # not a file, closed, or none at all
+            continue
+        if not is_terminal:
+            pipe, coded = _Pipe(descriptor, "w", closefd=False), {"encoding": stream.encoding, "errors": "draftwise"}
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(pipe), **coded, line_buffering=name == "stderr"))
+    return pipe

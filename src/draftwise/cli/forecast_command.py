@@ -18,10 +18,10 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import MILLISECONDS, ParsedOption
+from draftwise.cli._options import FILE, MILLISECONDS, PATH, ParsedOption, option
 from draftwise.cli._results import json_option, show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
-from draftwise.verbs.forecast import ForecastRequest, ForecastResult
+from draftwise.verbs.forecast import ForecastRequest, ForecastResult, HeldRow
 from draftwise.verbs.forecast import forecast as run_forecast
 from draftwise.verbs.loads import read_range
 
@@ -35,24 +35,18 @@ _MOST_SHOWN = 8
 @click.command(short_help="Predict speed-up by method, k and load from a replay and a calibration.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
-@click.option("--concurrency", type=_LOADS, metavar="LOADS",
-              help="Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]")  # fmt: skip
-@click.option("--rate", "rates", type=_LOADS, metavar="LOADS", help="Requests per second: 1,2,5 or 1-40.")
-@click.option("--traffic", metavar="SOURCE", help="Workload that sets the lengths, as for `decide`, e.g. a log.")
-@click.option(
-    "--prompt-tokens", type=click.FloatRange(0), help="Mean tokens of a prompt  [default: the replayed log's median]"
-)
-@click.option(
-    "--output-tokens", type=click.FloatRange(1), help="Mean tokens of an answer  [default: the replayed log's mean]"
-)
-@click.option("--simulate", is_flag=True,
-              help="Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.")  # fmt: skip
-@click.option("--group", metavar="NAME", help="Group of the replayed log to show, instead of all requests.")
-@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token.")
-@click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
-              help="Run of `decide`: compare it with the forecast, and keep the error for the next "
-              "interval.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
+@option("--concurrency LOADS", "Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]", type=_LOADS)
+@option("--rate LOADS", "rates", "Requests per second: 1,2,5 or 1-40.", type=_LOADS)
+@option("--traffic SOURCE", "Workload that sets the lengths, as for `decide`, e.g. a log.")
+@option("--prompt-tokens", "Mean tokens of a prompt  [default: the replayed log's median]", type=click.FloatRange(0))
+@option("--output-tokens", "Mean tokens of an answer  [default: the replayed log's mean]", type=click.FloatRange(1))
+@option("--simulate", "Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.",
+        is_flag=True)  # fmt: skip
+@option("--group NAME", "Group of the replayed log to show, instead of all requests.")
+@option("--slo-tpot-ms", "SLO: time per output token.", type=MILLISECONDS)
+@option("--against RUN", "Run of `decide`: compare it with the forecast, and keep the error for the next interval.",
+        type=PATH)  # fmt: skip
+@option("--out FILE", "Write the forecast.", type=FILE)
 @json_option
 def forecast(as_json: bool, **given: Any) -> None:
     """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
@@ -218,20 +212,17 @@ def _show_held(console: Console, result: ForecastResult) -> None:
         table.add_column(name, justify="right" if name in numbers else "left")
     for each in held:
         measured = f"{each.measured:.2f} ({each.measured_low:.2f}-{each.measured_high:.2f})"
-        error = "-" if each.is_other_traffic else f"{100 * each.error:+.1f} %"
         parts = ["-" if part is None else f"{100 * part:+.1f} %" for part in (each.of_acceptance, each.of_steps)]
-        table.add_row(each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, error, *parts)
+        row = (each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, f"{100 * each.error:+.1f} %")
+        table.add_row(*row, *parts)
     show_table(console, table)
-    for line in result.differences:
-        tell(f"Calibration and run differ: {line}.")
     for each in held:
-        if each.is_other_traffic:
-            tell(
-                f"{each.workload} is not the replayed traffic: a step of {each.setting} emitted "
-                f"{each.counted_tokens_per_step:.2f} tokens there, and {each.replayed_tokens_per_step:.2f} "
-                "in the replay. Replay a log of it. draftwise does not keep this row."
-            )
-    like = [each for each in held if not each.is_other_traffic]
+        where = f"{each.workload}, {each.load}, {each.setting}"
+        if not each.is_inside:
+            tell(f"{where}: {'; '.join(_explain(each))}.")
+        if each.not_kept is not None:
+            tell(f"{where}: not kept, because {each.not_kept}.")
+    like = [each for each in held if each.not_kept is None]
     if errors := sorted(abs(each.error) for each in like):
         inside = sum(each.is_inside for each in like)
         tell(
@@ -239,3 +230,15 @@ def _show_held(console: Console, result: ForecastResult) -> None:
             f"{inside} of {len(like)} measured ratios lie in the forecast's 90 % interval. "
             f"The next forecast with {result.file or 'this calibration'} takes these errors into account."
         )
+
+
+def _explain(held: HeldRow) -> Iterator[str]:
+    """Yield what the forecast of a row took each part to be, and what was measured of it."""
+    parts = (
+        ("tokens per step", held.replayed_tokens_per_step, held.counted_tokens_per_step, ""),
+        ("the candidate's step", *held.step_ms, " ms"),
+        ("the baseline's step", *held.plain_step_ms, " ms"),
+    )
+    for name, forecast, measured, unit in parts:
+        told = "not measured" if measured is None else f"measured {measured:.2f}{unit}"
+        yield f"{name} forecast {forecast:.2f}{unit}, {told}"

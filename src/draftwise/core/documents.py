@@ -59,22 +59,22 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """The format of a file: its name and version, and how a file of another format is reported."""
+    """The format of a file: its name and version, and, if draftwise reads it, how another file is reported."""
 
     name: str
     """Value of the key `format`, e.g. `draftwise-calibration`."""
     version: int
-    noun: str
+    noun: str = ""
     """What the file holds, with its article: `a calibration`."""
-    foreign: str
+    foreign: str = ""
     """Code of the finding for a file of another format, e.g. `not-a-calibration`."""
-    other_version: str
+    other_version: str = ""
     """Code of the finding for a file of another version."""
-    damaged: str
+    damaged: str = ""
     """Code of the finding for a file whose content does not have the types of the format."""
-    written_by: str
+    written_by: str = ""
     """Which file to name instead: `a file that draftwise calibrate wrote`."""
-    again: str
+    again: str = ""
     """How to get a file of this version, a sentence."""
     error: type[InvalidSetup] = InvalidSetup
 

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 SITE = "https://draftwise.dev/"
 """Address of the documentation site, which has a page for each code."""
+_LONG_WORD = re.compile(r"\S{2000,}")
+"""A value that nobody typed."""
 
 
 class Severity(StrEnum):
@@ -65,10 +67,11 @@ class Finding:
         return Finding(code=code, severity=Severity.INFO, message=message, where=where, fix=fix, source=source)
 
     def __str__(self) -> str:
-        """Return the place (unless the message names it), the message and the fix."""
+        """Return the place (unless the message names it), the message and the fix; of a huge value only its start."""
         where = "" if _names(self.message, self.where) else f"{self.where}: "
         fix = f" {self.fix}" if self.fix else ""
-        return f"{where}{self.message}{fix}"
+        shown = _LONG_WORD.sub(lambda word: f"{word[0][:200]}... ({len(word[0]):,} characters)", where + self.message)
+        return f"{shown}{fix}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON, empty fields left out."""

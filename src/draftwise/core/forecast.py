@@ -165,16 +165,7 @@ class FastestServer:
 class Forecast:
     """What is expected of every calibrated server under every load that was asked for."""
 
-    JSON_FORMAT: ClassVar[Format] = Format(
-        name="draftwise-forecast",
-        version=1,
-        noun="a forecast",
-        foreign="not-a-forecast",
-        other_version="forecast-version",
-        damaged="damaged-forecast",
-        written_by="a file that `draftwise forecast --out` wrote",
-        again="Make the forecast again.",
-    )
+    JSON_FORMAT: ClassVar[Format] = Format(name="draftwise-forecast", version=1)
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("best",)
     target: str
     prompt_tokens: float = field(metadata=json_form(key="traffic.prompt_tokens"))

@@ -93,7 +93,9 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
             "nothing-calibrated",
             f"The run has too few undisturbed steps of {baseline.name} to calibrate with.",
             where="run",
-            fix="Give more --minutes, and stop other work on the machine.",
+            fix="Give more --minutes, and stop other work on the machine."
+            if any(isinstance(each.load, ClosedLoop) for each in run.plan.conditions)
+            else "Measure with a number of requests in flight (--concurrency): arrivals show no steps.",
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
@@ -116,11 +118,7 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
 def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) -> CalibratedSetting:
     if arm == plan.arms[0]:
         return CalibratedSetting(name=arm.name)
-    spec, told = specs.get(arm.name, arm.spec), _told_spec(context.server(arm.name).version)
-    if spec is None:
-        spec = told
-    elif spec.num_speculative_tokens is None and told is not None:  # it has a default: suffix, modules of the target
-        spec = replace(spec, num_speculative_tokens=told.num_speculative_tokens)
+    spec = find_spec(context, arm, specs)
     if spec is None or spec.num_speculative_tokens is None:
         raise InvalidSetup.because(
             "candidate-unknown",
@@ -128,8 +126,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
             where="--candidate",
             fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
         )
-    found = None if spec.model is None else find_model_config(spec.model)
-    return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)
+    return CalibratedSetting(name=arm.name, spec=spec, drafter=_find_here(spec.model or ""))
 
 
 def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
@@ -138,22 +135,35 @@ def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
     return replace(setting, kv_tokens=told) if isinstance(told, int) and told > 0 else setting
 
 
-def _told_spec(version: Mapping[str, Any]) -> SpecConfig | None:
-    """Return the speculative config that a server says it runs."""
-    told = version.get("speculative_config")
-    return SpecConfig.keep(told) if isinstance(told, Mapping) else None
+def find_spec(context: RunContext, arm: Arm, specs: Specs | None = None) -> SpecConfig | None:
+    """Return the speculative config of an arm, as it was given or as its server tells it; None where neither is so."""
+    given, version = (specs or {}).get(arm.name, arm.spec), context.server(arm.name).version.get("speculative_config")
+    told = SpecConfig.keep(version) if isinstance(version, Mapping) else None
+    if given is not None and given.num_speculative_tokens is None and told is not None:
+        # It has a default: suffix, modules of the target.
+        return replace(given, num_speculative_tokens=told.num_speculative_tokens)
+    return given or told
 
 
 def _find_config(name: str, directory: str) -> Mapping[str, Any]:
-    for given in (directory, name):
-        if given and (found := find_model_config(given)) is not None:
-            return found.config
+    given = find_model_config(directory)
+    if (found := given.config if given is not None else _find_here(name)) is not None:
+        return found
     raise InvalidSetup.because(
         "target-unknown",
         f"The layer sizes of {name} are unknown: it is neither a directory here nor a well-known model.",
         where="--target",
         fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
+
+
+def _find_here(name: str) -> Mapping[str, Any] | None:
+    """Return the config of what a server names; its files may be another machine's, or not for us to read."""
+    try:
+        found = find_model_config(name)
+    except InvalidSetup:
+        return None
+    return None if found is None else found.config
 
 
 def find_packing(plain: Setup) -> dict[str, Any]:

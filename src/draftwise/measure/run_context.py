@@ -161,7 +161,7 @@ def _describe_target(setup: Setup) -> TargetModel:
         )
     try:
         return _read_checkpoint(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path} cannot be read ({cause_of(error)})."
         raise InvalidSetup.because("broken-checkpoint", message, where=str(path)) from None
 

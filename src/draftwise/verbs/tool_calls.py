@@ -28,20 +28,11 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OPTION = re.compile(r"'[^']*'|`draftwise mcp [^`]*`|(?<![\w`-])--?[a-z][\w-]*")
 """An option in a message; quotes hold the agent's own text, and a command for who runs the server stays as it is."""
 _OTHER_NAMES = {
-    "tp": ("tensor_parallel_size", "gpus"),
-    "pp": ("pipeline_parallel_size",),
-    "sc": ("speculative_config",),
-    "from": ("before", "from_run"),
-    "to": ("after",),
-    "k": ("lengths", "ks"),
-    "context": ("notes",),
-    "api_key_env": ("key_variables",),
-    "vllm_command": ("vllm",),
-    "interval": ("interval_s",),
-    "list": ("list_names",),
-    "target": ("model",),
-    "format": ("shape",),
-}
+    "tp": ("tensor_parallel_size", "gpus"), "pp": ("pipeline_parallel_size",), "sc": ("speculative_config",),
+    "from": ("before", "from_run"), "to": ("after",), "k": ("lengths", "ks"), "context": ("notes",),
+    "api_key_env": ("key_variables",), "vllm_command": ("vllm",), "interval": ("interval_s",), "list": ("list_names",),
+    "target": ("model",), "format": ("shape",),
+}  # fmt: skip
 """Fields that options stand for under another name."""
 
 
@@ -176,7 +167,7 @@ def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissi
     wrong += [
         fault("missing-argument", name=name, known=known[name]["description"])
         for name in tool.input_schema()["required"]
-        if name not in arguments
+        if arguments.get(name) is None
     ]
     if wrong:
         raise InvalidRequest(wrong)
@@ -202,7 +193,9 @@ def _find_forbidden(tool: Tool, arguments: Mapping[str, Any], permissions: Permi
     for name, value in arguments.items():
         for text in _list_texts(value):
             if name in tool.written:
-                if permissions.folder is not None and not permissions.files.may_write(permissions.folder / text):
+                if permissions.folder is not None and (
+                    "\0" in text or not permissions.files.may_write(permissions.folder / text)
+                ):
                     message = (
                         f"{text[:200]!r} lies outside the folder that this server may write, {permissions.folder}."
                     )

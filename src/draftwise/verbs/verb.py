@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from errno import ENAMETOOLONG
+from errno import EIO, ENAMETOOLONG, ENOSPC, ESTALE
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
@@ -126,7 +126,7 @@ class Verb(Generic[P, Q, R]):
             _refuse_wrong_types(request)
             raise
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in (EIO, ENOSPC, ESTALE):
                 raise
             raise _describe_failure(error) from error
 
@@ -160,22 +160,18 @@ def load_verb(name: str) -> Verb[Any, Any, Any]:
 
 def _describe_failure(error: OSError) -> DraftwiseError:
     """Return the error of a file that cannot be read or written."""
-    name, why = str(error.filename), cause_of(error)
+    name, why = str(error.filename or "A file"), cause_of(error)
     if error.errno == ENAMETOOLONG:
         text = f"{name[:60]}... is too long for a file name."
         return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")
     if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
         text = f"{name} cannot be opened ({why})."
         return UnreadableSource.because("unreadable-file", text, where=name, fix="Check path and permissions.")
-    return StorageError(f"{name} cannot be written ({why}). Make room or choose another folder.")
+    return StorageError(f"{name} cannot be read or written ({why}). Make room or choose another folder.")
 
 
 def _refuse_wrong_types(request: Any) -> None:
-    """Refuse a request whose fields do not have their types; the command line has converted its values already.
-
-    Raises:
-        InvalidRequest: some do not; there is a finding for each.
-    """
+    """Refuse a request whose fields do not have their types; the command line has converted its values already."""
     from draftwise.verbs.field_types import find_wrong_types
 
     if wrong := list(find_wrong_types(request)):

@@ -28,9 +28,10 @@ ILL = [
         {},
     )
 ]
+SUMS = make_window(SPEC).sums
+ILL.append(make_window(SPEC, sums=replace(SUMS, prefill_s=3 * (SUMS.prefill_s or 0.0))))
 OTHERS = {
     *("admission-squeezed", "logprobs-drift", "lora-changed", "prefix-lost", "schedule-ignored", "spec-off"),
-    *("artefact-missing", "grammar-500", "pd-refused", "refused-params", "token-budget", "tool-corrupt"),
 }
 """They need another course of the counters, or no counter shows them."""
 CONFIRMED = sorted(

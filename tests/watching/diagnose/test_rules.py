@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.made_windows import ASKED_SPEC, EXPECTED, HEALTHY, PLAIN_WINDOW, make_fingerprint, make_window
-from tests.support.production import FAULTS, PLAIN, SPEC, Fault, Server
+from tests.support.production import FAULTS, PLAIN, SPEC, Fault, K, Server
 
 from draftwise.core import Diagnosis, ServerLoad, SpecConfig, Window
 from draftwise.watching.diagnose import SideInfo, diagnose
@@ -219,3 +219,76 @@ def test_drafts_of_varying_length_without_positions_tell_no_k() -> None:
     bare = replace(window, counters=replace(window.counters, spec=replace(window.counters.spec, accepted_per_pos=())))
     found = diagnose({"spec": [bare]}, EXPECTED, [PLAIN_WINDOW], SideInfo())
     assert "k-changed" not in [each.code for each in found]
+
+
+def _summed(window: Window, **sums: float | None) -> Window:
+    return replace(window, sums=replace(window.sums, **sums))
+
+
+def _with_tail(window: Window, *, beyond: float) -> Window:
+    """Return a window whose requests take 20 to 40 ms a token, but for a share that takes more than 100 ms."""
+    total = window.sums.finished or 0.0
+    tail = ((edge, beyond * total) for edge in (0.04, 0.1))
+    return replace(window, slower_than=((0.0, total), (0.02, total), *tail, (0.2, 0.0)))
+
+
+DRAFTING_PLAIN = make_window(SPEC, pool="plain", instance="p")
+FULL = change(waiting=12.0, kv=0.97, finished=1.4)
+WAITING = _summed(FULL, queue_s=3.0 * (FULL.sums.finished or 0.0))
+ALIKE = _summed(
+    PLAIN_WINDOW,
+    finished_tokens=HEALTHY.sums.finished_tokens,
+    decode_s=2 * (PLAIN_WINDOW.sums.decode_s or 0.0),
+)
+AGED = {"uptime_s": 864_000.0}
+SUFFIX = SpecConfig(method="suffix", num_speculative_tokens=K)
+SYNTHETIC = replace(ASKED_SPEC, options={"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("code", "windows", "plain", "asked"),
+    [
+        ("pools-swapped", [make_window(PLAIN)], DRAFTING_PLAIN, ASKED),
+        ("plain-pool-drafts", [HEALTHY], DRAFTING_PLAIN, ASKED),
+        ("k-changed", [change(k=5.0, positions=(0.5, 0.25, 0.13, 0.05, 0.02))], PLAIN_WINDOW, ASKED),
+        (
+            "revisions-differ",
+            [
+                *(replace(HEALTHY, instance=name, revision="6f9d") for name in "ab"),
+                *(replace(change(positions=(0.3, 0.1, 0.04)), instance=name, revision="7c2e") for name in "cd"),
+            ],
+            PLAIN_WINDOW,
+            ASKED,
+        ),
+        (
+            "metrics-differ",
+            [*(replace(HEALTHY, instance=name) for name in "ab"), _summed(HEALTHY, decode_s=None, prefill_s=None)],
+            PLAIN_WINDOW,
+            ASKED,
+        ),
+        ("p99-worse", [_with_tail(HEALTHY, beyond=0.06)], _with_tail(ALIKE, beyond=0.0), ASKED),
+        (
+            "fades-with-uptime",
+            [
+                *(replace(HEALTHY, instance=name, uptime_s=3600.0) for name in "bc"),
+                replace(change(positions=(0.3, 0.12, 0.06)), **AGED),
+            ],
+            PLAIN_WINDOW,
+            ASKED,
+        ),
+        (
+            "suffix-cold",
+            [replace(change(positions=(0.3, 0.12, 0.06)), uptime_s=600.0)],
+            PLAIN_WINDOW,
+            replace(ASKED, spec=SUFFIX, rulings={}),
+        ),
+        ("synthetic-left-on", [HEALTHY], PLAIN_WINDOW, replace(ASKED, spec=SYNTHETIC, rulings={})),
+        ("queue-grew", [WAITING], PLAIN_WINDOW, ASKED),
+        ("admission-squeezed", [WAITING], PLAIN_WINDOW, ASKED),
+        ("decode-is-little", [_summed(HEALTHY, prefill_s=4 * (HEALTHY.sums.decode_s or 0.0))], PLAIN_WINDOW, ASKED),
+        ("outputs-short", [_summed(HEALTHY, finished_tokens=9 * (HEALTHY.sums.finished or 0.0))], None, ASKED),
+    ],
+)
+def test_it_is_named(code: str, windows: list[Window], plain: Window | None, asked: SideInfo) -> None:
+    assert code in {each.code for each in judge(*windows, plain=plain, asked=asked)}
+    assert code not in {each.code for each in judge(HEALTHY)}

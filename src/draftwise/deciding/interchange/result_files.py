@@ -58,7 +58,7 @@ def _documents(path: Path) -> Sequence[Any]:
     try:
         text = path.read_text(encoding="utf-8")
         return [yaml.load(text, Loader=_LOADER)] if path.suffix in (".yaml", ".yml") else _parse_json(text)
-    except (UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise make_unreadable(str(path), f"it is not JSON or YAML ({str(error).splitlines()[0]})") from error
 
 

@@ -42,6 +42,8 @@ def answer(verb: str, fields: Mapping[str, Any]) -> str:
 def _run(verb: str, asked: Mapping[str, Any]) -> Any:
     if verb not in ANSWERED:
         raise InvalidSetup.because("invalid-request", f"{verb[:40]!r} is not one of {', '.join(ANSWERED)}.")
+    if any(value == "-" or (isinstance(value, list) and "-" in value) for value in asked.values()):
+        raise InvalidSetup.because("nothing-to-read", "A form has no standard input that - could name.")
     try:
         return load_verb(verb)(**asked).to_dict()
     except TypeError as error:

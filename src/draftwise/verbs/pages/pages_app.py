@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -34,7 +33,7 @@ from draftwise.verbs.pages.answers import answer, list_choices
 from draftwise.verbs.verb import Result
 
 _HERE = Path(__file__).parent
-_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.I)
 _MOST_BYTES = 2_000_000
 _MOST_JOBS = 20
 """Each page that watches a service runs one."""
@@ -79,13 +78,12 @@ class LoopbackOnly:
         await self.app(scope, receive, with_headers)
 
     def _refuse(self, request: Request) -> tuple[int, str] | None:
-        host = urlsplit(f"//{request.headers.get('host', '')}")
-        if host.hostname not in _HOSTS:
+        host = request.headers.get("host", "")
+        if not _HOST.fullmatch(host):
             return 421, "These pages answer to 127.0.0.1 and localhost only."
         if request.method in ("GET", "HEAD"):
             return None
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host.netloc:
+        if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             return 403, "The request comes from another site."
         if not secrets.compare_digest(request.headers.get("x-csrf-token", "").encode(), self.token.encode()):
             return 403, "The token is missing or old. Reload the page."
