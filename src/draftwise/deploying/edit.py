@@ -305,11 +305,7 @@ def _is_path(target: str) -> bool:
 
 
 def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[int, Setup]:
-    """Return which of a file's servers is meant, and what it starts.
-
-    Raises:
-        InvalidSetup: the file cannot be read, no server has the name, or several could be meant.
-    """
+    """Return which of a file's servers is meant, and what it starts."""
     readings = read_setups(source)
     # A server in a script goes by what leads to it, or by its number.
     known = [sorted(_list_names(each)) or [str(number)] for number, each in enumerate(readings, start=1)]

@@ -289,11 +289,7 @@ def _list_resources() -> list[types.Resource]:
 
 
 def _read_page(uri: str) -> str:
-    """Return the page of a method, a release or a finding: what `explain` says of it.
-
-    Raises:
-        MCPError: there is no such page.
-    """
+    """Return the page of a method, a release or a finding: what `explain` says of it."""
     kind, _, name = uri.removeprefix("draftwise://").partition("/")
     if uri.startswith("draftwise://") and kind in PAGES and len(name) < 200:
         try:
