@@ -88,7 +88,7 @@ def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple
     if not learned:
         raise InvalidSetup.because(
             "too-little-data",
-            f"There are {len(samples)} samples, but none is left to learn from.",
+            f"No sample is left to learn from (of {len(samples)}).",
             where="data",
             fix="Give more data, or a smaller --heldout.",
         )

@@ -137,14 +137,14 @@ class CheckpointReader:
             least = "at least " if self._num_missing > _MOST_MISSING else ""
             raise InvalidSetup.because(
                 "tensors-missing",
-                f"The checkpoint lacks {least}{len(self._missing)} tensors: {_name_some(sorted(self._missing))}.",
+                f"The checkpoint lacks tensors ({least}{len(self._missing)}): {_name_some(sorted(self._missing))}.",
                 where=str(self.path),
                 fix="Download or export the checkpoint again, all shards included.",
             )
         if self._broken:
             raise InvalidSetup.because(
                 "weights-not-finite",
-                f"{len(self._broken)} tensors hold NaN or infinity: {_name_some(self._broken)}.",
+                f"Tensors with NaN or infinity ({len(self._broken)}): {_name_some(self._broken)}.",
                 where=str(self.path),
                 fix="Export the checkpoint again; with --dtype float16, try bfloat16 or float32.",
             )

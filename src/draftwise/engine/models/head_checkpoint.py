@@ -89,7 +89,7 @@ class HeadCheckpoint:
             shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
             raise InvalidSetup.because(
                 "tensors-unknown",
-                f"{self.files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
+                f"{self.files.path} holds tensors that config.json gives no place ({len(unknown)}): {shown}.",
                 where=str(self.files.path),
                 fix="Rename or remove them, or correct config.json. A head without these weights drafts badly.",
             )

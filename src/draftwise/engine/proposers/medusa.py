@@ -185,7 +185,7 @@ def _check_nothing_lost(checkpoint: CheckpointReader, names: _Names, num_heads: 
     if lost:
         raise InvalidSetup.because(
             "tensors-unread",
-            f"{checkpoint.path} holds {len(lost)} tensors that config.json does not ask for: {', '.join(lost[:4])}.",
+            f"{checkpoint.path} holds tensors that config.json does not ask for: {', '.join(lost[:4])}.",
             where=str(checkpoint.path),
             fix='Write the number of layers ("num_hidden_layers") and "medusa_fc_bias": true for biases there.',
         )
