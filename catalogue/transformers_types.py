@@ -22,6 +22,11 @@ __all__ = ["classes_by_backend", "describe", "read_installed", "write"]
 _DATA = Path(__file__).parents[1] / "src/draftwise/knowledge/data/transformers.json"
 _VALUES = ("vocab_size", "max_position_embeddings", "num_attention_heads", "chunk_size")
 """What vLLM asks a config for and a config.json may leave out."""
+_KEYS = json.loads(_DATA.with_name("config_keys.json").read_text(encoding="utf-8"))
+_READ = {*_VALUES, *_KEYS["numbers"], *_KEYS["limits"]}
+"""Names that draftwise reads, and so knows by a type's own spelling."""
+_SIZES = _READ - {"num_heads"}
+"""A spelling that is such a name itself says nothing new."""
 _ROPE = ("rope_type", "factor", "original_max_position_embeddings")
 _SOURCE = (
     "transformers {version}, models/auto/configuration_auto.py: CONFIG_MAPPING_NAMES and the defaults of each "
@@ -40,7 +45,7 @@ def describe(configuration: type[Any], model_class: str | None) -> dict[str, Any
     """
     row: dict[str, Any] = {}
     spellings = getattr(configuration, "attribute_map", None) or {}
-    if rename := {name: own for name, own in spellings.items() if name in _VALUES}:
+    if rename := {name: own for name, own in spellings.items() if name in _READ and own not in _SIZES}:
         row["rename"] = rename
     try:
         made = configuration()

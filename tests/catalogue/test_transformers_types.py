@@ -10,7 +10,9 @@ import draftwise.knowledge
 
 
 class Renamed:
-    attribute_map: ClassVar = {"num_attention_heads": "n_head", "hidden_size": "n_embd"}
+    attribute_map: ClassVar = {
+        "num_attention_heads": "n_head", "hidden_size": "n_embd", "num_experts": "num_local_experts", "n_words": "x",
+    }  # fmt: skip
     vocab_size = 50257
     num_attention_heads = 12
     max_position_embeddings = None
@@ -35,7 +37,7 @@ class Refusing:
 
 def test_a_type_is_described_by_what_its_class_fills_in() -> None:
     assert describe(Renamed, "RenamedModel") == {
-        "rename": {"num_attention_heads": "n_head"},
+        "rename": {"num_attention_heads": "n_head", "hidden_size": "n_embd"},
         "vocab_size": 50257,
         "num_attention_heads": 12,
         "model_class": "RenamedModel",

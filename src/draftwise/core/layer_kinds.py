@@ -65,12 +65,14 @@ def read_window(config: Config) -> int | None:
 
 
 def read_kv_heads(config: Config, heads: int) -> int:
-    """Return the key-value heads of a layer; Falcon and BigCode say them in flags, and Step as groups."""
+    """Return the key-value heads of a layer: Falcon and BigCode say them in flags, Step as groups, MPT in an object."""
     if _type_of(config) in ("falcon", "gpt_bigcode"):
         if config.get("new_decoder_architecture"):
             return positive_of(config, "num_kv_heads") or heads
         return 1 if config.get("multi_query", True) else heads
-    return config.get("num_key_value_heads") or positive_of(config, "num_attention_groups") or heads
+    inner = config.get("attn_config")
+    own = positive_of(inner, "kv_n_heads") if isinstance(inner, Mapping) else None
+    return config.get("num_key_value_heads") or positive_of(config, "num_attention_groups") or own or heads
 
 
 def read_layer_heads(config: Config, kinds: Kinds, heads: int) -> tuple[tuple[int, int], ...]:

@@ -36,8 +36,6 @@ class ProofGaps:
     """Those that no comparison with vLLM's own planner confirms."""
     different: tuple[str, ...] = ()
     """Those whose size was compared, and is not vLLM's."""
-    is_told_apart: bool = True
-    """Whether the table has marks, so that nobody compared what is unknown; 0.26.0 was compared before."""
 
 
 @cache
@@ -68,8 +66,7 @@ def find_unproved(architecture: str, version: Version, features: Collection[str]
     enough = any if is_simple else all
     covered = is_simple or version in proofs or len(around) == 2
     proved = {name for name in features if covered and enough(name in each for each in said)} - different
-    is_told_apart = all(any("!" in text for names in proofs[each].values() for text in names) for each in around)
-    return ProofGaps(tuple(sorted({*features} - proved - different)), tuple(sorted(different)), is_told_apart)
+    return ProofGaps(tuple(sorted({*features} - proved - different)), tuple(sorted(different)))
 
 
 def _nearest(version: Version, *, older: bool) -> Version | None:

@@ -13,8 +13,8 @@ def find_model_type(name: str) -> Mapping[str, Any] | None:
     """Return the row of a model type; None for one that the library does not have.
 
     A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads`, `chunk_size` and `rope_parameters`
-    (values that a config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's
-    `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
+    (values that a config.json may leave out), `rename` (names that draftwise reads -> the type's own spelling, such as
+    GPT-2's `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
     """
     row: Mapping[str, Any] | None = read_data("transformers")["types"].get(name)
     return row
@@ -29,8 +29,13 @@ def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
     defaults = {name: known[name] for name in names if name in known}
     if config.get("rope_scaling"):
         defaults.pop("rope_parameters", None)
-    renamed = {name: config[own] for name, own in known.get("rename", {}).items() if own in config}
-    return {**defaults, **renamed, **config}
+    return {**defaults, **rename(config)}
+
+
+def rename(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the common names of what its type spells in its own way."""
+    known = find_model_type(str(config.get("model_type") or "")) or {}
+    return {**{name: config[own] for name, own in known.get("rename", {}).items() if own in config}, **config}
 
 
 def is_buildable(architecture: str, *, by_attention: bool) -> bool:
