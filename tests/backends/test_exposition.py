@@ -3,6 +3,7 @@
 import pytest
 
 from draftwise.backends.exposition import (
+    find_engine,
     has_spec_counters,
     parse_cache_tokens,
     parse_counters,
@@ -278,3 +279,33 @@ def test_buckets_of_a_histogram_become_what_is_slower_than_each_edge() -> None:
     page = "".join(f'{name}"{edge}"}} {count}\n' for edge, count in edges.items())
     (engine,) = parse_engines(page)
     assert engine.slower_than == ((0.0, 10.0), (0.01, 7.0), (0.025, 1.0))
+
+
+ENDED = (
+    'vllm:request_success_total{{engine="{0}",finished_reason="stop",model_name="m"}} 80.0\n'
+    'vllm:request_success_total{{engine="{0}",finished_reason="length",model_name="m"}} 9.0\n'
+    'vllm:request_success_total{{engine="{0}",finished_reason="repetition",model_name="m"}} 1.0\n'
+    'vllm:request_success_total{{engine="{0}",finished_reason="abort",model_name="m"}} 4.0\n'
+)
+ANSWERED = (
+    'http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 100.0\n'
+    'http_requests_total{handler="/v1/chat/completions",method="POST",status="4xx"} 7.0\n'
+    'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 2.0\n'
+    'http_requests_total{handler="/v1/models",method="GET",status="4xx"} 50.0\n'
+    'http_requests_total{handler="none",method="POST",status="4xx"} 900.0\n'
+)
+
+
+def test_requests_are_counted_by_how_they_end_and_answers_of_a_server_once() -> None:
+    first, second = parse_engines(ENDED.format(0) + ANSWERED + ENDED.format(1))
+    for engine in (first, second):
+        assert (engine.sums.aborted, engine.sums.failed, engine.sums.capped) == (4.0, 0.0, 10.0)
+    assert (first.sums.refused, first.sums.broken) == (7.0, 2.0)
+    assert (second.sums.refused, second.sums.broken) == (0.0, 0.0)
+    (alone,) = parse_engines(ENDED.format(0))
+    assert (alone.sums.refused, alone.sums.broken) == (None, None)
+
+
+def test_answers_over_http_alone_are_of_no_known_server() -> None:
+    assert find_engine(ANSWERED) is None
+    assert find_engine(ANSWERED + ENDED.format(0)) == "vLLM"

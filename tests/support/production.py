@@ -36,6 +36,8 @@ class Server:
     prefix_hits: float = 0.6
     """Share of the prompt tokens."""
     preemptions: float = 0.0
+    failed: float = 0.0
+    """Requests that end with an error."""
     speculates: bool = True
     answers: bool = True
     """Whether its page can be read."""
@@ -76,7 +78,8 @@ class Server:
             return {}
         counts = {
             "generation_tokens_total": self.generated,
-            "request_success_total": self.finished,
+            'request_success_total{finished_reason="stop"}': self.finished - self.failed,
+            'request_success_total{finished_reason="error"}': self.failed,
             "request_generation_tokens_sum": self.generated + self.finished,
             "request_generation_tokens_count": self.finished,
             "request_decode_time_seconds_sum": self.steps * self.step_s,

@@ -1,5 +1,6 @@
 """The lines that vLLM logs while it works, in the spellings of all releases, read as windows."""
 
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,3 +134,50 @@ def test_a_log_without_such_lines_is_a_finding() -> None:
     snapshot = see_log(["INFO 11-22 hello"], name="pod.log", now=NOW)
     assert [finding.code for finding in snapshot.findings] == ["no-statistics"]
     assert snapshot.recent == ()
+
+
+ERRORS = (
+    "(EngineCore_DP0 pid=9) ERROR 11-22 10:01:00 [core.py:1102] EngineCore encountered a fatal error.",
+    "(EngineCore_DP0 pid=9) ERROR 11-22 10:01:00 [core.py:1102] ValueError: Counters can only be incremented",
+    "(APIServer pid=7) ERROR 11-22 10:01:00 [async_llm.py:474] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+    "encountered an issue. See stack trace (above) for the root cause.",
+)
+WRAPPED = {
+    "as it is": str,
+    "Kubernetes": "2026-11-22T10:00:00.123456789Z stdout F {}".format,
+    "Docker": lambda line: json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-22T10:00:00.1Z"}),
+    "journald": "Nov 22 10:00:00 gpu3 vllm[811]: {}".format,
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_log_that_ends_with_an_error_says_so(wrapped: str, newest_first: bool) -> None:
+    lines = [*(line for second in range(0, 60, 10) for line in NEW.format(second).splitlines()), *ERRORS]
+    shown = list(map(WRAPPED[wrapped], lines))
+    (found,) = see_log(shown[::-1] if newest_first else shown, name="pod.log", now=NOW).findings
+    assert (found.code, found.message) == (
+        "engine-dies",
+        "The log ends with an error: ValueError: Counters can only be incremented",
+    )
+    again = [*shown, *map(WRAPPED[wrapped], NEW.format(59).replace("10:00", "10:03").splitlines())]
+    assert see_log(again[::-1] if newest_first else again, name="pod.log", now=NOW).findings == ()
+
+
+def test_a_log_with_the_newest_line_first_is_the_same_log() -> None:
+    slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
+    lines = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]
+    lines += [slow.replace("10:00:{0:02}", f"10:{minute:02}:00") for minute in range(10)]
+    text = "".join(lines).splitlines()
+    told, turned = (see_log(each, name="pod.log", now=NOW) for each in (text, text[::-1]))
+    assert told == turned
+
+
+def test_what_one_rank_accepts_less_is_no_fall() -> None:
+    slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
+    lines = [
+        line.replace("10:00:{0:02}", f"09:{minute:02}:00")
+        for minute in range(50)
+        for line in (NEW, slow.replace("Engine 000", "Engine 001"))
+    ]
+    assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()

@@ -69,6 +69,8 @@ def watch(
     *,
     turns: list[dict] = (),
     down: list[dict] = (),
+    again: list[dict] = (),
+    answers: list[dict] = (),
     model: str | None = "m",
 ) -> tuple[Snapshot, list[str]]:
     """Return what is seen, and what was asked."""
@@ -81,7 +83,9 @@ def watch(
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
         asked.append(query)
-        vectors = turns if "resets(" in query else starts
+        vectors = turns if "resets(" in query else again if "changes(" in query else starts
+        if query.startswith("increase(http_requests_total"):
+            return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(answers)}})
         result = list(vectors) if "process_start" in query else list(down) if query.startswith("up{") else named(query)
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
@@ -96,6 +100,18 @@ async def look(url: str, model: str | None = None) -> Snapshot:
         return await anext(snapshots)
     finally:
         await snapshots.aclose()
+
+
+def test_who_began_again_and_again_and_who_refused_requests_is_asked_for() -> None:
+    series = [*record(SPEC, "spec", "a:8000"), *record(SPEC, "spec", "b:8000")]
+    at = {"pool": "spec", "job": "llm", "instance": "b:8000"}
+    counted = {"2xx": 90.0, "4xx": 7.0, "5xx": 2.0}
+    answers = [{"metric": at | {"status": status}, "value": [NOW_S, str(n)]} for status, n in counted.items()]
+    snapshot, _ = watch(series, again=[{"metric": at, "value": [NOW_S, "4"]}], answers=answers)
+    assert [(each.code, each.where) for each in snapshot.findings] == [("engine-dies", "b:8000")]
+    first, second = snapshot.of("spec")
+    assert (first.sums.refused, first.sums.broken) == (None, None)
+    assert (second.sums.refused, second.sums.broken) == (7.0, 2.0)
 
 
 def test_recorded_counters_are_the_windows_of_each_server() -> None:

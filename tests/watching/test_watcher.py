@@ -93,6 +93,17 @@ def test_a_restart_begins_the_counters_anew_and_never_counts_backwards() -> None
     assert all((window.output_tokens or 0) >= 0 for snapshot in seen for window in snapshot.recent)
 
 
+def test_a_server_that_begins_again_and_again_is_named_and_one_new_start_is_not() -> None:
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number in (2, 5):
+            pages[1].restart()
+
+    seen, _ = observe(lambda: spec_pages(2), 8, between=between)
+    told = [[(each.code, each.where) for each in snapshot.findings] for snapshot in seen]
+    assert told[:5] == [[]] * 5
+    assert told[5:] == [[("engine-dies", "http://b:8000")]] * 3
+
+
 def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> None:
     class Shy(SimulatedPage):
         def text(self) -> str:

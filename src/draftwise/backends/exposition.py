@@ -25,13 +25,24 @@ _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 _ENGINE_LABELS = ("ReplicaId", "engine")
 """Ray's and vLLM's. (SGLang counts tokens of all its ranks together.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
-_GAUGES = frozenset({"running", "waiting", "kv_usage", *_TOLD_BY_LABELS})
 _SUMS = tuple(each.name for each in fields(Sums))
 _OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
 DRAFT_NAMES = r"vllm:\w*(?:spec|draft|accept)\w*"
 """What a release may call counters of drafts, also one that is not known."""
 _NAMES_OF_DRAFTS = re.compile(rf"^{DRAFT_NAMES}(?=[ {{])", re.MULTILINE)
 _EDGE = re.compile(r'\ble="([^"]+)"')
+_LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
+    "ended": (
+        re.compile(r'\bfinished_reason="(\w+)"'),
+        {"abort": "aborted", "error": "failed", "length": "capped", "repetition": "capped"},
+    ),
+    "answered": (re.compile(r'handler="/v1/.*method="POST".*status="(\d)'), {"4": "refused", "5": "broken"}),
+}
+"""Labels that make several readings of one name."""
+_OF_SERVER = frozenset({"refused", "broken"})
+"""Counted by the server, which names no engine, and shown once there were some."""
+_UNTOLD = frozenset({"waiting", "kv_usage", *_TOLD_BY_LABELS, *_OF_SERVER})
+"""Readings that a page of a process may lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +110,8 @@ def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReadin
     """
     found = _gather(samples, apart=True)
     shared = found.pop("") if len(found) > 1 and "" in found else _EngineSamples()  # vLLM's adapters name no engine
-    for each in found.values():
-        each.adapters |= shared.adapters
+    for number, engine in enumerate(sorted(found)):
+        found[engine].take_shared(shared, is_first=not number)
     return tuple(each.to_reading(engine, server) for engine, each in sorted(found.items()))
 
 
@@ -126,7 +137,7 @@ def find_engine(text: str) -> str | None:
     """Return the engine whose metrics these are; None where no sample of it is known."""
     known = read_server_metrics()
     names = (line.partition("{")[0].partition(" ")[0] for line in text.splitlines())
-    return next((get_server(name) for name in names if name in known), None)
+    return next(filter(None, (get_server(name) for name in names if name in known)), None)
 
 
 def has_spec_counters(text: str) -> bool:
@@ -178,10 +189,26 @@ class _EngineSamples:
         elif reading == "at_most":
             if edge := _EDGE.search(labels):
                 self._at_most[float(edge[1])] = self._at_most.get(float(edge[1]), 0.0) + value
+        elif reading in _LABELED:
+            self._read_kinds(*_LABELED[reading], labels, value)
         elif reading in _TOLD_BY_LABELS:
             self._read_labels(reading, dict(_LABEL.findall(labels)), value)
         else:
             self._totals[key] = self._totals.get(key, 0.0) + value
+
+    def _read_kinds(self, label: re.Pattern[str], kinds: Mapping[str, str], labels: str, value: float) -> None:
+        """Count a sample of a kind in, and the other kinds as none."""
+        for name in kinds.values():
+            self._totals.setdefault((name, 0), 0.0)
+        if (found := label.search(labels)) and found[1] in kinds:
+            self._totals[kinds[found[1]], 0] += value
+
+    def take_shared(self, other: _EngineSamples, *, is_first: bool) -> None:
+        """Take what a page says without naming an engine: counts go to the first one."""
+        self.adapters |= other.adapters
+        for name in _OF_SERVER:
+            if (total := other._totals.get((name, 0))) is not None:
+                self._totals[name, 0] = total if is_first else 0.0
 
     def _read_labels(self, reading: str, labels: Mapping[str, str], value: float) -> None:
         if reading == "sleeping" and labels.get("sleep_state") == "awake":
@@ -239,7 +266,7 @@ class _EngineSamples:
 
     def _list_told(self) -> frozenset[str]:
         positions = {f"position {index}" for index in self._positions}
-        return frozenset({reading for reading, _ in self._totals} - _GAUGES | positions)
+        return frozenset({reading for reading, _ in self._totals} - _UNTOLD | positions)
 
     def _slower_than(self) -> tuple[tuple[float, float], ...]:
         total = self._at_most.get(math.inf)

@@ -44,6 +44,18 @@ class Sums:
     """Forward passes over the batch, prefill included."""
     preemptions: float | None = None
     """Requests that lost their KV cache to others and are computed again."""
+    aborted: float | None = None
+    """Requests that their clients gave up."""
+    failed: float | None = None
+    """Requests that the engine ended with an error."""
+    capped: float | None = None
+    """Requests that ended at their limit of tokens, or because they repeated themselves."""
+    corrupted: float | None = None
+    """Requests with NaN among their logits."""
+    refused: float | None = None
+    """Requests answered with a status of 4xx; the first of several engines has them all."""
+    broken: float | None = None
+    """The same, of 5xx."""
 
     def __add__(self, other: Sums) -> Sums:
         return self._combine(other, 1)

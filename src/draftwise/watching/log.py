@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import log, sqrt
 
+from draftwise.backends.vllm_log import find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
+from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import Recent, Snapshot
+from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
 
 _INTERVAL_S = 10.0
 """VLLM_LOG_STATS_INTERVAL, unless it is set."""
@@ -21,6 +25,8 @@ _LEAST_DRAFTS = 400
 """Drafts on either side of a fall."""
 _FALLEN = 0.85
 """Share of the acceptance length before it that a fall leaves at most."""
+_TAIL = 2000
+"""Lines after the last statistics that are searched for an error."""
 _ZONES = timedelta(days=1)
 """Lines are written in the time of their machine's zone, which they do not name."""
 
@@ -46,13 +52,20 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         now: the latest time that a line can be of, as vLLM writes no year; the machine's time unless given.
     """
     recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
-    for window in read_log(lines, instance=name, now=now or datetime.now(tz=UTC)):
+    now = now or datetime.now(tz=UTC)
+    wrapped = (LogLine(number=n, where=name, value=parse_line(text.rstrip())) for n, text in enumerate(lines, 1))
+    head, kept, tail = _keep_statistics(str(line.value) for line in unwrap(wrapped))
+    if _is_newest_first(kept, now):
+        kept, tail = kept[::-1], head[::-1]
+    cause = find_root_cause(tail)
+    died = () if cause is None else (_died(name, cause),)
+    for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
         past.append(window)
         last = window
     if last is None:
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(_nothing_in(name),))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, _nothing_in(name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     fall = _find_fall(past, name)
@@ -60,12 +73,60 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         at_s=end_s,
         windows=(last,),
         recent=tuple(recent.read()),
-        findings=(*stalls.find(), *(() if fall is None else (fall,))),
+        findings=(*died, *stalls.find(), *(() if fall is None else (fall,))),
+    )
+
+
+def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the lines with statistics, those before all of them, and the last ones after all of them."""
+    facts, kept, head, tail = read_stats_log(), list[str](), list[str](), deque[str](maxlen=_TAIL)
+    for line in lines:
+        if facts.begins.search(line) or facts.drafts.search(line):
+            head = head if kept else list(tail)
+            kept.append(line)
+            tail.clear()
+        else:
+            tail.append(line)
+    return head, kept, list(tail)
+
+
+def _is_newest_first(lines: list[str], now: datetime) -> bool:
+    """Return whether lines go back in time, as viewers of logs export them."""
+    times = [_read_time(line, now, 0.0) for line in lines]
+    known = [at_s for at_s in times if at_s]
+    falls, rises = (sum(sign * (b - a) > 0 for a, b in pairwise(known)) for sign in (-1, 1))
+    return falls > rises
+
+
+def _died(name: str, cause: str) -> Finding:
+    return Finding.error(
+        "engine-dies",
+        f"The log ends with an error: {cause}",
+        where=name,
+        fix="Roll back, or restart the server, and report the error with the log.",
     )
 
 
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
+    falls = (_split(each) for each in group_by(lambda window: window.engine, windows).values())
+    surest = max(filter(None, falls), default=None)
+    if surest is None or surest[2] >= _FALLEN * surest[1]:
+        return None
+    _, before, after, at_s, engine = surest
+    of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
+    at = datetime.fromtimestamp(at_s, tz=UTC)
+    return Finding.warning(
+        "fell-in-log",
+        f"The acceptance length{of} fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
+        where=name,
+        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
+        "server as a test.",
+    )
+
+
+def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:
+    """Return the split of one engine's windows with the surest fall: how sure, lengths, time and engine."""
     known = [each for each in windows if each.counters.spec.num_drafts]
     drafts = list(accumulate(each.counters.spec.num_drafts for each in known))
     accepted = list(accumulate(each.counters.spec.num_accepted_tokens for each in known))
@@ -85,17 +146,7 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     index = max(splits, key=weigh, default=None)
     if index is None:
         return None
-    before, after = compare(index)
-    if after >= _FALLEN * before:
-        return None
-    at = datetime.fromtimestamp(known[index + 1].start_s, tz=UTC)
-    return Finding.warning(
-        "fell-in-log",
-        f"The acceptance length fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
-        where=name,
-        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
-        "server as a test.",
-    )
+    return weigh(index), *compare(index), known[index + 1].start_s, known[index].engine
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

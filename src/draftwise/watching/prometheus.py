@@ -36,6 +36,7 @@ from draftwise.watching.watcher import (
     Look,
     Snapshot,
     falls_back,
+    find_dying,
     find_renamed,
     find_several,
     grow,
@@ -54,10 +55,14 @@ Series = Mapping[str, Any]
 
 _TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
 """How often the start of a target went back, by more than it is rounded."""
+_RESTARTS = "changes(process_start_time_seconds[1h]) >= 3"
+"""Targets whose process began again and again within the hour."""
+_ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0f}s])'
+"""Requests by the status that they were answered with; these name no model."""
 _READ_LABELS = frozenset(
     {
         *("engine", "ReplicaId", "position", "le", "sleep_state", "running_lora_adapters", "cache_dtype"),
-        *("tp_rank", "pp_rank"),
+        *("tp_rank", "pp_rank", "finished_reason"),
     }
 )
 """Labels that a page is read by."""
@@ -181,7 +186,14 @@ class PrometheusWatcher:
         try:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
+            answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
             turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
+            starts = await self._ask_starts(_RESTARTS)
+            again = {
+                _place(each["metric"]): count
+                for each in starts
+                if 2 < (count := float(each.get("value", (0, 0))[1])) < 3600
+            }
             pages = await self._leave_unknown(list(looks))
             gone = await self._find_gone(pages)
         except BackendError as error:
@@ -197,11 +209,12 @@ class PrometheusWatcher:
             findings=(
                 *gone,
                 *(find_several(instance) for _, instance in sorted(several)),
+                *(find_dying(place[1], count, "an hour") for place, count in again.items() if place not in several),
                 *find_renamed(each[-1] for each in pages),
                 *stalls.find(),
             ),
             windows=tuple(windows[-1] for each in pairs for windows in each),
-            recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
+            recent=_add_answers([reduce(Window.followed_by, windows) for each in pairs for windows in each], answers),
         )
 
     async def _leave_unknown(self, pages: list[list[Look]]) -> list[list[Look]]:
@@ -335,6 +348,22 @@ def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
     """Return pool and instance; the label `pool` is what `draftwise deploy` lets Prometheus add."""
     return labels.get("pool", "spec"), labels.get("instance", "")
+
+
+def _add_answers(windows: Sequence[Window], answers: Iterable[Series]) -> tuple[Window, ...]:
+    """Return windows with the requests that their servers refused or broke off; the first engine has them all."""
+    counts: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for each in answers:
+        if "value" in each and (status := each["metric"].get("status")):
+            counts[_place(each["metric"])][status[:1]] += float(each["value"][1])
+    added = []
+    for window in windows:
+        found = counts.get((window.pool, window.instance))
+        if found is not None:
+            sums = replace(window.sums, refused=found.pop("4", 0.0), broken=found.pop("5", 0.0))
+            window = replace(window, sums=sums)
+        added.append(window)
+    return tuple(added)
 
 
 def _write_labels(labels: Mapping[str, str]) -> str:

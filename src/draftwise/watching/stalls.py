@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from draftwise.core import Finding, Window
 
 HUNG = "engine-hung"
+STARVED_S = 240.0
+"""Seconds from which steps without a token are no prompt's either."""
 HUNG_S = 10.0
 """Seconds without a token from which an engine hangs: no prompt's step takes as long."""
 
@@ -15,7 +17,8 @@ HUNG_S = 10.0
 def stands_still(window: Window) -> bool:
     """Return whether an engine had requests for all of a window and got nowhere with them."""
     in_flight = (window.load.running or 0.0) + (window.load.waiting or 0.0)
-    made = (window.output_tokens, window.sums.engine_steps, window.sums.finished, window.sums.first_tokens)
+    steps = window.sums.engine_steps if window.duration_s < STARVED_S else None  # steps of a long prompt end by then
+    made = (window.output_tokens, steps, window.sums.finished, window.sums.first_tokens)
     return window.output_tokens == 0 and not any(made) and in_flight >= 1 and not window.sleeping
 
 

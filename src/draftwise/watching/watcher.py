@@ -33,6 +33,8 @@ _GATEWAY = (
     "a gateway has no metrics of its own there. Pass the address of each server (port 8000 of a pod, or the /metrics "
     "page that Prometheus scrapes), or --prometheus URL"
 )
+_ANSWERED = 'http_requests_total{handler="/v1/'
+_STATS_OFF = "it answers requests, so its statistics are off. Start it without --disable-log-stats"
 _OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
 _SUMS = tuple(each.name for each in fields(Sums))
@@ -322,7 +324,10 @@ class HttpPage:
         at_s = time.time() - (time.perf_counter() - clock_s)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=clock_s)
         if look.server is None:
-            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_GATEWAY}.")
+            raise BackendError(
+                f"{self.instance}{_METRICS} shows no counters of a known server: "
+                f"{_STATS_OFF if _ANSWERED in text else _GATEWAY}."
+            )
         self._last = page
         self._clean = 0 if several else self._clean + bool(_count_tokens(look))
         return replace(look, several=several)
@@ -392,6 +397,8 @@ UNREAD = "server-unread"
 """Code of a server that cannot be read."""
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
+_RESTARTS, _RESTARTS_S = 2, 900.0
+"""New starts, and within how many seconds, from which a server crashes again and again."""
 _CHUNKS = 10
 """Number of windows that the recent past is kept in, whatever the interval is."""
 
@@ -495,6 +502,7 @@ class Watcher:
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
         self._starts: dict[tuple[str, str], deque[float]] = {}
+        self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
 
     async def begin(self) -> None:
@@ -529,8 +537,16 @@ class Watcher:
         faults += map(find_alone, sorted(self._alone & shown))
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
+        faults += self._find_dying(at_s)
         faults += self._stalls.find()
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
+
+    def _find_dying(self, now_s: float) -> Iterator[Finding]:
+        """Yield each server that began again and again of late."""
+        for key, began in self._began.items():
+            recent = [at_s for at_s in began if at_s > now_s - _RESTARTS_S]
+            if len(recent) >= _RESTARTS and key not in self._several:
+                yield find_dying(key[1], len(recent), f"{_RESTARTS_S / 60:.0f} minutes")
 
     def close(self) -> None:
         """Close all connections."""
@@ -557,6 +573,8 @@ class Watcher:
         if _find_shift(before, look) > START_TOLERANCE_S:
             returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
             starts.append(before.started_s or 0.0)
+            if not returns and look.started_s:
+                self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
         if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
@@ -618,6 +636,17 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
                 where=look.instance,
                 fix="Compare its release with the newest one that `draftwise facts` lists, and look at its /metrics.",
             )
+
+
+def find_dying(where: str, count: float, span: str) -> Finding:
+    """Return the finding for a server that starts again and again."""
+    return Finding.error(
+        "engine-dies",
+        f"{where} started anew {count:.0f} times within {span}.",
+        where=where,
+        fix="Take it out of the traffic, and read the log of the process that ended (`kubectl logs --previous`, "
+        "`draftwise verify --log`).",
+    )
 
 
 def find_alone(where: str) -> Finding:

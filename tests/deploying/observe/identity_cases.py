@@ -164,6 +164,40 @@ CASES: Sequence[Case] = (
         said=_said("several-behind-url prod spec0"),
     ),
     Case(name="restarted once", parts=(Part(servers=(SPEC,), start="1000x59 5000x59"),)),
+    Case(name="restarted twice by roll-outs", parts=(Part(servers=(SPEC,), start="1000x39 5000x39 9000x39"),)),
+    Case(
+        name="one process dies again and again",
+        parts=(Part(servers=(SPEC, SPEC)), Part(servers=(SPEC,), labels={"instance": "dying"}, start="1000x9 2000x9 3000x9 4000x9 5000x80")),
+        said=_said("engine-dies prod dying"),
+    ),
+    Case(
+        name="requests of one replica fail",
+        parts=(Part(servers=(SPEC, replace(SPEC, failed=0.1))), _TWIN),
+        said=_said("requests-fail prod spec1"),
+    ),
+    Case(
+        name="requests fail in staging only",
+        parts=(Part(), Part(servers=(replace(SPEC, failed=0.1),), labels={"namespace": "staging"})),
+        said=_said("requests-fail staging stagingspec0"),
+    ),
+    Case(name="one request of 1,500 fails", parts=(Part(servers=(replace(SPEC, failed=0.001),)),)),
+    Case(
+        name="requests failed until a restart",
+        parts=(Part(servers=(replace(SPEC, failed=0.2),), minutes=(0, 30), labels={"instance": "before"}), Part(servers=(SPEC,), minutes=(30, 60))),
+        said=_said("requests-fail prod before"),
+        ends=True,
+    ),
+    Case(
+        name="requests queue at one of two",
+        parts=(Part(servers=(SPEC, replace(SPEC, waiting=20.0))),),
+        said=_said("queue-grew prod spec1"),
+    ),
+    Case(name="two requests wait everywhere", parts=(Part(servers=(replace(SPEC, waiting=2.0),) * 2),)),
+    Case(
+        name="the plain twin queues",
+        parts=(Part(), Part(servers=(replace(PLAIN, waiting=20.0),), pool="plain")),
+        said=_said("queue-grew prod plain0"),
+    ),
     Case(name="nothing is scraped", parts=(Part(labels={"service": "other"}),), said=_said("server-unread")),
     Case(
         name="an old revision that was ill",

@@ -12,9 +12,23 @@ from functools import cache
 
 from draftwise.core import Diagnosis, Severity, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings, get_finding
-from draftwise.watching.diagnose import draft_rules, gain_rules, identity_rules, low_acceptance_rules, serving_rules
+from draftwise.watching.diagnose import (
+    draft_rules,
+    ending_rules,
+    gain_rules,
+    identity_rules,
+    low_acceptance_rules,
+    serving_rules,
+)
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
-from draftwise.watching.diagnose.pool_case import DiagnosisRule, PoolCase, PoolExpectation, RuleMatch, SideInfo
+from draftwise.watching.diagnose.pool_case import (
+    DiagnosisRule,
+    PoolCase,
+    PoolExpectation,
+    RuleMatch,
+    SideInfo,
+    differ_in_prompts,
+)
 
 RULES: tuple[DiagnosisRule, ...] = (
     *identity_rules.RULES,
@@ -22,6 +36,7 @@ RULES: tuple[DiagnosisRule, ...] = (
     *low_acceptance_rules.RULES,
     *gain_rules.RULES,
     *serving_rules.RULES,
+    *ending_rules.RULES,
 )
 
 _OF_ONE = frozenset(
@@ -31,6 +46,8 @@ _OF_ONE = frozenset(
     }
 )
 """Diagnoses of one engine or replica, which name what is ill themselves."""
+_OF_PLAIN = frozenset({"requests-fail", "logits-corrupted"})
+"""What is said of the pool without speculation too, as it spoils what is held against it."""
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
 """What a diagnosis whose loss cannot be computed is ranked by."""
@@ -74,6 +91,12 @@ def diagnose(
             pool, tuple(windows), expected or PoolExpectation(), beside, asked or SideInfo()
         )
     ]
+    if beside is not None:
+        whole = Window.pooled(window for windows in pools.values() for window in windows)
+        is_like = whole is not None and not differ_in_prompts(whole, beside)
+        ill = (_OF_PLAIN | {"kv-squeeze" if is_like else ""}) - {diagnosis.code for diagnosis in found}
+        hits = [hit for hit in _apply(PoolCase(windows=tuple(plain))) if hit.code in ill]
+        found += [_write(hit, where=hit.found.where or _name_pool(plain)) for hit in hits]
     return tuple(sorted(found, key=_rank))
 
 
@@ -106,6 +129,11 @@ def _diagnose_pool(
     for hit in hits.values():
         diagnosis = replace(_write(hit, where=hit.found.where or pool), follows_from=explained.get(hit.code, ""))
         yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits, hit.found.excludes)
+
+
+def _name_pool(windows: Sequence[Window]) -> str:
+    """Return the only server of some windows, else their pool."""
+    return windows[0].instance if len({each.instance for each in windows}) == 1 else windows[0].pool
 
 
 def _stays(hit: _Hit, ill: Collection[str]) -> bool:

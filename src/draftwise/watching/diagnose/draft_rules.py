@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log
 
 from draftwise.core import Window
@@ -136,10 +137,13 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
     now, then = (each.coverage if each.decode_coverage is None else each.decode_coverage for each in (window, good))
     if not is_less(now, then, by=1 - _FEW_DRAFTS, error=case.error):
         return None
+    where = _find_only(case, lambda each: (each.coverage or 0.0) < _FEW_DRAFTS * (then or 0.0))
+    only = f"On {where}, few" if where else f"Only {now:.0%}"
     return RuleMatch(
-        message=f"Only {now:.0%} of the steps have a draft, but {then:.0%} had one in the measurement.",
+        message=f"{only} of the steps have a draft, but {then:.0%} had one in the measurement.",
         evidence=(tell("coverage", now, then), tell("mean k", window.mean_k, case.k, of="of")),
         loss=find_losses(case).acceptance,
+        where=where,
     )
 
 
@@ -151,11 +155,21 @@ def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
         return None
     if window.mean_k >= _FEW_DRAFTS * wanted:
         return None
+    where = _find_only(case, lambda each: (each.mean_k or wanted) < _FEW_DRAFTS * wanted)
+    on = f"On {where}, a" if where else "A"
     return RuleMatch(
-        message=f"A draft has {window.mean_k:.1f} tokens on average, but {wanted:g} are configured.",
+        message=f"{on} draft has {case.replicas.get(where, window).mean_k:.1f} tokens on average, but {wanted:g} are "
+        "configured.",
         evidence=(tell("mean k", window.mean_k, wanted, of="configured"),),
         loss=find_losses(case).acceptance,
+        where=where,
     )
+
+
+def _find_only(case: PoolCase, is_ill: Callable[[Window], bool]) -> str:
+    """Return the only replica of several that is ill; empty for none or more."""
+    ill = [name for name, window in case.replicas.items() if is_ill(window)]
+    return ill[0] if len(ill) == 1 < len(case.replicas) else ""
 
 
 def _is_partial(case: PoolCase) -> bool:

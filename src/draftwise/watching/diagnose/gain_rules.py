@@ -14,6 +14,7 @@ from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
     RuleMatch,
+    differ_in_prompts,
     find_losses,
     is_less,
     is_same_load,
@@ -86,7 +87,9 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
     ratio = _step_up(case.window, case)
     if ratio is None or not case.window.counters.spec.num_drafts:
         return None
-    says = f"A step takes {ratio:.2f} times as long as measured at {case.window.batch:.0f} running requests"
+    says = f"A step takes {ratio:.2f} times as long as "
+    has_curve = case.expected.yardstick.heaviest is not None
+    says += f"measured at {case.window.batch:.0f} running requests" if has_curve else "before, at a similar load"
     plain, evidence = case.comparable, [_tell_step(case.window, case)]
     in_plain = None if plain is None else case.expected.yardstick.step_ratio(plain, plain=True)
     if plain is None or in_plain is None or not _times_tell(plain):
@@ -209,11 +212,21 @@ def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
 def _step_up(window: Window, case: PoolCase, *, plain: bool = False) -> float | None:
     """Return how much longer a step takes than measured; None where it does not, or too little is known."""
     ratio, earlier = case.expected.yardstick.step_ratio(window, plain=plain), case.expected.earlier
+    if earlier is not None and not plain and case.expected.yardstick.heaviest is None:
+        ratio = _hold_against(window, earlier)
     if ratio is None or not _times_tell(window) or _stops_early(window):
         return None
     if earlier is not None and not plain and _times_tell(earlier):
         ratio /= max(1.0, case.expected.yardstick.step_ratio(earlier) or 1.0)  # traffic that no curve was measured with
     return ratio if log(ratio) > max(_STEP_UP, SIGMAS * relative_error(window) / 2) else None
+
+
+def _hold_against(window: Window, earlier: Window) -> float | None:
+    """Return how much longer a step takes than under the same load and requests before; None where these differ."""
+    now, then = window.step_s, earlier.step_s
+    alike = is_same_load(window, earlier) and not differ_in_prompts(window, earlier, computed=True)
+    drafted = [None if each.mean_k is None else round(each.mean_k) for each in (window, earlier)]
+    return now / then if now and then and alike and drafted[0] == drafted[1] and _times_tell(earlier) else None
 
 
 def _stops_early(window: Window) -> bool:

@@ -273,6 +273,17 @@ def _find_context_grew(case: PoolCase) -> RuleMatch | None:
     )
 
 
+def _find_kv_quantized(case: PoolCase) -> RuleMatch | None:
+    found, earlier, now = _find_acceptance_fell(case), case.expected.earlier, case.window.cache_dtype
+    then, row = None if earlier is None else earlier.cache_dtype, all_findings()["kv-quantized"].diagnosis
+    said = None if row is None or case.asked.probe is None else case.asked.find_proof(row)
+    if now and then and now != then:
+        said = f"The KV cache is of {now} instead of {then}."
+    if found is None or said is None:
+        return None
+    return replace(found, message=f"{said} {found.message}", evidence=(said, *found.evidence))
+
+
 def _find_lora_changed(case: PoolCase) -> RuleMatch | None:
     found, earlier = _find_traffic_changed(case), case.expected.earlier
     new = case.window.adapters - (frozenset() if earlier is None else earlier.adapters)
@@ -371,6 +382,7 @@ RULES = (
     DiagnosisRule("traffic-changed", _find_traffic_changed),
     DiagnosisRule("context-grew", _find_context_grew),
     DiagnosisRule("lora-changed", _find_lora_changed),
+    DiagnosisRule("kv-quantized", _find_kv_quantized),
     DiagnosisRule("drafter-changed", _find_drafter_changed),
     DiagnosisRule("after-upgrade", _find_after_upgrade),
     DiagnosisRule("suffix-cold", _find_suffix_cold),

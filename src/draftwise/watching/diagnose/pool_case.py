@@ -122,6 +122,12 @@ class PoolCase:
         pooled = {name: Window.pooled(each for each in self.windows if each.instance == name) for name in names}
         return {name: window for name, window in pooled.items() if window is not None}
 
+    @cached_property
+    def parts(self) -> Mapping[str, Window]:
+        """The replicas; of a single one, its engines."""
+        ranks = {f"{each.instance}, engine {each.engine}": each for each in self.windows}
+        return self.replicas if len(self.replicas) > 1 or len(self.windows) < 2 else ranks
+
     @property
     def k(self) -> float | None:
         """Configured length of a draft, else what the good window drafted; None where neither is known."""

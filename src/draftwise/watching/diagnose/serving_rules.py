@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf, sqrt
+from math import inf, log, sqrt
 
 from draftwise.core import Window
 from draftwise.watching.diagnose.pool_case import (
+    COLD_S,
     MIN_REQUESTS,
     SIGMAS,
     DiagnosisRule,
@@ -34,7 +35,11 @@ _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
 """Share of a request's time from which a queue is worth a finding."""
 _QUEUE_GREW = 3.0
+_LONG_QUEUE = 0.5
+"""Times the running requests."""
 _HITS_LOST = 0.05
+_COLD = 0.5
+"""Share of the other replicas' hit rate."""
 _HIT_SPREAD = 0.35
 """Standard deviation of the prefix hit rate over requests: most hit nearly all or nothing."""
 _PREFILL_UP = 0.23
@@ -76,8 +81,8 @@ def _find_engine_hung(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_alone(case: PoolCase, read: Callable[[Window], float | None]) -> str:
-    """Return the replica of several that has nearly all of something; empty for none."""
-    counts = {name: read(window) or 0.0 for name, window in case.replicas.items()}
+    """Return the replica of several, or the engine of one, that has nearly all of something; empty for none."""
+    counts = {name: read(window) or 0.0 for name, window in case.parts.items()}
     most = max(counts, key=lambda name: counts[name])
     return most if len(counts) > 1 and counts[most] > _NEARLY_ALL * sum(counts.values()) else ""
 
@@ -105,18 +110,27 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
     window, good = case.window, case.good
     queued, then = window.mean_queue_s, None if good is None else good.mean_queue_s
     loss = _lose_queue(case)
+    if window.sums.finished is None:
+        return _find_waiting(case)
     if queued is None or loss is None or not _has_requests(window) or _waiting(window) < 1:
         return None
     if loss < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
         return None
     where = _find_alone(case, lambda each: each.load.waiting)
-    ill = case.replicas.get(where, window)
+    ill = case.parts.get(where, window)
+    at = ill.instance if where else ""
     says = f"On {where}, a" if where else "A"
     says += f" request waits {ill.mean_queue_s or 0.0:.2g} s before it runs, and {_waiting(ill):.0f} wait for an engine"
+    idle = [name for name, each in case.parts.items() if not (each.load.running or each.load.waiting)]
+    fix = ""
+    if where or idle:
+        others = " and ".join(idle) or "the others"
+        says += f", but none for {others}"
+        fix = f"Send requests to {others}: check the router's balance, and the limits (max_num_seqs) of each server."
     evidence, plain = [tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))], case.plain
     in_plain = None if plain is None else plain.mean_queue_s
     if plain is None or in_plain is None or not _has_requests(plain):
-        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss, where=where)
+        return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss, where=at, fix=fix)
     evidence.append(tell("queue in the plain pool", in_plain, unit=" s"))
     if _waiting(plain) >= 1 and in_plain >= _BOTH_QUEUE * queued:
         return RuleMatch(
@@ -125,19 +139,33 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
             loss=loss,
             fix="Add replicas, or admit less traffic. Speculation does not use the memory.",
             excludes=frozenset({"admission-squeezed"}),
-            where=where,
+            where=at,
         )
     same = "at a similar load" if is_same_load(window, plain) else "under another load"
     return RuleMatch(
         message=f"{says}. In the plain pool, {same} it waits {in_plain:.2g} s.",
         evidence=tuple(evidence),
         loss=loss,
-        fix=(
-            "Check how much the drafter takes with `draftwise size`, and lower k or max_num_seqs if the cache is full."
-        )
+        fix=fix
+        or ("Check how much the drafter takes with `draftwise size`, and lower k or max_num_seqs if the cache is full.")
         if is_same_load(window, plain)
         else ("Before you compare them, spread the load evenly over both pools, or add replicas to this one."),
-        where=where,
+        where=at,
+    )
+
+
+def _find_waiting(case: PoolCase) -> RuleMatch | None:
+    """Find a queue by its length alone: a log has no times of requests."""
+    window, where = case.window, _find_alone(case, lambda each: each.load.waiting)
+    waiting, running = _waiting(window), window.batch or 0.0
+    if waiting < MIN_REQUESTS or waiting < _LONG_QUEUE * running:
+        return None
+    full = "" if window.load.kv_usage is None else f" The KV cache is {window.load.kv_usage:.0%} full."
+    return RuleMatch(
+        message=f"{waiting:.0f} requests wait for an engine that runs {running:.0f}, on average.{full}",
+        evidence=(tell("waiting", waiting), tell("running", running)),
+        loss=log(1 + waiting / max(running, 1.0)),
+        where=case.parts[where].instance if where else "",
     )
 
 
@@ -166,7 +194,10 @@ def _find_prefix_lost(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
-    found = None if case.good is None else _compare_hits(case.window, case.good, "expected", "before")
+    if (alone := _find_cold(case)) is not None:
+        return alone
+    filled = Window.pooled(filter(_has_filled, case.windows)) if len(case.windows) > 1 else case.window
+    found = None if case.good is None or filled is None else _compare_hits(filled, case.good, "expected", "before")
     hits = None if case.comparable is None else case.comparable.prefix_hit_rate
     if found is None or hits is None or _find_prefix_lost(case) is not None:
         return found
@@ -176,6 +207,25 @@ def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
         fix="Check what changed in the prompts, such as a system prompt or the order of their parts, and "
         "which requests the router sends to the same replica.",
     )
+
+
+def _find_cold(case: PoolCase) -> RuleMatch | None:
+    """Find one replica that hits at most half as often as the others; a new one has had no time to fill its cache."""
+    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.replicas.items() if _has_filled(each)}
+    where = min(known, key=lambda name: known[name], default="")
+    rest = Window.pooled(each for name, each in case.replicas.items() if name in known and name != where)
+    if rest is None or known[where] > _COLD * (rest.prefix_hit_rate or 0.0):
+        return None
+    found = _compare_hits(case.replicas[where], rest, "the others", "on the others")
+    if found is None:
+        return None
+    fix = "Check which requests the router sends to this server, and compare its flags and its cache with the others'."
+    return replace(found, message=f"On {where}, {found.message}", where=where, fix=fix)
+
+
+def _has_filled(window: Window) -> bool:
+    is_new = window.uptime_s is not None and window.uptime_s < COLD_S
+    return window.prefix_hit_rate is not None and not window.restarted and not is_new
 
 
 def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleMatch | None:
@@ -194,31 +244,33 @@ def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleM
 
 
 def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
-    window, plain = case.window, case.plain
-    if plain is None or not _has_requests(window, plain):
-        return None
-    if differ_in_prompts(window, plain) or differ_in_prompts(window, plain, computed=True):
-        return None
-    now, then = window.prefill_s_per_token, plain.prefill_s_per_token
-    slower = _compare_steps(window, plain)
-    if now is None or then is None or not is_less(slower * then, now, by=_PREFILL_UP, error=_prefill_error(case)):
-        return None
-    excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
-    return RuleMatch(
-        message=f"A prompt token that misses the cache takes {now / then:.2f} times the plain pool's prefill time.",
-        evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of="plain"),),
-        loss=find_request_loss(window, excess),
-    )
+    window, earlier = case.window, case.expected.earlier
+    before = earlier if earlier is not None and is_same_load(window, earlier) else None
+    for other, of, whose in ((case.plain, "plain", "of the plain pool"), (before, "earlier", "that it took before")):
+        if other is None or not _has_requests(window, other):
+            continue
+        if differ_in_prompts(window, other) or differ_in_prompts(window, other, computed=True):
+            continue
+        now, then = window.prefill_s_per_token, other.prefill_s_per_token
+        error = relative_error(window, other) / 2  # prefill varies less over requests than acceptance does
+        if (
+            now is None
+            or then is None
+            or not is_less(_compare_steps(window, other) * then, now, by=_PREFILL_UP, error=error)
+        ):
+            continue
+        excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
+        return RuleMatch(
+            message=f"A prompt token that misses the cache takes {now / then:.2f} times the prefill time {whose}.",
+            evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of=of),),
+            loss=find_request_loss(window, excess),
+        )
+    return None
 
 
 def _compare_steps(window: Window, plain: Window) -> float:
     """Return how much longer a step is than a plain one, at least 1: a prompt is prefilled in steps."""
     return max(1.0, window.step_s / plain.step_s) if window.step_s and plain.step_s else 1.0
-
-
-def _prefill_error(case: PoolCase) -> float:
-    """Return the standard error of prefill times, which vary less over requests than acceptance does."""
-    return inf if case.plain is None else relative_error(case.window, case.plain) / 2
 
 
 def _find_decode_is_little(case: PoolCase) -> RuleMatch | None:

@@ -1,0 +1,143 @@
+"""How requests end, and what an earlier window or the other replicas tell where nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.made_windows import ASKED_SPEC, HEALTHY, PLAIN_WINDOW, expect, make_baseline, make_window
+from tests.support.production import PLAIN, SPEC
+
+from draftwise.core import Diagnosis, ServerLoad, Window
+from draftwise.watching.diagnose import SideInfo, diagnose
+
+USUAL = {"aborted": 0.05, "failed": 0.0, "capped": 0.3, "refused": 0.02, "broken": 0.0, "corrupted": 0.0}
+
+
+def ending(shares: Mapping[str, float], *, instance: str = "a", window: Window = HEALTHY, engine: str = "0") -> Window:
+    finished = window.sums.finished or 0.0
+    counts = {name: share * finished for name, share in {**USUAL, **shares}.items()}
+    return replace(window, instance=instance, engine=engine, sums=replace(window.sums, **counts))
+
+
+def judge(
+    windows: Sequence[Window], plain: Window | None = None, earlier: Window | None = None, *, curve: bool = True
+) -> Sequence[Diagnosis]:
+    baseline = make_baseline() if curve else replace(make_baseline(), curve_ms={})
+    expected = expect(earlier=earlier, baseline=baseline)
+    return diagnose({"spec": windows}, expected, () if plain is None else (plain,), SideInfo(spec=ASKED_SPEC))
+
+
+ENDS = {
+    "requests-fail": ("failed", 0.04),
+    "requests-aborted": ("aborted", 0.3),
+    "answers-capped": ("capped", 0.8),
+    "refused-params": ("refused", 0.15),
+    "logits-corrupted": ("corrupted", 0.01),
+}
+
+
+@pytest.mark.parametrize("code", ENDS)
+@pytest.mark.parametrize("elsewhere", ["plain", "before", "others", "ranks"])
+def test_how_requests_end_is_held_against_what_is_at_hand(code: str, elsewhere: str) -> None:
+    name, share = ENDS[code]
+    usual = ending({}, instance="b")
+    windows = [ending({name: share}, engine="1")]
+    windows += [usual, replace(usual, instance="c")] if elsewhere == "others" else []
+    windows += [replace(usual, instance="a", engine=rank) for rank in "23"] if elsewhere == "ranks" else []
+    plain = ending({}, instance="p", window=PLAIN_WINDOW) if elsewhere == "plain" else None
+    (found,) = judge(windows, plain, ending({}) if elsewhere == "before" else None)
+    assert found.code == code
+    assert found.where == ("a" if elsewhere in ("others", "ranks") else "spec")
+    assert ("engine 1" in found.message) is (elsewhere == "ranks")
+
+
+def test_errors_in_both_pools_are_errors_and_those_of_the_plain_pool_are_its_own() -> None:
+    failing = ending({"broken": 0.1}, instance="p", window=PLAIN_WINDOW)
+    (both,) = judge([ending({"failed": 0.1})], failing)
+    assert (both.code, both.where) == ("requests-fail", "spec")
+    assert "in the plain pool, 9.8%" in both.message
+    (own,) = judge([ending({})], failing)
+    assert (own.code, own.where) == ("requests-fail", "p")
+
+
+@pytest.mark.parametrize("name", ["aborted", "capped", "refused"])
+@given(share=st.floats(0.0, 1.0), replicas=st.integers(1, 4))
+def test_what_was_so_before_is_no_finding(name: str, share: float, replicas: int) -> None:
+    windows = [ending({name: share}, instance=f"s{i}") for i in range(replicas)]
+    plain = ending({name: share}, instance="p", window=PLAIN_WINDOW)
+    assert judge(windows, plain, windows[0]) == ()
+
+
+def test_a_few_errors_are_no_finding() -> None:
+    assert judge([ending({"failed": 0.002})]) == ()
+
+
+LATER = make_window(SPEC, cache_dtype="fp8")
+BEFORE = make_window(SPEC, cache_dtype="auto")
+
+
+def test_without_a_curve_steps_are_held_against_an_earlier_window() -> None:
+    slow = make_window(replace(SPEC, step_s=0.04))
+    (found,) = judge([slow], earlier=HEALTHY, curve=False)
+    assert (found.code, found.message) == (
+        "step-cost-up",
+        "A step takes 1.48 times as long as before, at a similar load.",
+    )
+    assert (
+        judge([make_window(replace(SPEC, step_s=0.04, finished=6.0, running=40.0))], earlier=HEALTHY, curve=False) == ()
+    )
+    assert judge([make_window(replace(SPEC, step_s=0.04, prompt_tokens=5000.0))], earlier=HEALTHY, curve=False) == ()
+
+
+def test_prefill_is_held_against_an_earlier_window() -> None:
+    slow = replace(HEALTHY, sums=replace(HEALTHY.sums, prefill_s=3 * (HEALTHY.sums.prefill_s or 0.0)))
+    assert [each.code for each in judge([slow], earlier=HEALTHY)] == ["ttft-worse"]
+    assert judge([slow]) == ()
+
+
+def test_a_cache_of_fewer_bits_is_named_where_acceptance_fell_with_it() -> None:
+    fallen = make_window(replace(SPEC, positions=(0.3, 0.12, 0.05)), cache_dtype="fp8")
+    assert judge([fallen], earlier=BEFORE)[0].code == "kv-quantized"
+    assert judge([LATER], earlier=BEFORE) == ()
+
+
+@pytest.mark.parametrize(("uptime_s", "codes"), [(300_000.0, ["prefix-hits-fell"]), (600.0, [])])
+def test_one_replica_that_hits_little_is_named_unless_its_cache_is_new(uptime_s: float, codes: list[str]) -> None:
+    cold = make_window(replace(SPEC, prefix_hits=0.1), instance="c", uptime_s=uptime_s)
+    found = judge([HEALTHY, replace(HEALTHY, instance="b"), cold])
+    assert [each.code for each in found] == codes
+    assert all(each.where == "c" for each in found)
+
+
+def test_who_has_no_request_while_others_queue_is_named() -> None:
+    queueing = make_window(replace(SPEC, waiting=20.0), instance="a")
+    queueing = replace(queueing, sums=replace(queueing.sums, queue_s=20 * (queueing.sums.finished or 0.0)))
+    idle = make_window(replace(SPEC, steps=0.0, finished=0.0, running=0.0), instance="c")
+    found = judge([queueing, replace(queueing, instance="b"), idle])[0]
+    assert found.code == "queue-grew"
+    assert "Send requests to c" in found.fix
+
+
+def test_a_queue_is_seen_by_its_length_where_no_times_are_told() -> None:
+    logged = replace(HEALTHY, sums=type(HEALTHY.sums)(), load=ServerLoad(running=1.0, waiting=14.0, kv_usage=0.76))
+    (found,) = judge([logged])
+    assert (found.code, found.message) == (
+        "queue-grew",
+        "14 requests wait for an engine that runs 1, on average. The KV cache is 76% full.",
+    )
+    assert judge([replace(logged, load=ServerLoad(running=30.0, waiting=6.0))]) == ()
+
+
+def test_a_plain_pool_that_is_preempted_spoils_what_is_held_against_it() -> None:
+    full = make_window(replace(PLAIN, kv=0.97, preemptions=0.5), pool="plain", instance="p")
+    (found,) = judge([HEALTHY], full)
+    assert (found.code, found.where) == ("kv-squeeze", "p")
+
+
+def test_without_the_number_of_requests_no_share_is_told() -> None:
+    window = ending({"aborted": 0.5, "refused": 0.5, "failed": 0.5})
+    assert judge([replace(window, sums=replace(window.sums, finished=None))], earlier=ending({})) == ()
