@@ -1,4 +1,4 @@
-"""Reads what the installed transformers knows of each model type into `draftwise.knowledge.transformers`' data file.
+"""Reads what the installed transformers knows of each model type into `draftwise.knowledge.model_types`' data file.
 
     python -m catalogue.transformers_types [FILE]      (run with an interpreter that has transformers and torch)
 

@@ -25,13 +25,12 @@ from provenance import provenance, write
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import Interval, SpecConfig
-from draftwise.engine.replay.dense import DenseReplayer
-from draftwise.engine.replay.forced import force
+from draftwise.engine.replayers import DenseReplayer, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.acceptance_profile import count_steps
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replay_directory import to_anchors
+from draftwise.replaying.replaying import to_anchors
 from draftwise.replaying.transcripts import Replayer, Transcript
 from draftwise.statistics.ratios import Array, ratio_of_totals
 from draftwise.workloads import load_workloads

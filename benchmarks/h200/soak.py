@@ -31,7 +31,7 @@ from draftwise.core import SpecConfig
 from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

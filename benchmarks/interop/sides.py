@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.core import Engine
-from draftwise.engine.proposers import draft_builder
+from draftwise.engine.proposers import proposer as drafting
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 
@@ -353,7 +353,7 @@ def _record_drafts(engine: Engine, proposer: Proposer) -> dict[tuple[int, ...], 
 @contextmanager
 def _record_gaps(proposer: Proposer, gaps: dict[int, list[float]]) -> Iterator[None]:
     """Fill `gaps` with those of each guess, by the number of output tokens known, while one sequence runs."""
-    choose, propose = draft_builder.choose, proposer.propose
+    choose, propose = drafting.choose, proposer.propose
     current: list[float] = []
 
     def choose_and_record(logits_RU: Tensor, **rest: Any) -> Any:
@@ -368,8 +368,8 @@ def _record_gaps(proposer: Proposer, gaps: dict[int, list[float]]) -> Iterator[N
         return draft
 
     proposer.propose = propose_and_record  # type: ignore[method-assign]
-    draft_builder.choose = choose_and_record  # type: ignore[attr-defined]
+    drafting.choose = choose_and_record  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        draft_builder.choose = choose  # type: ignore[attr-defined]
+        drafting.choose = choose  # type: ignore[attr-defined]

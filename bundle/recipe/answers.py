@@ -7,8 +7,8 @@ from pathlib import Path
 
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.training.samples import AnswerSettings, answer, read_samples
-from draftwise.training.training_progress import Reporter
+from draftwise.training.data import AnswerSettings, answer, read_samples
+from draftwise.training.training_progress import TrainingBars
 
 MAX_LENGTH = 512
 
@@ -34,7 +34,7 @@ def main() -> None:
     settings = AnswerSettings(
         temperature=args.temperature, max_tokens=args.new_tokens, gpu_memory_utilization=args.memory
     )
-    samples = answer(target, prompts, args.cache, settings, device=args.device, reporter=Reporter())
+    samples = answer(target, prompts, args.cache, settings, device=args.device, progress=TrainingBars())
     written = args.out.with_name(args.out.name + ".part")
     with gzip.open(written, "wt", encoding="utf-8") as file:
         for sample in samples:

@@ -13,8 +13,7 @@ from draftwise.checkpoints.config_values import TargetSizes
 from draftwise.checkpoints.expected_tensors import expect_tensors
 from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
-from draftwise.checkpoints.recognize import recognize
-from draftwise.checkpoints.speculators_format import from_plain
+from draftwise.checkpoints.recognize import from_plain, recognize
 from draftwise.core import Severity
 
 TARGET = BUNDLE / "target"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwise.checkpoints.speculators_format import find_format_fault, flatten, from_plain, to_plain
+from draftwise.checkpoints.recognize import find_format_fault, flatten, from_plain, to_plain
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.methods import methods_where
 

@@ -290,6 +290,7 @@ def test_every_term_of_the_glossary_and_every_alert_can_be_explained() -> None:
     ("which draft model for Qwen3-32B", "which speculative method"),
     ("does speculation change the output", "answers differ"),
     ("how can I train my own eagle3 head", "train a drafter"),
+    ("how do I run this on Windows", "windows"),
 ])  # fmt: skip
 def test_a_question_leads_to_a_finding_or_a_name(question: str, meant: str) -> None:
     assert meant in {each.name for each in draftwise.explain(question).explanations}

@@ -16,11 +16,11 @@ from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
-from draftwise.engine.core import EngineRequest
 from draftwise.engine.engine_outputs import RequestOutput
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
 from draftwise.engine.proposers.proposer import Confirmed
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.step.threads import StepThreads
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")

@@ -22,7 +22,7 @@ from draftwise.engine.models import weight_loading
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.proposers.mtp import check_k
 from draftwise.engine.proposers.stateless import pick_count
-from draftwise.engine.replay.forced import check_fit
+from draftwise.engine.replayers import check_fit
 from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams

@@ -19,9 +19,9 @@ from tests.support.every_method import METHODS, WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams, StructuredOutputsParams
 from draftwise.core import InvalidSetup
-from draftwise.engine.core import EngineRequest
 from draftwise.engine.engine_outputs import CompletionOutput
 from draftwise.engine.sampling import grammar
+from draftwise.engine.step.scheduler import EngineRequest
 
 SCHEMA = {
     "type": "object",

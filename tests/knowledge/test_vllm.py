@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
-from draftwise.knowledge.quantization import needs_checkpoint, reads_weights_of
+from draftwise.knowledge.model_types import needs_checkpoint, reads_weights_of
 from draftwise.knowledge.spans import decode, encode
 from draftwise.knowledge.vllm import Release, find_remarks, get_release, history, releases, topics
 

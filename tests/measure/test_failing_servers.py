@@ -201,7 +201,7 @@ def test_what_was_left_out_for_lack_of_time_is_struck_when_it_is_measured(tmp_pa
     plan = make_plan(workloads=(make_workload(num_prompts=30),), repeats=2)
     virtual_time.run(make_session(path, plan, SCRIPTS[:2], budget_s=30.0).run())
     for is_final in (False, True):
-        RunDirectory(path).add_omission(Omission(what=f"{is_final}", reason="time was short", is_final=is_final))
+        RunDirectory(path).add(Omission(what=f"{is_final}", reason="time was short", is_final=is_final))
     cut = read(path)
     virtual_time.run(make_session(path, cut.plan, SCRIPTS[:2], resume=True).run())
     run = read(path)

@@ -13,8 +13,7 @@ import pytest
 from draftwise.core import InvalidSetup, Profile, ReplayedTarget, SpecConfig
 from draftwise.replaying import Anchors, read_anchors, read_profile
 from draftwise.replaying.lookup_drafts import NgramReplayer
-from draftwise.replaying.replay_directory import ReplayDirectory
-from draftwise.replaying.replaying import ReplayCandidate, choose_ks, replay_candidates
+from draftwise.replaying.replaying import ReplayCandidate, ReplayDirectory, choose_ks, replay_candidates
 from draftwise.replaying.transcripts import ReplayedRequest, Transcript, Transcripts, count_accepted
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=4)

@@ -13,7 +13,7 @@ from tests.support.spec_stats import stats_of
 from draftwise.core import SpecStats
 from draftwise.engine.engine_outputs import Delta, EngineStats
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.serve.app import StatsLog
 from draftwise.serve.channel import PackedRequest
 from draftwise.serve.served_metrics import ServerMetrics, Timeline

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
-from tests.static.prose import measure  # noqa: E402
+from tests.static.prose import help_of, measure  # noqa: E402
 
 __all__ = ["COMMITTED", "compare", "count_all", "lower"]
 
@@ -30,7 +30,7 @@ COMMITTED = Path(__file__).with_suffix(".json")
 SHOWN = 40
 """Places listed behind a figure that grew; `--show` lists all."""
 
-Node = ast.Module | ast.ClassDef | ast.keyword
+Node = ast.Module | ast.ClassDef | ast.expr
 Modules = Mapping[str, Sequence[Node]]
 """File -> the nodes of its tree that are looked at, the module first."""
 Places = dict[str, list[str]]
@@ -89,9 +89,12 @@ def count_all(root: Path) -> Places:
 
 
 def find_nodes(tree: ast.Module) -> list[Node]:
-    """Return what is looked at in a module: itself, its classes and the arguments `help` of its calls."""
-    kinds = (ast.Module, ast.ClassDef, ast.keyword)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds) and getattr(node, "arg", "help") == "help"]
+    """Return what is looked at in a module: itself, its classes and the help texts of options."""
+    nodes = list(ast.walk(tree))
+    return [
+        *(each for each in nodes if isinstance(each, ast.Module | ast.ClassDef)),
+        *filter(None, map(help_of, nodes)),
+    ]
 
 
 def texts_of(source: str) -> Iterator[tuple[int, str]]:
@@ -126,7 +129,7 @@ def find_attributes(modules: Modules) -> Iterator[str]:
     """Yield docstrings of attributes and constants, and rows of `Attributes:`, that begin with a preposition."""
     for file, nodes in modules.items():
         for node in nodes:
-            if isinstance(node, ast.keyword):
+            if isinstance(node, ast.expr):
                 continue
             for before, after in zip(node.body, node.body[1:], strict=False):
                 text = string_of(after.value) if isinstance(after, ast.Expr) else None
@@ -142,8 +145,8 @@ def find_helps(modules: Modules) -> Iterator[str]:
     """Yield help texts of options that begin with a preposition."""
     for file, nodes in modules.items():
         for node in nodes:
-            if isinstance(node, ast.keyword) and (text := string_of(node.value)) and OPENS.match(text):
-                yield f"{file}:{node.value.lineno}: {text}"
+            if isinstance(node, ast.expr) and (text := string_of(node)) and OPENS.match(text):
+                yield f"{file}:{node.lineno}: {text}"
 
 
 def string_of(node: ast.expr) -> str | None:

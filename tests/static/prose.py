@@ -120,14 +120,21 @@ def walk(value: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from walk(each, place)
 
 
+def help_of(node: ast.AST) -> ast.expr | None:
+    """Return the help of an option: the argument `help` of a call, or the last one without a name of `option(...)`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
+        return node.args[-1] if len(node.args) > 1 else None
+    return node.value if isinstance(node, ast.keyword) and node.arg == "help" else None
+
+
 def find_help(root: Path) -> Iterator[tuple[str, str]]:
     """Yield help texts of options and verbs."""
     for path in sorted((root / "src/draftwise/cli").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "help":
-                parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
+            if (value := help_of(node)) is not None:
+                parts = value.values if isinstance(value, ast.JoinedStr) else [value]
                 text = "".join(str(each.value) if isinstance(each, ast.Constant) else "CODE" for each in parts)
-                yield f"{path.name}:{node.value.lineno}", text
+                yield f"{path.name}:{value.lineno}", text
             elif isinstance(node, ast.FunctionDef) and node.name.endswith("_command"):
                 yield f"{path.name}:{node.lineno}", (ast.get_docstring(node) or "").replace("\b", "")
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftwise.checkpoints.speculators_format import from_plain
+from draftwise.checkpoints.recognize import from_plain
 
 
 def write_dflash(

@@ -12,8 +12,7 @@ import torch
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.training.data import Corpus, Feed, SampleOrder, bucket_lengths, split
-from draftwise.training.samples import TextSample, read_samples
+from draftwise.training.data import Corpus, Feed, SampleOrder, TextSample, bucket_lengths, read_samples, split
 
 
 @pytest.fixture(scope="module")

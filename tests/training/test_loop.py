@@ -12,17 +12,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from draftwise.core import InvalidSetup, StorageError
+from draftwise.core.progress import Silent
 from draftwise.knowledge.methods import methods_where
 from draftwise.training import get_training
+from draftwise.training.data import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.frozen_target import FrozenTarget, TokenBatch
 from draftwise.training.run_folder import RunFolder
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import AnswerSettings, TextSample, _generate, answer, cut_prompts
 from draftwise.training.training_loop import TrainingRun, compute_schedule_factor
-from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
-QUIET = Reporter(quiet=True)
+QUIET = Silent()
 PARD = {"hidden_size": 32, "num_attention_heads": 2, "parallel": True, "mask_token_id": 9, "num_speculative_tokens": 3}
 
 
@@ -217,7 +217,7 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     samples = cut_prompts([TextSample(p, len(p)) for p in [*prompts, prompts[0]]], num_tokens=4, room=50)
     assert len(samples) == 4
     spec = AnswerSettings(max_tokens=6, max_num_seqs=2)
-    answered = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
+    answered = answer(tiny_target, samples, tmp_path, spec, device="cpu", progress=QUIET)
     for sample in answered:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         ones = torch.ones_like(tokens, dtype=torch.bool)
@@ -230,10 +230,10 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     file.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote the third
     asked = []
     monkeypatch.setattr(
-        "draftwise.training.samples._generate",
+        "draftwise.training.data._generate",
         lambda t, missing, *rest: asked.append(len(missing)) or _generate(t, missing, *rest),
     )
-    again = answer(tiny_target, samples, tmp_path, spec, device="cpu", reporter=QUIET)
+    again = answer(tiny_target, samples, tmp_path, spec, device="cpu", progress=QUIET)
     assert asked == [2]
     assert [each.tokens.tolist() for each in again] == [each.tokens.tolist() for each in answered]
 

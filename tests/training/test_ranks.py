@@ -25,13 +25,12 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Stopped
+from draftwise.core.progress import Silent
 from draftwise.training.ranks import joined
-from draftwise.training.run_memory import TrainingMemory
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.training_progress import Reporter
-from draftwise.training.training_run import train, train_on_gpus
+from draftwise.training.training_run import TrainingMemory, train, train_on_gpus
 
-QUIET = Reporter(quiet=True)
+QUIET = Silent()
 SMALL = {
     "eagle3": {"num_speculative_tokens": 2},
     "dflash": {"num_speculative_tokens": 3, "num_layers": 1, "mask_token_id": 9},

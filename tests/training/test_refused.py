@@ -15,17 +15,15 @@ import pytest
 import torch
 
 from draftwise.core import InvalidSetup
+from draftwise.core.progress import Silent
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.training import draft_model_trainer
-from draftwise.training.data import split
+from draftwise.training.data import TextSample, read_samples, split
 from draftwise.training.drafter_export import new_folder
 from draftwise.training.run_folder import RunFolder
-from draftwise.training.run_memory import TrainingMemory
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import TextSample, read_samples
 from draftwise.training.training_loop import TrainingRun
-from draftwise.training.training_progress import Reporter
-from draftwise.training.training_run import train
+from draftwise.training.training_run import TrainingMemory, train
 
 Case = Callable[[Path, pytest.MonkeyPatch], object]
 
@@ -38,7 +36,7 @@ def learn(target: Path, row: dict[str, str], **changes: Any) -> None:
         target=str(target), data=("data.jsonl",), out="drafter", answers="given", heldout=0.1, steps=2,
         batch_tokens=256, save_minutes=1000, device="cpu", options={"num_heads": 2},
     )  # fmt: skip
-    train("medusa", dataclasses.replace(settings, **changes), Reporter(quiet=True))
+    train("medusa", dataclasses.replace(settings, **changes), Silent())
 
 
 def fill_a_gpu(target: Path, patch: pytest.MonkeyPatch) -> None:

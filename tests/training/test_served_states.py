@@ -15,9 +15,9 @@ from tests.support.training import as_batch
 from tests.support.web import serving_answers
 
 from draftwise.core import BackendError, InvalidSetup
+from draftwise.core.progress import Silent
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.training_progress import Reporter
 from draftwise.training.training_run import train
 
 
@@ -68,7 +68,7 @@ def test_a_run_learns_from_served_states_what_it_learns_from_the_target(method, 
     with serving_states(target, tmp_path, layers) as url:
         run["served"] = dataclasses.replace(settings, out=str(tmp_path / "served"), hidden_states=url)
         for each in run.values():
-            train(method, each, Reporter(quiet=True))
+            train(method, each, Silent())
     online, served = (load_file(f"{each.out}/model.safetensors") for each in run.values())
     assert all(torch.allclose(online[name], served[name], atol=1e-4) for name in online)
     assert not [*tmp_path.glob("cmpl-*")]
@@ -85,7 +85,7 @@ def test_refuses_states_of_other_layers(layers, message, settings, target, tmp_p
     with serving_states(target, tmp_path, layers) as url:
         wrong = dataclasses.replace(settings, out=str(tmp_path / "out"), hidden_states=url)
         with pytest.raises((InvalidSetup, BackendError), match=message):
-            train("eagle3", wrong, Reporter(quiet=True))
+            train("eagle3", wrong, Silent())
 
 
 def test_refuses_a_server_that_writes_no_states(settings, tmp_path):
@@ -93,6 +93,6 @@ def test_refuses_a_server_that_writes_no_states(settings, tmp_path):
     with serving_answers(lambda *_: models, lambda *_: (200, json.dumps({"choices": []}))) as url:
         plain = dataclasses.replace(settings, out=str(tmp_path / "out"), hidden_states=url)
         with pytest.raises(BackendError, match="names no file of hidden states"):
-            train("eagle3", plain, Reporter(quiet=True))
+            train("eagle3", plain, Silent())
     with pytest.raises(InvalidSetup, match="must be online, disk or a URL"):
         dataclasses.replace(settings, hidden_states="stream")

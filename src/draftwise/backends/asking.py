@@ -67,11 +67,6 @@ class Asker:
 class Scorer:
     """Asks one server; from several threads at once.
 
-    Args:
-        url: the server's address, with or without /v1.
-        headers: sent with every request.
-        client: HTTP client to use; None creates one.
-
     Raises:
         BackendError: it does not answer, or serves no model.
     """

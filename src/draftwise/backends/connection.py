@@ -53,7 +53,6 @@ class Connection:
 
     Args:
         sock: connected, not blocking; this closes it.
-        now: the clock.
         silence_s: how long the server may send nothing while it owes an answer.
         tls: after its handshake; None for plain TCP.
     """

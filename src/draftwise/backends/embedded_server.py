@@ -25,9 +25,7 @@ class EmbeddedBackend(ChildBackend):
     """`draftwise serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
 
     Args:
-        name: of the arm.
         setup: what to serve; its target is the directory of a checkpoint.
-        log: file that receives what the server prints.
         placement: the GPU it runs on, and its share of the memory; None for what it finds.
         timeout_s: how long loading may take.
         on_wait: called with the server's latest line while it loads.

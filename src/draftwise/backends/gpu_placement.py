@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from draftwise.core import InvalidSetup, Setup
+from draftwise.core import Setup
+from draftwise.knowledge.messages import refusal
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Arguments whose product is the GPUs that a server takes."""
@@ -66,12 +67,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
     size = count_gpus_per_arm(args)
     groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
     if not groups:
-        raise InvalidSetup.because(
-            "too-few-gpus",
-            f"A server with these arguments takes {size} GPUs, but only {len(gpus)} may be used.",
-            where="--gpus",
-            fix="Lower --tensor-parallel-size (or pipeline, data), or run on a machine with more GPUs.",
-        )
+        raise refusal("too-few-gpus", size=size, num_gpus=len(gpus))
     groups = groups[:num_arms]
     most = math.ceil(num_arms / len(groups))
     total = args.get(_UTILIZATION) or _TOTAL

@@ -97,12 +97,7 @@ class LineUp:
 
 
 class OneAtATime:
-    """A server of a line-up as a backend.
-
-    Args:
-        server: that is asked.
-        line_up: which it is part of.
-    """
+    """A server of a line-up as a backend."""
 
     def __init__(self, server: UrlBackend, line_up: LineUp) -> None:
         self.server = server

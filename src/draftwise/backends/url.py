@@ -39,7 +39,6 @@ class UrlBackend:
     """Any OpenAI-compatible server.
 
     Args:
-        name: of the arm, for messages.
         url: `http://host:port`; a trailing `/v1` is dropped.
         headers: sent with every request, e.g. a bearer token; to `metrics_url` only if it is of the same origin.
         metrics_url: page of its counters, where it is not /metrics below `url`.

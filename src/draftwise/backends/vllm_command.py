@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftwise.core import InvalidSetup, Setup
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.setups.write import write_words
 
@@ -79,12 +80,7 @@ def split_command(vllm: str) -> list[str]:
     else:
         fault = ""
     if not words:
-        raise InvalidSetup.because(
-            "not-a-command",
-            f"--vllm-command {vllm!r} is not a command{fault}.",
-            where="--vllm-command",
-            fix="Example: --vllm-command ~/venv/bin/vllm.",
-        )
+        raise refusal("not-a-command", vllm=vllm, fault=fault)
     return words
 
 
@@ -97,9 +93,7 @@ def check_arguments(words: Iterable[str]) -> None:
     given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("-")]
     for flag in given:
         if flag in _DECIDED:
-            raise InvalidSetup.because(
-                "not-yours-to-give", f"{flag} cannot be given: {_DECIDED[flag]}.", where=flag, fix="Leave it out."
-            )
+            raise refusal("not-yours-to-give", flag=flag, decided=_DECIDED[flag])
 
 
 def check_command(words: Sequence[str]) -> None:
@@ -109,13 +103,7 @@ def check_command(words: Sequence[str]) -> None:
         InvalidSetup: its first word is no program.
     """
     if shutil.which(words[0]) is None:
-        raise InvalidSetup.because(
-            "no-such-command",
-            f"--vllm-command names {words[0]!r}, but this machine has no such command.",
-            where="--vllm-command",
-            fix="Give the command that starts vLLM: --vllm-command ~/venv/bin/vllm, or --vllm-command 'docker run ... "
-            "--entrypoint vllm IMAGE'.",
-        )
+        raise refusal("no-such-command", command=words[0])
 
 
 def find_version(command: Sequence[str]) -> str | None:

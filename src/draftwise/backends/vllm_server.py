@@ -37,9 +37,7 @@ class VllmBackend(ChildBackend):
     """`vllm serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
 
     Args:
-        name: of the arm.
         setup: what to serve; its target is a directory, or a name that this vLLM resolves.
-        log: file that receives what the server prints.
         vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
         placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
         timeout_s: how long loading may take.

@@ -34,7 +34,6 @@ class Wire:
     Args:
         url: `http[s]://host[:port][/prefix]`.
         headers: sent with every request, e.g. the bearer token.
-        now: the clock.
         tls: for https; by default what the environment trusts.
         proxy: `http://[user:password@]host:port` to go through; None to reach the server directly.
         connect_s: time to connect, with TLS.

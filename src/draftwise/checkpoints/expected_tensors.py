@@ -14,8 +14,6 @@ from typing import Any
 from draftwise.checkpoints.config_values import Dimensions, TargetSizes, get_int, get_mapping
 from draftwise.checkpoints.recognize import RecognizedDrafter
 
-__all__ = ["ExpectedTensors", "Shapes", "Sizes", "TargetSizes", "decoder_layer", "decoder_model", "expect_tensors"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -66,9 +64,7 @@ def decoder_layer(
 
     Args:
         prefix: of their names, such as `layers.0.`.
-        sizes: of the decoder.
         num_in: width of what its attention reads; None: the hidden size.
-        input_norm: whether it has one.
         qk_norm: whether queries and keys are normed, as in Qwen3.
         qkv_bias: whether those three projections have biases.
         o_bias: whether the attention's output has one.
@@ -155,7 +151,6 @@ def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None
     """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
 
     Args:
-        drafter: as recognized.
         target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
     """
     expect = _LAYOUTS.get(drafter.traits.layout)

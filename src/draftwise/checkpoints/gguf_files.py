@@ -300,17 +300,15 @@ def _find_llama3_scaling(header: GgufHeader, stored: Tensor) -> Mapping[str, Any
     """
     with header.file.open("rb") as stream:
         stream.seek(stored.start)
-        divisors = struct.unpack(f"<{stored.num_elements}f", stream.read(stored.num_bytes)) if _is_float(stored) else ()
+        divisors = (
+            struct.unpack(f"<{stored.num_elements}f", stream.read(stored.num_bytes)) if stored.dtype == "F32" else ()
+        )
     factor, base = max(divisors, default=1.0), header.get("rope.freq_base", 10000.0)
     expected = [_divide(factor, 2 * pi * base ** (i / len(divisors))) for i in range(len(divisors))]
     if not divisors or not all(map(partial(isclose, rel_tol=1e-3), divisors, expected)):
         raise refusal("unsupported-rope", rope_factors=ROPE_FACTORS, file=header.file)
     bounds = {"low_freq_factor": _LOW, "high_freq_factor": _HIGH, "original_max_position_embeddings": _ORIGINAL}
     return {"rope_type": "llama3", "factor": factor, **bounds}
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.dtype == "F32"
 
 
 def _divide(factor: float, wavelength: float) -> float:

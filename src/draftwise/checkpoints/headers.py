@@ -26,7 +26,7 @@ from draftwise.checkpoints.text_files import (
     refuse_pointer,
 )
 from draftwise.core import Finding, InvalidSetup, cause_of
-from draftwise.knowledge.messages import refusal, warning
+from draftwise.knowledge.messages import fault, refusal, warning
 
 MTP = "mtp"
 """Role of the tensors of modules for multi-token prediction."""
@@ -64,7 +64,6 @@ def role_of(name: str, num_hidden_layers: int | None = None) -> str:
     """Return what a tensor is for: embedding, head, attention, experts, mlp, norm, mtp ... or `other`.
 
     Args:
-        name: as in the checkpoint.
         num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules
             (DeepSeek's layout).
     """
@@ -99,7 +98,6 @@ def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
     there is nothing else.
 
     Args:
-        directory: of the checkpoint.
         reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
             leaves a stale index; vLLM goes by the index.
 
@@ -147,9 +145,7 @@ def _read_weight_map(directory: Path) -> dict[str, str]:
 
 
 def _bad_index(directory: Path, what: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "bad-index", f"The index {what}.", where=str(directory / INDEX), fix="Download the checkpoint again."
-    )
+    return refusal("bad-index", what=what, index=directory / INDEX)
 
 
 def _no_weights(directory: Path) -> InvalidSetup:
@@ -164,11 +160,8 @@ def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterabl
     """Yield where index and files disagree: tensors that are in no file, or in two."""
     found = set(found)
     if lost := sorted(chosen.index.keys() - found):
-        yield Finding.error(
-            "indexed-tensors-missing",
-            f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
-            where=str(chosen.directory / INDEX),
-            fix="Download the checkpoint again: index and shards are of different versions.",
+        yield fault(
+            "indexed-tensors-missing", num_lost=len(lost), lost=quote_some(lost), index=chosen.directory / INDEX
         )
     if doubled := sorted(set(twice)):
         yield warning("tensors-twice", number=len(doubled), doubled=quote_some(doubled), directory=chosen.directory)
@@ -254,7 +247,6 @@ def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
     """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
 
     Args:
-        directory: of the checkpoint.
         reader: whose choice of files counts, see `find_weight_files`.
 
     Raises:

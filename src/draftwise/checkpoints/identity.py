@@ -19,7 +19,7 @@ from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.text_files import quote, read_json, read_lines
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.whole_files import write_whole
 
 IDENTITY_FILE = "draftwise.json"
@@ -44,9 +44,6 @@ def target_identity(path: str | Path) -> dict[str, str]:
       layers for multi-token prediction and zero biases were added is still the same target.
     - `tokenizer`: SHA-256 over the table of ids and tokens; left out where there is no tokenizer.json.
 
-    Args:
-        path: checkpoint directory.
-
     Raises:
         InvalidSetup: the checkpoint or its tokenizer cannot be read.
     """
@@ -61,7 +58,6 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
     """Write draftwise.json into a drafter's folder.
 
     Args:
-        folder: the drafter's.
         target_path: the target that it was trained for.
         training: how it was trained, as JSON values.
     """
@@ -134,18 +130,10 @@ def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path,
         name: of the target that it was trained for; empty: not known.
         recorded: `Vocabulary.identity` of that target; empty: not recorded.
         tokenizer: that of the target at hand; empty: it has none that can be read.
-        target: its directory, for messages.
-        where: the file that records it, for messages.
     """
     if "" in (recorded, tokenizer) or recorded == tokenizer:
         return None
-    return Finding.error(
-        "recorded-tokenizer-differs",
-        f"The drafter was trained for {quote(name or 'another target')}, whose tokenizer differs from that of "
-        f"{target}.",
-        where=where,
-        fix="Use a head that was trained for this target.",
-    )
+    return fault("recorded-tokenizer-differs", name=quote(name or "another target"), target=target, where=where)
 
 
 def _hash_weights(headers: Headers, config: Mapping[str, Any]) -> str:

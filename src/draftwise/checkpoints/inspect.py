@@ -127,9 +127,6 @@ def find_tensor_findings(
     """Yield what is missing, unknown or of another shape.
 
     Args:
-        rules: of the release that is to load it.
-        drafter: as recognized.
-        headers: its tensors.
         target: see `expect_tensors`.
         is_quantized: whether its config says that its weights are quantized: packed ones have shapes of their own.
     """
@@ -137,7 +134,8 @@ def find_tensor_findings(
     expected = expect_tensors(drafter, target)
     if expected is None:
         if drafter.is_head:
-            yield from _unchecked(rules, drafter, where)
+            name = quote(drafter.architecture or drafter.method)
+            yield from rules.ruling("tensors-unchecked", drafter=name, where=where)
         return
     found = {expected.rename(name): tensor for name, tensor in headers.tensors.items()}
     if drafter.is_head and drafter.traits.weights != "target" and _all_prefixed(found, expected):
@@ -148,10 +146,6 @@ def find_tensor_findings(
     yield from _find_misshapen(rules, expected, found, where, is_quantized=is_quantized)
     if expected.refuses_unknown:
         yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
-
-
-def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple[Ruling, ...]:
-    return rules.ruling("tensors-unchecked", drafter=quote(drafter.architecture or drafter.method), where=where)
 
 
 def _all_prefixed(found: Mapping[str, Tensor], expected: ExpectedTensors) -> bool:

@@ -116,11 +116,6 @@ def find_pair_findings(
     """Return what is wrong or worth knowing about a pair beyond its configs; damaged files are among it.
 
     What `draftwise.plan.check` judges by config.json alone is left to it: sizes of vocabularies that differ.
-
-    Args:
-        drafter_dir: directory of a draft model or of a head.
-        target_dir: directory of the model that it is to draft for.
-        version: release of vLLM whose rules count; None: the newest.
     """
     try:
         found = inspect_pair(drafter_dir, target_dir, version=version).findings

@@ -99,7 +99,8 @@ def read_bytes(file: Path) -> bytes:
     except FileNotFoundError:
         raise _bad(file, "file-missing", "The file is not there.") from None
     except OSError as error:
-        raise _bad(file, "unreadable-file", f"The file cannot be read ({cause_of(error)}).") from None
+        fix = "Check the path and who may read it."
+        raise _bad(file, "unreadable-file", f"The file cannot be read ({cause_of(error)}).", fix) from None
     refuse_pointer(file, data[:POINTER_BYTES])
     return data
 
@@ -110,5 +111,5 @@ def refuse_pointer(file: Path, start: bytes) -> None:
         raise refusal("lfs-pointer", file=file)
 
 
-def _bad(file: Path, code: str, message: str) -> InvalidSetup:
-    return InvalidSetup.because(code, message, where=str(file), fix=_FIX)
+def _bad(file: Path, code: str, message: str, fix: str = _FIX) -> InvalidSetup:
+    return InvalidSetup.because(code, message, where=str(file), fix=fix)

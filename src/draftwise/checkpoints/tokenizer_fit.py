@@ -88,7 +88,6 @@ def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | N
 
     Args:
         comparison: of the drafter's and the target's.
-        where: the drafter's directory, for messages.
     """
     shown = "; ".join(str(difference) for difference in comparison.first)
     if comparison.verdict == "different":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options
+from draftwise.cli._options import add_options, option
 from draftwise.core.progress import Silent
 from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, PARALLEL_SIZES, QUANTIZATIONS
 
@@ -25,38 +25,30 @@ def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -
 
 
 _LOADING = (
-    click.option("--dtype", type=click.Choice(DTYPES), help="Type of weights and KV cache."),
-    click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS),
-                 help="Quantize the weights while loading."),
-    click.option("--load-format", type=click.Choice(LOAD_FORMATS),
-                 help="auto, or dummy: random weights, to measure speed."),
-    click.option("--skip-tokenizer-init", is_flag=True, default=None,
-                 help="Use token ids only: no tokenizer, no text."),
-    click.option("--device", type=click.Choice(DEVICES), help="Device to run on."),
-    click.option("--enforce-eager", is_flag=True, default=None, help="Capture no CUDA graphs."),
+    option("--dtype", "Type of weights and KV cache.", type=click.Choice(DTYPES)),
+    option("--quantization", "-q", "Quantize the weights while loading.", type=click.Choice(QUANTIZATIONS)),
+    option("--load-format", "auto, or dummy: random weights, to measure speed.", type=click.Choice(LOAD_FORMATS)),
+    option("--skip-tokenizer-init", "Use token ids only: no tokenizer, no text.", is_flag=True, default=None),
+    option("--device", "Device to run on.", type=click.Choice(DEVICES)),
+    option("--enforce-eager", "Capture no CUDA graphs.", is_flag=True, default=None),
     click.option("--cudagraph-capture-sizes", multiple=True, callback=_read_sizes, metavar="N,N,...",
                  help="Batch sizes to capture as CUDA graphs  [default: 1, 2, 4, 8 ... max-num-seqs]"),
 )  # fmt: skip
 _LIMITS = (
-    click.option("--max-model-len", type=click.IntRange(1), metavar="TOKENS", help="Longest prompt plus output."),
-    click.option("--max-num-seqs", type=click.IntRange(1), metavar="N",
-                 help="Sequences that decode together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]"),
-    click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="TOKENS",
-                 help="Tokens per step  [default: 8192 on a GPU of 70 GiB, else 2048]"),
-    click.option("--gpu-memory-utilization", type=float, metavar="SHARE",
-                 help="Share of GPU memory to use.  [default: 0.9]"),
-    click.option("--kv-cache-memory-bytes", type=click.IntRange(1), metavar="BYTES",
-                 help="Size of the KV cache, instead of --gpu-memory-utilization."),
-    click.option("--num-gpu-blocks-override", type=click.IntRange(1), metavar="N",
-                 help="Number of KV blocks, instead of --gpu-memory-utilization."),
-    click.option("--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES),
-                 help="KV cache type; fp8 takes one byte per value."),
-    click.option("--block-size", type=click.IntRange(1), metavar="TOKENS", help="Tokens per KV block."),
+    option("--max-model-len TOKENS", "Longest prompt plus output.", type=click.IntRange(1)),
+    option("--max-num-seqs N", "Sequences that decode together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]",
+           type=click.IntRange(1)),
+    option("--max-num-batched-tokens TOKENS", "Tokens per step  [default: 8192 on a GPU of 70 GiB, else 2048]",
+           type=click.IntRange(1)),
+    option("--gpu-memory-utilization SHARE", "Share of GPU memory to use.  [default: 0.9]", type=float),
+    option("--kv-cache-memory-bytes BYTES", "Size of the KV cache, instead of a share.", type=click.IntRange(1)),
+    option("--num-gpu-blocks-override N", "Number of KV blocks, instead of a share.", type=click.IntRange(1)),
+    option("--kv-cache-dtype", "KV cache type; fp8 takes one byte per value.", type=click.Choice(KV_CACHE_DTYPES)),
+    option("--block-size TOKENS", "Tokens per KV block.", type=click.IntRange(1)),
     click.option("--no-enable-prefix-caching", "enable_prefix_caching", is_flag=True, flag_value=False, default=None,
                  help="Compute every prompt from its start, without prefix cache."),
-    click.option("--hidden-states-folder", metavar="DIR",
-                 help="Output folder of the method extract_hidden_states."),
-    click.option("--seed", type=int, help="Seed for requests without one."),
+    option("--hidden-states-folder DIR", "Output folder of the method extract_hidden_states."),
+    option("--seed", "Seed for requests without one.", type=int),
 )  # fmt: skip
 _PARALLEL = tuple(
     click.option(

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options
+from draftwise.cli._options import add_options, option
 from draftwise.core import Effect, Finding, Ruling, Severity
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ shape_options = add_options(
         "--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
         show_default=True, help="Output format: SARIF 2.1.0, GitHub annotations, GitLab code quality report.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
+    option("--json", "as_json", "Same as --format json.", is_flag=True),
 )  # fmt: skip
-fail_option = click.option(
-    "--fail-on", type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
-    help="Lowest severity that sets exit code 1; unknown means not fully judged.",
+fail_option = option(
+    "--fail-on", "Lowest severity that sets exit code 1; unknown means not fully judged.",
+    type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
 )  # fmt: skip
 
 

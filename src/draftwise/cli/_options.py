@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -16,12 +17,22 @@ _SECONDS: Mapping[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+
+
+def option(flag: str, *others: str, **more: Any) -> Callable[[_F], _F]:
+    """Return an option of a flag as its help shows it (`--gpu NAME`), other names, and the help's text."""
+    name, _, metavar = flag.partition(" ")
+    *spellings, text = others
+    return click.option(name, *spellings, metavar=metavar or None, help=text, **more)
+
+
 def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     """Return what adds options and arguments to a verb, whose help shows them in this order."""
 
     def add(function: _F) -> _F:
-        for option in reversed(options):
-            function = option(function)
+        for each in reversed(options):
+            function = each(function)
         return function
 
     return add

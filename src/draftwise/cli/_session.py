@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options
+from draftwise.cli._options import add_options, option
 from draftwise.core import BackendError, Finding, Severity, StorageError
 from draftwise.core.exit_codes import exit_code_of
 from draftwise.core.progress import Silent, Stopped
@@ -28,32 +28,30 @@ _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
 access_options = add_options(
-    click.option("--url", metavar="URL", help="Server of the baseline, if it already runs (instead of TARGET)."),
-    click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL",
-                 help="Server that speculates; repeat for more."),
+    option("--url URL", "Server of the baseline, if it already runs (instead of TARGET)."),
+    option("--candidate-url URL", "candidate_urls", "Server that speculates; repeat for more.", multiple=True),
     click.option("--metrics-url", "metrics_urls", multiple=True, metavar="[ARM=]URL",
                  help="Metrics URL, if the gateway hides /metrics: one per server in order, or by arm (the baseline "
                  "is `plain`)."),
     click.option("--header", "headers", multiple=True, metavar="[ARM=]'NAME: VALUE'",
                  help="Header for the URLs; ${VARIABLE} is expanded. ARM.metrics= is for a --metrics-url on another "
                  "host."),
-    click.option("--switch", metavar="'COMMAND {arm}'",
-                 help="Command that restarts the server at --url as another arm; runs without a shell."),
-    click.option("--leave", metavar="ARM", help="Arm that --switch leaves running at the end  [default: plain]"),
-    click.option("--api-key-env", "key_variables", multiple=True, metavar="[ARM=]NAME",
-                 help="Environment variable with the API key of the URLs, or of one arm."),
+    option("--switch 'COMMAND {arm}'",
+           "Command that restarts the server at --url as another arm; runs without a shell."),
+    option("--leave ARM", "Arm that --switch leaves running at the end  [default: plain]"),
+    option("--api-key-env [ARM=]NAME", "key_variables",
+           "Environment variable with the API key of the URLs, or of one arm.", multiple=True),
 )  # fmt: skip
 """How servers that run already are reached; secrets come from variables."""
 launch_options = add_options(
-    click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
-                 help="Engine that serves TARGET."),
-    click.option("--vllm-command", "vllm", default="vllm", show_default=True, metavar="COMMAND",
-                 help="Command that starts vLLM: a path, `python -m vllm...`, `docker run ...`."),
-    click.option("--gpus", metavar="ID[,ID...]", help="GPUs for the servers  [default: all]"),
-    click.option("--one-at-a-time", is_flag=True,
-                 help="Start and stop the servers in turn (A B, B A ...), to measure on one GPU."),
-    click.option("--serve-args", default="", metavar="ARGS",
-                 help="Arguments for the engine's `serve`, e.g. '--dtype float32'."),
+    option("--engine", "Engine that serves TARGET.",
+           type=click.Choice(ENGINES), default="draftwise", show_default=True),
+    option("--vllm-command COMMAND", "vllm", "Command that starts vLLM: a path, `python -m vllm...`, `docker run ...`.",
+           default="vllm", show_default=True),
+    option("--gpus ID[,ID...]", "GPUs for the servers  [default: all]"),
+    option("--one-at-a-time", "Start and stop the servers in turn (A B, B A ...), to measure on one GPU.",
+           is_flag=True),
+    option("--serve-args ARGS", "Arguments for the engine's `serve`, e.g. '--dtype float32'.", default=""),
 )  # fmt: skip
 """How a measurement starts its own servers."""
 RENAMED = {"--vllm": "--vllm-command"}

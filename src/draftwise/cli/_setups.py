@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from draftwise.cli._options import PanelCommand, add_options
+from draftwise.cli._options import PanelCommand, add_options, option
 from draftwise.verbs.sources import find_command, flags_of_vllm, hint_kustomize, join_command
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -74,27 +74,24 @@ class _SetupCommand(PanelCommand):
 
 _of_setups = add_options(
     click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
-    click.option("--target", metavar="MODEL", help="Model to judge as SOURCE's target, e.g. if SOURCE names a mount."),
-    click.option("--speculative-config", "-sc", metavar="JSON|FILE",
-                 help="The speculative config, as for vLLM, or a file with it."),
-    click.option("--gpu", metavar="NAME",
-                 help="GPU, e.g. H200, or its memory, e.g. 48GiB  [default: SOURCE's, else any]"),
-    click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), metavar="N",
-                 help="GPUs for tensor parallelism, as `--tensor-parallel-size` after `--`."),
+    option("--target MODEL", "Model to judge as SOURCE's target, e.g. if SOURCE names a mount."),
+    option("--speculative-config JSON|FILE", "-sc", "The speculative config, as for vLLM, or a file with it."),
+    option("--gpu NAME", "GPU, e.g. H200, or its memory, e.g. 48GiB  [default: SOURCE's, else any]"),
+    option("--tp N", "tensor_parallel_size", "GPUs for tensor parallelism, as `--tensor-parallel-size` after `--`.",
+           type=click.IntRange(1)),
     click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
                  help="File of NAME=value lines for variables that SOURCE uses, such as compose's .env."),
     click.option("--usual-vllm", hidden=True),
     click.option("--usual-gpu", hidden=True),
-    click.option("--skip-other-files", is_flag=True,
-                 help="Skip files that start no vLLM server, e.g. in a hook that passes every changed file."),
+    option("--skip-other-files", "Skip files that start no vLLM server, e.g. in a hook that passes every changed file.",
+           is_flag=True),
 )  # fmt: skip
 
 
 config_options = add_options(
-    click.option("--config-from", metavar="DIR|FILE|URL",
-                 help="Location of the target's config.json, and of its tensor index if it has one."),
-    click.option("--hub", is_flag=True,
-                 help="Fetch config.json and tensor index of unknown models from the Hugging Face hub."),
+    option("--config-from DIR|FILE|URL",
+           "Location of the target's config.json, and of its tensor index if it has one."),
+    option("--hub", "Fetch config.json and tensor index of unknown models from the Hugging Face hub.", is_flag=True),
 )  # fmt: skip
 
 
@@ -109,9 +106,9 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
 
 def nearest_option(function: _F) -> _F:
     """Add --nearest to a verb."""
-    return click.option(
-        "--nearest", is_flag=True, help="Judge an unknown release by the nearest known one, with a warning."
-    )(function)
+    return option("--nearest", "Judge an unknown release by the nearest known one, with a warning.", is_flag=True)(
+        function
+    )
 
 
 def report_skipped(names: Sequence[str], *, verbose: bool) -> None:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._findings import render_findings
+from draftwise.cli._options import PATH, option
 from draftwise.cli._results import json_option, show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.bundle import BundleRequest, BundleResult
@@ -41,26 +42,15 @@ def bundle() -> None:
 
 @bundle.command(short_help="Write a bundle; `make` can be left out.")
 @click.argument("setup", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New folder for the bundle.")
+@option("--out DIR", "New folder for the bundle.", required=True, type=PATH)
 @click.option("--from", "sources", multiple=True, metavar="NAME=DIR",
               help="Directory of a checkpoint  [default: a folder of that name, else the hub's cache]")  # fmt: skip
-@click.option(
-    "--image", default="", metavar="IMAGE@DIGEST", help="Container image of the server  [default: vLLM's own, by tag]"
-)
-@click.option(
-    "--modelcar",
-    default="models:1",
-    show_default=True,
-    metavar="IMAGE",
-    help="Name of the image to build from the weights.",
-)
-@click.option(
-    "--claim", default="models", show_default=True, metavar="NAME", help="Name of the volume claim for the weights."
-)
-@click.option("--wheel", "wheels", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help="Package that the method needs and the image lacks.")  # fmt: skip
-@click.option("--mirror", default="", metavar="URL|modelscope",
-              help="Source of models on the other machine  [default: none, offline]")  # fmt: skip
+@option("--image IMAGE@DIGEST", "Container image of the server  [default: vLLM's own, by tag]", default="")
+@option("--modelcar IMAGE", "Name of the image to build from the weights.", default="models:1", show_default=True)
+@option("--claim NAME", "Name of the volume claim for the weights.", default="models", show_default=True)
+@option("--wheel", "wheels", "Package that the method needs and the image lacks.",
+        multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))  # fmt: skip
+@option("--mirror URL|modelscope", "Source of models on the other machine  [default: none, offline]", default="")
 @json_option
 def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
     """Write the bundle of SETUP: a folder of `draftwise deploy`, or a setup.json.

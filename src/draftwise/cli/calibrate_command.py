@@ -15,7 +15,7 @@ from rich.table import Table
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import WHOLE_NUMBERS
-from draftwise.cli._options import MINUTES, PanelCommand, context_option
+from draftwise.cli._options import FILE, MINUTES, PATH, PanelCommand, context_option, option
 from draftwise.cli._session import (
     RENAMED,
     access_options,
@@ -36,29 +36,22 @@ _LARGE_ERROR = 0.10
 @click.command(cls=PanelCommand, renamed=RENAMED,
                short_help="Measure how long steps take, with and without drafting, for a forecast.")  # fmt: skip
 @click.argument("target", required=False)
-@click.option("--candidate", "candidates", multiple=True, metavar="[NAME=]JSON",
-              help="A speculative config, with the largest k to forecast; repeat for more.")  # fmt: skip
+@option("--candidate [NAME=]JSON", "candidates",
+        "A speculative config, with the largest k to forecast; repeat for more.", multiple=True)  # fmt: skip
 @access_options
-@click.option(
-    "--target", "model", metavar="DIR", help="Model at --url, if the server does not report it: directory or known id."
-)
-@click.option("--concurrency", type=WHOLE_NUMBERS, metavar="N,...",
-              help="Requests in flight  [default: 1,8,64; 1,4 for the embedded engine]")  # fmt: skip
-@click.option("--minutes", type=MINUTES, default=5.0, show_default=True,
-              help="Time budget, server starts included.")  # fmt: skip
-@click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
-              help="Prompts, as for `decide`  [default: code and rewrite]")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
+@option("--target DIR", "model", "Model at --url, if the server does not report it: directory or known id.")
+@option("--concurrency N,...", "Requests in flight  [default: 1,8,64; 1,4 for the embedded engine]", type=WHOLE_NUMBERS)
+@option("--minutes", "Time budget, server starts included.", type=MINUTES, default=5.0, show_default=True)
+@option("--workload SOURCE", "workloads", "Prompts, as for `decide`  [default: code and rewrite]", multiple=True)
+@option("--max-tokens N", "Cap on each prompt's max_tokens.", type=click.IntRange(1))
 @launch_options
 @context_option
-@click.option("--run", type=click.Path(path_type=Path), metavar="DIR",
-              help="Run directory, for the raw readings  [default: runs/TIME]")  # fmt: skip
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue an unfinished run.")
-@click.option("--from", "from_run", type=click.Path(path_type=Path), metavar="DIR",
-              help="Measure nothing: use the steps of a finished run of `calibrate` or `decide`.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibration.json"),
-              show_default=True, metavar="FILE", help="Calibration file to write.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the calibration as JSON on stdout.")
+@option("--run DIR", "Run directory, for the raw readings  [default: runs/TIME]", type=PATH)
+@option("--resume DIR", "Continue an unfinished run.", type=PATH)
+@option("--from DIR", "from_run", "Measure nothing: use the steps of a finished run of `calibrate` or `decide`.",
+        type=PATH)  # fmt: skip
+@option("--out FILE", "Calibration file to write.", type=FILE, default=Path("calibration.json"), show_default=True)
+@option("--json", "as_json", "Print the calibration as JSON on stdout.", is_flag=True)
 @click.pass_context
 def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """Measure how long your servers' decoding steps take, as input for `draftwise forecast`.

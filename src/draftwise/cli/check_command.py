@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from draftwise.cli._findings import fail_option, quiet_line, render, shape_options, show_judgements
+from draftwise.cli._options import option
 from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
 from draftwise.verbs.check import CheckRequest
 from draftwise.verbs.check import check as run_check
@@ -16,15 +17,14 @@ __all__ = ["check", "render"]
 
 
 @setup_command(short_help="Predict what a vLLM release makes of a speculative config.")
-@click.option("--vllm", multiple=True, metavar="VERSION",
-              help="Release to judge by; repeatable, or `all`  [default: the file's, else the newest]")  # fmt: skip
+@option("--vllm VERSION", "Release to judge by; repeatable, or `all`  [default: the file's, else the newest]",
+        multiple=True)  # fmt: skip
 @nearest_option
 @config_options
 @shape_options
-@click.option("--quiet", "-q", is_flag=True, help="Print one line per server.")
-@click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
-@click.option("--installed", metavar="PACKAGE,...",
-              help="Optional packages that the server has, e.g. arctic-inference  [default: unknown]")  # fmt: skip
+@option("--quiet", "-q", "Print one line per server.", is_flag=True)
+@option("--verbose", "-v", "Name the files that start no server.", is_flag=True)
+@option("--installed PACKAGE,...", "Optional packages that the server has, e.g. arctic-inference  [default: unknown]")
 @fail_option
 def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str | None, **given: Any) -> None:
     """Predict whether vLLM accepts, rejects or silently changes a setup, or fails later, with a fix for each problem.

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._options import option
 from draftwise.cli._results import show
 from draftwise.reporting.compared_runs import (
     CELL_HEADER,
@@ -37,8 +38,8 @@ _MOST_ROWS = 60
     show_default=True,
     help="Intended difference; repeat for more. With any other difference, the comparison is not like for like.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a pull request on stdout.")
+@option("--json", "as_json", "Print JSON on stdout.", is_flag=True)
+@option("--markdown", "as_markdown", "Print Markdown for a pull request on stdout.", is_flag=True)
 def compare(as_json: bool, as_markdown: bool, **given: Any) -> None:
     """Check whether the verdicts of BEFORE still hold in AFTER.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_outcome
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import load_options
-from draftwise.cli._options import MILLISECONDS, MINUTES, Finite, PanelCommand, context_option
+from draftwise.cli._options import MILLISECONDS, MINUTES, PATH, Finite, PanelCommand, context_option, option
 from draftwise.cli._session import (
     RENAMED,
     access_options,
@@ -44,40 +43,34 @@ _PANELS = {
 
 @click.command(cls=PanelCommand, panels=_PANELS, renamed=RENAMED)
 @click.argument("target", required=False)
-@click.option(
-    "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON",
-    help="A --speculative-config to measure; repeat for more.",
-)  # fmt: skip
+@option("--candidate [NAME=]JSON", "candidates", "A --speculative-config to measure; repeat for more.", multiple=True)
 @click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
               help="Prompts: code, prose, rewrite, a log or trace, or synthetic:...; repeat for more.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue an unfinished run.")
-@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Prompts per workload.")
-@click.option("--minutes", type=MINUTES,
-              help="Time budget, server starts included; the most promising candidates come first  [default: 10]",
-              )  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
-@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True,
-              help="Requests per server to discard first.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for turn order and sampling.")
+@option("--out DIR", "Run directory  [default: runs/TIME]", type=PATH)
+@option("--resume DIR", "Continue an unfinished run.", type=PATH)
+@option("--prompts N", "Prompts per workload.", type=click.IntRange(1))
+@option("--minutes", "Time budget, server starts included; the most promising candidates come first  [default: 10]",
+        type=MINUTES)  # fmt: skip
+@option("--repeats", "Repetitions of the prompts.", type=click.IntRange(1), default=5, show_default=True)
+@option("--warmup", "Requests per server to discard first.", type=click.IntRange(1), default=3, show_default=True)
+@option("--seed", "Random seed for turn order and sampling.", type=int, default=0, show_default=True)
 @load_options
-@click.option("--adaptive/--no-adaptive", default=True, show_default=True,
-              help="Stop settled cells early, and search for the load where speculation stops paying.")  # fmt: skip
-@click.option("--profile", type=click.Path(path_type=Path), metavar="PATH",
-              help="Acceptance profile of this traffic; skips candidates that cannot win.")  # fmt: skip
-@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration file; skips candidates that cannot win, and with --profile also loads.")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on each prompt's max_tokens.")
+@option("--adaptive/--no-adaptive", "Stop settled cells early, and search for the load where speculation stops paying.",
+        default=True, show_default=True)  # fmt: skip
+@option("--profile PATH", "Acceptance profile of this traffic; skips candidates that cannot win.", type=PATH)
+@option("--calibration FILE", "Calibration file; skips candidates that cannot win, and with --profile also loads.",
+        type=PATH)  # fmt: skip
+@option("--max-tokens N", "Cap on each prompt's max_tokens.", type=click.IntRange(1))
 @access_options
 @context_option
 @launch_options
-@click.option("--processes", type=click.IntRange(1), metavar="N",
-              help="Processes of the load generator  [default: as many as the load needs]")  # fmt: skip
-@click.option("--margin", type=Finite(0, 1, max_open=True), help="Smallest change worth making  [default: 0.03]")
-@click.option("--slo-ttft-ms", type=MILLISECONDS, help="SLO: time to first token, for goodput.")
-@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token, for goodput.")
-@click.option("--slo-e2e-ms", type=MILLISECONDS, help="SLO: time to the last token, for goodput.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+@option("--processes N", "Processes of the load generator  [default: as many as the load needs]",
+        type=click.IntRange(1))  # fmt: skip
+@option("--margin", "Smallest change worth making  [default: 0.03]", type=Finite(0, 1, max_open=True))
+@option("--slo-ttft-ms", "SLO: time to first token, for goodput.", type=MILLISECONDS)
+@option("--slo-tpot-ms", "SLO: time per output token, for goodput.", type=MILLISECONDS)
+@option("--slo-e2e-ms", "SLO: time to the last token, for goodput.", type=MILLISECONDS)
+@option("--json", "as_json", "Print the summary as JSON on stdout.", is_flag=True)
 @click.pass_context
 def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """Measure whether speculation pays for TARGET, a checkpoint directory.

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._options import option
 from draftwise.cli._results import json_option, show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
@@ -64,7 +65,7 @@ def _list_commands(words: str, command: click.Command | None) -> Iterator[tuple[
     context_settings={"ignore_unknown_options": True},  # NAME may be a flag
 )
 @click.argument("name", nargs=-1)
-@click.option("--list", "list_names", is_flag=True, help="List every name that can be explained.")
+@option("--list", "list_names", "List every name that can be explained.", is_flag=True)
 @json_option
 def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from draftwise.cli._options import PATH, option
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.export import ExportRequest, ExportResult
 from draftwise.verbs.export import export as run_export
@@ -16,18 +17,11 @@ from draftwise.verbs.export import export as run_export
 
 @click.command(short_help="Write a drafter for vLLM or in the speculators format.")
 @click.argument("drafter", type=click.Path(path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New directory for the result."
-)
-@click.option(
-    "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The target's checkpoint."
-)
-@click.option(
-    "--format", type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True,
-    help="vLLM's plain layout, or the speculators library's.",
-)  # fmt: skip
-@click.option("--num-speculative-tokens", type=click.IntRange(1), metavar="K",
-              help="Draft tokens per step  [default: as trained]")  # fmt: skip
+@option("--out DIR", "New directory for the result.", required=True, type=PATH)
+@option("--target DIR", "The target's checkpoint.", required=True, type=PATH)
+@option("--format", "vLLM's plain layout, or the speculators library's.",
+        type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True)  # fmt: skip
+@option("--num-speculative-tokens K", "Draft tokens per step  [default: as trained]", type=click.IntRange(1))
 @json_option
 def export(as_json: bool, **given: Any) -> None:
     """Write DRAFTER, a drafter's directory, in a format that a server loads.

@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._bars import open_bar
+from draftwise.cli._options import option
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.facts import (
     Answer,
@@ -25,8 +26,8 @@ _SHIPPED = "shipped"
 
 
 @click.group(short_help="List the known vLLM releases, or add one.", invoke_without_command=True)
-@click.option("--older-than", "older_than_months", type=click.FloatRange(min=0), default=6.0, show_default=True,
-              metavar="MONTHS", help="Age in months at which a release is marked as old.")  # fmt: skip
+@option("--older-than MONTHS", "older_than_months", "Age in months at which a release is marked as old.",
+        type=click.FloatRange(min=0), default=6.0, show_default=True)  # fmt: skip
 @json_option
 @click.pass_context
 def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
@@ -42,7 +43,7 @@ def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
 
 @facts.command(short_help="Add a release: vllm==X, a wheel, a folder, or what is installed.")
 @click.argument("what", required=False, metavar="[WHAT]")
-@click.option("--python", help="Interpreter with vLLM installed, such as /opt/venv/bin/python.")
+@option("--python", "Interpreter with vLLM installed, such as /opt/venv/bin/python.")
 @json_option
 def add(what: str | None, python: str | None, as_json: bool) -> None:
     """Add a vLLM release to your facts, in addition to the shipped ones.
@@ -72,8 +73,8 @@ def remove(what: str, as_json: bool) -> None:
 
 
 @facts.command(short_help="List known defects, by release and method.")
-@click.option("--vllm", metavar="VERSION", help="List only the defects of this release.")
-@click.option("--method", metavar="METHOD", help="List only the defects of this method.")
+@option("--vllm VERSION", "List only the defects of this release.")
+@option("--method METHOD", "List only the defects of this method.")
 @json_option
 def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
     """List the known defects of speculation in vLLM and its plugins, with releases, workarounds and reports.
@@ -89,7 +90,7 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
 
 
 @facts.command(short_help="Count the validators of vLLM's configs.")
-@click.option("--vllm", metavar="VERSION", help="Count this release only. List its unread refusals.")
+@option("--vllm VERSION", "Count this release only. List its unread refusals.")
 @json_option
 def validators(vllm: str | None, as_json: bool) -> None:
     """Count the validators of vLLM's configs: code that rejects settings.

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import MILLISECONDS, ParsedOption
+from draftwise.cli._options import FILE, MILLISECONDS, PATH, ParsedOption, option
 from draftwise.cli._results import json_option, show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
 from draftwise.verbs.forecast import ForecastRequest, ForecastResult
@@ -35,24 +35,18 @@ _MOST_SHOWN = 8
 @click.command(short_help="Predict speed-up by method, k and load from a replay and a calibration.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
-@click.option("--concurrency", type=_LOADS, metavar="LOADS",
-              help="Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]")  # fmt: skip
-@click.option("--rate", "rates", type=_LOADS, metavar="LOADS", help="Requests per second: 1,2,5 or 1-40.")
-@click.option("--traffic", metavar="SOURCE", help="Workload that sets the lengths, as for `decide`, e.g. a log.")
-@click.option(
-    "--prompt-tokens", type=click.FloatRange(0), help="Mean tokens of a prompt  [default: the replayed log's median]"
-)
-@click.option(
-    "--output-tokens", type=click.FloatRange(1), help="Mean tokens of an answer  [default: the replayed log's mean]"
-)
-@click.option("--simulate", is_flag=True,
-              help="Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.")  # fmt: skip
-@click.option("--group", metavar="NAME", help="Group of the replayed log to show, instead of all requests.")
-@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token.")
-@click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
-              help="Run of `decide`: compare it with the forecast, and keep the error for the next "
-              "interval.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
+@option("--concurrency LOADS", "Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]", type=_LOADS)
+@option("--rate LOADS", "rates", "Requests per second: 1,2,5 or 1-40.", type=_LOADS)
+@option("--traffic SOURCE", "Workload that sets the lengths, as for `decide`, e.g. a log.")
+@option("--prompt-tokens", "Mean tokens of a prompt  [default: the replayed log's median]", type=click.FloatRange(0))
+@option("--output-tokens", "Mean tokens of an answer  [default: the replayed log's mean]", type=click.FloatRange(1))
+@option("--simulate", "Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.",
+        is_flag=True)  # fmt: skip
+@option("--group NAME", "Group of the replayed log to show, instead of all requests.")
+@option("--slo-tpot-ms", "SLO: time per output token.", type=MILLISECONDS)
+@option("--against RUN", "Run of `decide`: compare it with the forecast, and keep the error for the next interval.",
+        type=PATH)  # fmt: skip
+@option("--out FILE", "Write the forecast.", type=FILE)
 @json_option
 def forecast(as_json: bool, **given: Any) -> None:
     """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).

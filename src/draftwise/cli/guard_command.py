@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import Duration
+from draftwise.cli._options import FILE, PATH, Duration, option
 from draftwise.core.progress import Silent
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
@@ -22,34 +21,29 @@ from draftwise.verbs.guard import guard as run_guard
 
 @click.command(short_help="Propose or take action when speculation stops paying off.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@click.option("--plain", multiple=True, metavar="URL",
-              help="Replica of the same model without speculation; never acted on.")  # fmt: skip
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE",
-              help="baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.")  # fmt: skip
-@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
-              help="File for what guard learns and does, e.g. guard.json. It survives restarts.")  # fmt: skip
-@click.option("--every", "every_s", type=Duration(0.5), default=30.0, show_default=True,
-              metavar="SECONDS", help="Time between two readings.")  # fmt: skip
+@option("--plain URL", "Replica of the same model without speculation; never acted on.", multiple=True)
+@option("--baseline FILE", "baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.", type=PATH)
+@option("--state FILE", "File for what guard learns and does, e.g. guard.json. It survives restarts.",
+        type=FILE, required=True)  # fmt: skip
+@option("--every SECONDS", "every_s", "Time between two readings.", type=Duration(0.5), default=30.0, show_default=True)
 @click.option("--act", multiple=True, metavar="EXECUTOR",
               help="Executor of steps: haproxy=SOCKET, command='WORDS {step} {replica}', or patch=DIR of "
               "`draftwise deploy`. Without one, guard only proposes steps.")  # fmt: skip
 @click.option("--min-spec", type=click.IntRange(min=0), metavar="N",
               help="Speculative replicas to keep in the traffic  [default: as many as the plain replicas cannot "
               "replace one by one]")  # fmt: skip
-@click.option("--trickle", is_flag=True, help="Test a removed replica with a twentieth of the traffic.")
-@click.option("--probe", is_flag=True, help="Send removed replicas a few prompts every 15 minutes.")
-@click.option("--prometheus", metavar="URL",
-              help="Read the service's history from this Prometheus, to detect drift from the start.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="With --prometheus: the service's model_name label.")
-@click.option("--once", is_flag=True, help="Read long enough for one decision (three windows), then exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object per reading, each on one line.")
-@click.option("--undo", is_flag=True, help="Put all removed replicas back, and exit.")
-@click.option("--acknowledge", is_flag=True,
-              help="Accept a known change: learn the service again, and exit.")  # fmt: skip
-@click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
-              help="Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.")  # fmt: skip
-@click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
-              help="Environment variable with the API key of the URLs.")  # fmt: skip
+@option("--trickle", "Test a removed replica with a twentieth of the traffic.", is_flag=True)
+@option("--probe", "Send removed replicas a few prompts every 15 minutes.", is_flag=True)
+@option("--prometheus URL", "Read the service's history from this Prometheus, to detect drift from the start.")
+@option("--model NAME", "With --prometheus: the service's model_name label.")
+@option("--once", "Read long enough for one decision (three windows), then exit.", is_flag=True)
+@option("--json", "as_json", "Print JSON: one object per reading, each on one line.", is_flag=True)
+@option("--undo", "Put all removed replicas back, and exit.", is_flag=True)
+@option("--acknowledge", "Accept a known change: learn the service again, and exit.", is_flag=True)
+@option("--header [POOL=]'NAME: VALUE'", "headers",
+        "Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.", multiple=True)  # fmt: skip
+@option("--api-key-env [POOL=]NAME", "key_variables", "Environment variable with the API key of the URLs.",
+        multiple=True)  # fmt: skip
 def guard(as_json: bool, **given: Any) -> None:
     """Guard the replicas of a service: propose steps, or carry out those that an executor allows.
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._findings import render_findings
+from draftwise.cli._options import PATH, option
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import nearest_option
 from draftwise.core import Finding, Severity
@@ -21,10 +22,8 @@ from draftwise.verbs.inspect import inspect as run_inspect
 
 @click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option(
-    "--target", type=click.Path(path_type=Path), metavar="DIR", help="Target's checkpoint, to check that both fit."
-)
-@click.option("--vllm", metavar="VERSION", help="vLLM release whose rules apply  [default: the newest]")
+@option("--target DIR", "Target's checkpoint, to check that both fit.", type=PATH)
+@option("--vllm VERSION", "vLLM release whose rules apply  [default: the newest]")
 @nearest_option
 @json_option
 def inspect(as_json: bool, **given: Any) -> None:

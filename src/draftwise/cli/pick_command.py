@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,19 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
-from draftwise.cli._options import MILLISECONDS
+from draftwise.cli._options import MILLISECONDS, PATH, option
 from draftwise.cli._results import json_option, show, show_names
 from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity
 from draftwise.verbs.offered_names import list_gpus, list_traffic_kinds
-from draftwise.verbs.pick import (
-    STRUCTURED_OUTPUT,
-    MethodRanking,
-    PickRequest,
-    PickResult,
-    RankedMethod,
-    list_models,
-)
+from draftwise.verbs.pick import STRUCTURED_OUTPUT, MethodRanking, PickRequest, PickResult, RankedMethod, list_models
 from draftwise.verbs.pick import pick as run_pick
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
@@ -54,46 +46,37 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
-@click.option("--gpu", required=True, metavar="NAME", help="GPU, e.g. H200, H100, A100, L40S, B200 or MI300X")
-@click.option("--gpus", "--tp", "--tensor-parallel-size", "gpus", type=click.IntRange(1), default=1,
-              show_default=True, metavar="N", help="GPUs of the deployment.")  # fmt: skip
-@click.option("--vllm", default="newest", show_default=True, metavar="VERSION", help="vLLM release to run.")
+@option("--gpu NAME", "GPU, e.g. H200, H100, A100, L40S, B200 or MI300X", required=True)
+@option("--gpus N", "--tp", "--tensor-parallel-size", "gpus", "GPUs of the deployment.",
+        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
+@option("--vllm VERSION", "vLLM release to run.", default="newest", show_default=True)
 @nearest_option
 @config_options
-@click.option("--workload", type=_Traffic(list_traffic_kinds()), help="Kind of traffic.")
-@click.option("--overlap", type=click.Choice(["none", "some", "high"]),
-              help="How much of the output repeats the prompt  [default: as for the workload]")  # fmt: skip
-@click.option(
-    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median temperature of requests."
-)
-@click.option("--mixed-temperatures", is_flag=True, help="Requests of different temperatures share a batch.")
-@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True,
-              help="Median number of requests that decode together.")  # fmt: skip
-@click.option(
-    "--peak-concurrency",
-    type=click.IntRange(1),
-    help="Maximum number of requests that decode together  [default: the median]",
-)
-@click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True, metavar="N",
-              help="Tokens of a prompt.")  # fmt: skip
-@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
-              help="Tokens of an answer.")  # fmt: skip
-@click.option("--slo-ttft-ms", type=MILLISECONDS, help="SLO: time to first token.")
-@click.option("--slo-tpot-ms", type=MILLISECONDS, help="SLO: time per output token.")
+@option("--workload", "Kind of traffic.", type=_Traffic(list_traffic_kinds()))
+@option("--overlap", "How much of the output repeats the prompt  [default: as for the workload]",
+        type=click.Choice(["none", "some", "high"]))  # fmt: skip
+@option("--temperature", "Median temperature of requests.", type=click.FloatRange(0), default=0.0, show_default=True)
+@option("--mixed-temperatures", "Requests of different temperatures share a batch.", is_flag=True)
+@option("--concurrency", "Median number of requests that decode together.",
+        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
+@option("--peak-concurrency", "Maximum number of requests that decode together  [default: the median]",
+        type=click.IntRange(1))  # fmt: skip
+@option("--prompt-tokens N", "Tokens of a prompt.", type=click.IntRange(1), default=1024, show_default=True)
+@option("--output-tokens N", "Tokens of an answer.", type=click.IntRange(1), default=256, show_default=True)
+@option("--slo-ttft-ms", "SLO: time to first token.", type=MILLISECONDS)
+@option("--slo-tpot-ms", "SLO: time per output token.", type=MILLISECONDS)
 @click.option("--uses", multiple=True, metavar="PARAMETER",
               help=f"Parameter in requests: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
-@click.option("--text-in-pictures", is_flag=True,
-              help="Answers repeat text from images, where lookups find nothing.")  # fmt: skip
-@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="Drafter that you have; repeatable.")
-@click.option("--can-train", is_flag=True, help="You can train a drafter.")
-@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Calibration of this hardware: replaces the data sheet's times.")  # fmt: skip
-@click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
-@click.option("--why", is_flag=True, help="Show every rule behind the answer, with its source.")
-@click.option("--list-models", is_flag=True, is_eager=True, expose_value=False, callback=_list_models,
-              help="List the models known by name, and exit.")  # fmt: skip
-@click.option("--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list_gpus,
-              help="List the GPUs known by name, and exit.")  # fmt: skip
+@option("--text-in-pictures", "Answers repeat text from images, where lookups find nothing.", is_flag=True)
+@option("--drafter DIR", "drafters", "Drafter that you have; repeatable.", multiple=True)
+@option("--can-train", "You can train a drafter.", is_flag=True)
+@option("--calibration FILE", "Calibration of this hardware: replaces the data sheet's times.", type=PATH)
+@option("--air-gapped", "The server cannot fetch models.", is_flag=True)
+@option("--why", "Show every rule behind the answer, with its source.", is_flag=True)
+@option("--list-models", "List the models known by name, and exit.",
+        is_flag=True, is_eager=True, expose_value=False, callback=_list_models)  # fmt: skip
+@option("--list-gpus", "List the GPUs known by name, and exit.",
+        is_flag=True, is_eager=True, expose_value=False, callback=_list_gpus)  # fmt: skip
 @json_option
 def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, open_console, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import ParsedOption
+from draftwise.cli._options import PATH, ParsedOption, option
 from draftwise.core import Acceptance
 from draftwise.core.progress import Silent
 from draftwise.verbs.replay import DEVICES, DTYPES, PAGE, PROFILE, Grouping, ReplayRequest, ReplayResult, read_ks
@@ -28,52 +28,32 @@ _SHOWN_KS = (1, 3, 5, 7)
 
 @click.command(short_help="Replay a log: acceptance of every method and k, without serving it.")
 @click.argument("log")
-@click.option("--target", required=True, type=click.Path(path_type=Path), metavar="DIR",
-              help="Checkpoint of the model that wrote the answers.")  # fmt: skip
-@click.option("--candidate", "candidates", multiple=True, required=True, metavar="JSON",
-              help="A --speculative-config, with the largest k to replay; repeat for more.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("profile"), show_default=True, metavar="DIR",
-              help="Folder of the profile; resumes an interrupted replay.")  # fmt: skip
-@click.option(
-    "--k",
-    "ks",
-    type=ParsedOption(read_ks, "numbers"),
-    default=(),
-    metavar="K,K,...",
-    help="Draft lengths to report  [default: all]",
-)
-@click.option(
-    "--group-by", type=click.Choice([each.value for each in Grouping]), help="Also report acceptance by group."
-)
-@click.option("--default-temperature", type=click.FloatRange(0), default=1.0, show_default=True,
-              help="Temperature of requests that record none.")  # fmt: skip
-@click.option(
-    "--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Context length of the server that wrote the log."
-)
-@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Requests decoded together; one may draft from another's answer.")  # fmt: skip
-@click.option("--prompts", type=click.IntRange(1), metavar="N",
-              help="Requests to replay, sampled from the log as in `decide`  [default: all]")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample.")
-@click.option("--warm", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-              help="First requests of the log, used to fill a method's memory and not counted.")  # fmt: skip
-@click.option("--to-the-end", is_flag=True,
-              help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
-@click.option("--forced", is_flag=True,
-              help="Decode every answer again, step by step: slower, but exact for every method.")  # fmt: skip
-@click.option(
-    "--draft-url", metavar="URL", help="Server of the draft model, whose prompt_logprobs replace loaded models."
-)
-@click.option("--target-url", metavar="URL", help="Server of the target, for sampled drafts.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the models' weights  [default: the target's]")
-@click.option("--device", type=click.Choice(DEVICES), help="Device for the models  [default: auto]")
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Requests replayed together  [default: 64 on a GPU, else 16]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
+@option("--target DIR", "Checkpoint of the model that wrote the answers.", required=True, type=PATH)
+@option("--candidate JSON", "candidates", "A --speculative-config, with the largest k to replay; repeat for more.",
+        multiple=True, required=True)  # fmt: skip
+@option("--out DIR", "Folder of the profile; resumes an interrupted replay.",
+        type=PATH, default=Path("profile"), show_default=True)  # fmt: skip
+@option("--k K,K,...", "ks", "Draft lengths to report  [default: all]",
+        type=ParsedOption(read_ks, "numbers"), default=())  # fmt: skip
+@option("--group-by", "Also report acceptance by group.", type=click.Choice([each.value for each in Grouping]))
+@option("--default-temperature", "Temperature of requests that record none.",
+        type=click.FloatRange(0), default=1.0, show_default=True)  # fmt: skip
+@option("--max-model-len TOKENS", "Context length of the server that wrote the log.", type=click.IntRange(2))
+@option("--in-flight N", "Requests decoded together; one may draft from another's answer.",
+        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
+@option("--prompts N", "Requests to replay, sampled from the log as in `decide`  [default: all]",
+        type=click.IntRange(1))  # fmt: skip
+@option("--seed", "Seed of the sample.", type=int, default=0, show_default=True)
+@option("--warm N", "First requests of the log, used to fill a method's memory and not counted.",
+        type=click.IntRange(0), default=0, show_default=True)  # fmt: skip
+@option("--to-the-end", "Draft up to the last token of max_tokens, as vLLM does.", is_flag=True)
+@option("--forced", "Decode every answer again, step by step: slower, but exact for every method.", is_flag=True)
+@option("--draft-url URL", "Server of the draft model, whose prompt_logprobs replace loaded models.")
+@option("--target-url URL", "Server of the target, for sampled drafts.")
+@option("--dtype", "Type of the models' weights  [default: the target's]", type=click.Choice(DTYPES))
+@option("--device", "Device for the models  [default: auto]", type=click.Choice(DEVICES))
+@option("--max-num-seqs N", "Requests replayed together  [default: 64 on a GPU, else 16]", type=click.IntRange(1))
+@option("--json", "as_json", "Print the profile as JSON on stdout.", is_flag=True)
 def replay(as_json: bool, **given: Any) -> None:
     """Replay LOG, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 

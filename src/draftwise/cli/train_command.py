@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from draftwise.cli._options import option
 from draftwise.cli._results import json_option, show
 from draftwise.core.progress import Progress, Silent
 from draftwise.verbs.train import Stopped, TrainRequest, TrainResult, find_options, list_trainable, open_bars
@@ -18,68 +19,55 @@ from draftwise.verbs.train import train as run_train
 _FIELDS = ("target", "data", "out", "gpus")
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--target", type=click.Path(), required=True, metavar="DIR", help="The target's checkpoint."),
-    click.option(
-        "--data",
+    option("--target DIR", "The target's checkpoint.", type=click.Path(), required=True),
+    option(
+        "--data FILE",
+        "Training data: .txt or .jsonl, also .gz; repeatable.",
         type=click.Path(),
         required=True,
         multiple=True,
-        metavar="FILE",
-        help="Training data: .txt or .jsonl, also .gz; repeatable.",
     ),
-    click.option("--out", required=True, metavar="DIR", help="Output directory; resumes a stopped run."),
-    click.option(
+    option("--out DIR", "Output directory; resumes a stopped run.", required=True),
+    option(
         "--answers",
+        "Answers to learn: the target's own, or those in the data.  [default: target]",
         type=click.Choice(["target", "given"]),
-        help="Answers to learn: the target's own, or those in the data.  [default: target]",
     ),
-    click.option("--temperature", type=float, help="Temperature of the target's answers.  [default: 0]"),
-    click.option("--answer-tokens", type=int, metavar="N", help="Longest answer.  [default: 256]"),
-    click.option("--prompt-tokens", type=int, metavar="N", help="Length of prompts from plain text.  [default: 64]"),
-    click.option("--max-length", type=int, metavar="N", help="Longest sample, in tokens.  [default: 2048]"),
-    click.option("--heldout", type=float, metavar="SHARE", help="Samples held out for evaluation.  [default: 0.02]"),
-    click.option("--heldout-tokens", type=int, metavar="N", help="Maximum of held-out tokens.  [default: 262144]"),
-    click.option(
-        "--hidden-states",
-        metavar="[online|disk|URL]",
-        help="Compute hidden states in each step, once to disk, or on a vLLM server.  [default: online]",
+    option("--temperature", "Temperature of the target's answers.  [default: 0]", type=float),
+    option("--answer-tokens N", "Longest answer.  [default: 256]", type=int),
+    option("--prompt-tokens N", "Length of prompts from plain text.  [default: 64]", type=int),
+    option("--max-length N", "Longest sample, in tokens.  [default: 2048]", type=int),
+    option("--heldout SHARE", "Samples held out for evaluation.  [default: 0.02]", type=float),
+    option("--heldout-tokens N", "Maximum of held-out tokens.  [default: 262144]", type=int),
+    option(
+        "--hidden-states [online|disk|URL]",
+        "Compute hidden states in each step, once to disk, or on a vLLM server.  [default: online]",
     ),
-    click.option(
-        "--cache", metavar="DIR", help="Folder of answers and states; runs may share it.  [default: inside --out]"
-    ),
-    click.option("--steps", type=int, metavar="N", help="Optimizer steps.  [default: 1500]"),
-    click.option(
-        "--batch-tokens", type=int, metavar="N", help="Tokens per batch.  [default: 65536 on CUDA, 4096 on CPU]"
-    ),
-    click.option("--accumulate", type=int, metavar="N", help="Batches per step.  [default: one for each GPU]"),
-    click.option(
-        "--optimizer", type=click.Choice(["muon", "adamw"]), help="Optimizer.  [default: muon if torch has it]"
-    ),
-    click.option("--lr", type=float, help="Peak learning rate.  [default: the method's]"),
-    click.option(
-        "--warmup",
-        type=int,
-        metavar="STEPS",
-        help="Warm-up steps of the learning rate.  [default: 100, at most a tenth]",
-    ),
-    click.option(
+    option("--cache DIR", "Folder of answers and states; runs may share it.  [default: inside --out]"),
+    option("--steps N", "Optimizer steps.  [default: 1500]", type=int),
+    option("--batch-tokens N", "Tokens per batch.  [default: 65536 on CUDA, 4096 on CPU]", type=int),
+    option("--accumulate N", "Batches per step.  [default: one for each GPU]", type=int),
+    option("--optimizer", "Optimizer.  [default: muon if torch has it]", type=click.Choice(["muon", "adamw"])),
+    option("--lr", "Peak learning rate.  [default: the method's]", type=float),
+    option("--warmup STEPS", "Warm-up steps of the learning rate.  [default: 100, at most a tenth]", type=int),
+    option(
         "--schedule",
+        "Decay of the learning rate; late: linear in the last 60 %.  [default: late]",
         type=click.Choice(["cosine", "linear", "late"]),
-        help="Decay of the learning rate; late: linear in the last 60 %.  [default: late]",
     ),
-    click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.05]"),
-    click.option("--clip", type=float, metavar="NORM", help="Largest norm of the gradient.  [default: 1]"),
-    click.option("--seed", type=int, help="Random seed.  [default: 0]"),
-    click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"]), help="Training precision."),
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device to train on."),
-    click.option("--gpus", type=int, metavar="N", help="GPUs to use on this host, one process each.  [default: 1]"),
-    click.option("--shard/--no-shard", default=None, help="Split the models across GPUs.  [default: only large ones]"),
-    click.option("--compile/--no-compile", default=None, help="Use torch.compile.  [default: on CUDA]"),
-    click.option("--eval-every", type=int, metavar="STEPS", help="Steps between evaluations.  [default: 250]"),
-    click.option("--save-every", type=int, metavar="STEPS", help="Steps between extra checkpoints."),
-    click.option("--save-minutes", type=float, metavar="N", help="Minutes between checkpoints.  [default: 5]"),
+    option("--weight-decay", "Weight decay of matrices.  [default: 0.05]", type=float),
+    option("--clip NORM", "Largest norm of the gradient.  [default: 1]", type=float),
+    option("--seed", "Random seed.  [default: 0]", type=int),
+    option("--precision", "Training precision.", type=click.Choice(["auto", "bfloat16", "float32"])),
+    option("--device", "Device to train on.", type=click.Choice(["auto", "cpu", "cuda"])),
+    option("--gpus N", "GPUs to use on this host, one process each.  [default: 1]", type=int),
+    option("--shard/--no-shard", "Split the models across GPUs.  [default: only large ones]", default=None),
+    option("--compile/--no-compile", "Use torch.compile.  [default: on CUDA]", default=None),
+    option("--eval-every STEPS", "Steps between evaluations.  [default: 250]", type=int),
+    option("--save-every STEPS", "Steps between extra checkpoints.", type=int),
+    option("--save-minutes N", "Minutes between checkpoints.  [default: 5]", type=float),
     json_option,
-    click.option("--quiet", is_flag=True, help="Show no progress."),
+    option("--quiet", "Show no progress.", is_flag=True),
 )
 
 
@@ -136,7 +124,7 @@ def _command(method: str) -> click.Command:
         if result.is_first:
             show(result, render, as_json=as_json, indent=None)
 
-    for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
+    for flag in reversed([*_FLAGS, *map(_flag, options)]):
         callback = flag(callback)
     return click.command(method, help=f"Train a drafter for {method}.")(callback)
 

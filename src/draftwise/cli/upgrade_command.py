@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._findings import fail_option, render_findings
+from draftwise.cli._options import option
 from draftwise.cli._results import json_option, show
 from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
 from draftwise.core import Finding
@@ -26,15 +26,13 @@ from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 
 @setup_command(short_help="Show what breaks, changes and becomes possible between two vLLM releases.")
-@click.option("--from", "before", metavar="VERSION",
-              help="Current release. [default: SOURCE's]")  # fmt: skip
-@click.option("--to", "after", required=True, metavar="VERSION",
-              help="Release to move to, e.g. `newest`; an older one is a roll-back.")  # fmt: skip
+@option("--from VERSION", "before", "Current release. [default: SOURCE's]")
+@option("--to VERSION", "after", "Release to move to, e.g. `newest`; an older one is a roll-back.", required=True)
 @nearest_option
 @config_options
 @fail_option
 @json_option
-@click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
+@option("--verbose", "-v", "Name the files that start no server.", is_flag=True)
 def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 

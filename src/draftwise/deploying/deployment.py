@@ -54,19 +54,7 @@ def _write_memo(
     leaves: str = "",
     unwatched: Sequence[str] = (),
 ) -> str:
-    """Return the memo as Markdown.
-
-    Args:
-        order: of the side that speculates.
-        files: what each file of the folder is for, by its name.
-        apply: the commands by what they do.
-        weights: where the server finds its weights, and where else they could lie, a sentence each.
-        limits: what the platform does not grant.
-        defects: known defects of the release that the setup meets, a sentence each.
-        leave_off: where speculation does not belong, a sentence each.
-        leaves: what stays behind after going back, a sentence.
-        unwatched: what no rule watches, a sentence each.
-    """
+    """Return the memo as Markdown."""
     return "\n".join(
         chain(
             _tell(order),

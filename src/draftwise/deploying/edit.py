@@ -305,11 +305,7 @@ def _is_path(target: str) -> bool:
 
 
 def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[int, Setup]:
-    """Return which of a file's servers is meant, and what it starts.
-
-    Raises:
-        InvalidSetup: the file cannot be read, no server has the name, or several could be meant.
-    """
+    """Return which of a file's servers is meant, and what it starts."""
     readings = read_setups(source)
     # A server in a script goes by what leads to it, or by its number.
     known = [sorted(_list_names(each)) or [str(number)] for number, each in enumerate(readings, start=1)]
@@ -564,7 +560,13 @@ def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
             begin, end = _at(starts, value.start_mark), _at(starts, value.end_mark)
             if config is not None:
                 yield from ((_Splice(begin, end, shown),) for shown in (config, f"'{config}'"))
-            elif not node.flow_style:
+            elif node.flow_style:
+                place = node.value.index((key, value))
+                following = [each.start_mark for each, _ in node.value[place + 1 : place + 2]]
+                first = node.value[place - 1][1].end_mark if place else key.start_mark
+                last_mark = value.end_mark if place or not following else following[0]
+                yield (_Splice(_at(starts, first), _at(starts, last_mark), ""),)
+            else:
                 line, last = _find_line(starts, _at(starts, key.start_mark)), _find_line(starts, end - 1)
                 yield (_Splice(starts[line], starts[last + 1], ""),)
         if config is not None and not found:

@@ -99,11 +99,7 @@ def _hub_cache() -> Path:
 
 
 def _list_files(artefact: LocatedCheckpoint) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a checkpoint: the name inside it, and what is to be copied. Hidden ones stay behind.
-
-    Raises:
-        InvalidSetup: a link leaves the tree, or a file is a pointer to what Git did not fetch.
-    """
+    """Yield the files of a checkpoint: the name inside it, and what is to be copied. Hidden ones stay behind."""
     tree = artefact.tree.resolve()
     for folder, folders, names in os.walk(artefact.source):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
@@ -119,11 +115,7 @@ def _list_files(artefact: LocatedCheckpoint) -> Iterator[tuple[str, Path]]:
 
 
 def _judge(setup: Setup, artefacts: tuple[LocatedCheckpoint, ...]) -> Iterator[Finding]:
-    """Yield what is wrong with the checkpoints, alone and together, and what they lack.
-
-    Raises:
-        InvalidSetup: config.json or weights are missing or damaged: with every fault of both.
-    """
+    """Yield what is wrong with the checkpoints, alone and together, and what they lack."""
     version = get_release(setup.engine_version, nearest=True).version
     target, *drafters = artefacts
     if drafters:
@@ -162,18 +154,7 @@ def _copy_all(
     *,
     told: Callable[[int], None],
 ) -> None:
-    """Copy files, let the rest be written, and put the folder in its place.
-
-    Args:
-        files: what to copy, by its name in the folder.
-        out: the folder, which must not be there yet; until it is complete it has another name next to it.
-        finish: writes the rest into the folder; takes it, and the SHA-256 of each file that was copied.
-        told: is given the bytes that came in since it was called last.
-
-    Raises:
-        InvalidSetup: something is at `out`.
-        StorageError: there is no room, or the disk fails; the next call goes on from there.
-    """
+    """Copy files, let the rest be written, and put the folder in its place."""
     if out.exists():
         raise refusal("folder-exists", case="bundle", out=out)
     part = out.parent / f".{out.name}.part"

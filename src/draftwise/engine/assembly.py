@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig
+from draftwise.core import Finding, ModelShape, SpecConfig
 from draftwise.engine.attention import has_kernel
 from draftwise.engine.engine_config import EngineConfig, Limits
 from draftwise.engine.memory.kv import PagedKV
@@ -31,6 +31,7 @@ from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
 from draftwise.engine.step.threads import make_threads
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
+from draftwise.knowledge.messages import refusal
 
 _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
@@ -64,12 +65,6 @@ class Parts:
 def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
     """Return the parts of an engine.
 
-    Args:
-        config: what is to run.
-        spec: how to draft; None: plain decoding.
-        startup: notified of each phase.
-        lag: see `Engine`.
-
     Raises:
         InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
     """
@@ -79,14 +74,10 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
         # torch's allocators raise RuntimeError, of which a GPU's is a subclass.
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise InvalidSetup.because(
+        raise refusal(
             "engine-out-of-memory",
-            f"The model does not fit into memory: {str(error).splitlines()[0] if str(error) else 'no memory is left'}",
-            where=config.model,
-            fix=(
-                "Run `draftwise size` to see the memory it needs, and choose a smaller model, context or number of "
-                "sequences."
-            ),
+            cause=str(error).splitlines()[0] if str(error) else "no memory is left",
+            model=config.model,
         ) from None
 
 
@@ -287,12 +278,7 @@ def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
     """Fill in what the checkpoint and the machine decide."""
     longest = model.shape.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
-        raise InvalidSetup.because(
-            "context-too-long",
-            f"{config.max_model_len} is more than the model's {longest} positions.",
-            where="max_model_len",
-            fix=f"Use {longest} or less.",
-        )
+        raise refusal("context-too-long", max_model_len=config.max_model_len, longest=longest)
     memory = torch.cuda.get_device_properties(model.device).total_memory if model.device.type == "cuda" else None
     limits = Limits.of_device(memory)
     return replace(

@@ -18,12 +18,9 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.startup_phases import Startup, TimedStartup
 from draftwise.engine.step.launched import LaunchedStep, Outcome
-from draftwise.engine.step.scheduler import StepSchedule
-from draftwise.engine.step.sequence import EngineRequest, Sequence
+from draftwise.engine.step.scheduler import EngineRequest, Sequence, StepSchedule
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find_stop
 from draftwise.engine.text.tokenizer import Tokenizer
-
-__all__ = ["Admission", "Engine", "EngineRequest", "EngineStats", "Pending", "SpecCounter"]
 
 Pending = tuple[LaunchedStep, ...]
 """Steps launched and not collected yet, oldest first."""
@@ -38,9 +35,7 @@ class Engine:
     """A target, a page pool, a scheduler and, if asked for, a proposer; `step` moves all of them once.
 
     Args:
-        config: what is to run.
         spec: how to draft; None: plain decoding.
-        startup: notified of each phase of the start.
         lag: how many steps the host is behind the device: 0, or 1, where a step's tokens are read once the next step
             is launched, so that the device never waits. None: 1 on a GPU, else 0 (where 1 gives the same tokens).
 
@@ -290,9 +285,6 @@ class Admission:
 
     Args:
         config: with max_model_len filled in.
-        shape: of the target.
-        tokenizer: the target's.
-        grammars: what compiles the grammars of structured output.
     """
 
     def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, grammars: Grammars) -> None:

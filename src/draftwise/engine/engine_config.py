@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
+from draftwise.knowledge.messages import fault
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -210,13 +211,7 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
 
         command = write_shell(vllm_setup(model, spec, settings))
         raise InvalidSetup(
-            Finding.error(
-                "more-than-one-gpu",
-                f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
-                where=name,
-                fix=f"Run: {command}",
-            )
-            for name, size in several.items()
+            fault("more-than-one-gpu", name=name, size=size, command=command) for name, size in several.items()
         )
     return {name: value for name, value in settings.items() if name not in PARALLEL_SIZES}
 

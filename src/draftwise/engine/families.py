@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 _GELU = "gelu_pytorch_tanh"
 
@@ -91,19 +91,15 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     for model_type, family in FAMILIES.items():
         if family.architecture in named or (not named and config.get("model_type") == model_type):
             if config.get("quantization_config"):
-                raise InvalidSetup.because(
-                    "quantized",
-                    "Quantized checkpoints are not supported.",
-                    where=where,
-                    fix="Use the bfloat16 checkpoint of the model.",
-                )
+                raise refusal("quantized", where=where)
             _check_gemma(config, family, where)
             return family
-    raise InvalidSetup.because(
+    raise refusal(
         "unsupported-architecture",
-        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
+        case="target",
+        named=", ".join(named) or config.get("model_type"),
         where=where,
-        fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
+        families=", ".join(family.architecture for family in FAMILIES.values()),
     )
 
 
@@ -117,9 +113,11 @@ def _check_gemma(config: Mapping[str, Any], family: Family, where: str) -> None:
         *(["hidden_activation"] if config.get("hidden_activation", _GELU) != _GELU else []),
     ]  # fmt: skip
     if unknown:
-        raise InvalidSetup.because(
+        raise refusal(
             "unsupported-architecture",
-            f"{family.architecture} with {unknown[0]} {config[unknown[0]]!r} is not supported.",
+            case="gemma",
+            architecture=family.architecture,
+            key=unknown[0],
+            value=config[unknown[0]],
             where=where,
-            fix="Use a checkpoint of Gemma 3, or vLLM.",
         )

@@ -20,6 +20,7 @@ from shutil import which
 
 from draftwise.core import InvalidSetup, cause_of
 from draftwise.engine.engine_config import EngineConfig
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 from draftwise.version import __version__
 
@@ -45,11 +46,7 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidSetup.because(
-            "kernels-not-writable",
-            f"{path} cannot be created: {cause_of(error)}.",
-            fix="Give a folder that this user may write to.",
-        ) from None
+        raise refusal("kernels-not-writable", path=path, cause=cause_of(error)) from None
     manager = "draftwise.engine.kernels.cuda.kernel_store:KernelStore"
     made = {KERNEL_CACHE: str(path), "TRITON_CACHE_MANAGER": manager}
     if os.access(path, os.W_OK):
@@ -135,11 +132,7 @@ class KernelCache:
             try:
                 new._write()
             except OSError as error:
-                raise InvalidSetup.because(
-                    "kernels-not-writable",
-                    f"{path} is empty and cannot be written to: {cause_of(error)}.",
-                    fix="Fill it with `draftwise warm-up` first, or give a folder that you can write to.",
-                ) from None
+                raise refusal("kernels-not-writable", case="empty", path=path, cause=cause_of(error)) from None
             return new
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise _refuse("not-kernels", path, f"has a {_MANIFEST} that cannot be read ({cause_of(error)}).") from None

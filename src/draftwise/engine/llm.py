@@ -9,13 +9,15 @@ from itertools import count
 from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.core import Engine, EngineRequest, Pending
+from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig, one_gpu_settings
 from draftwise.engine.engine_outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.models.gguf_unpacking import unpack_models
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import TimedStartup
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.knowledge.messages import refusal
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 """Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or the ids themselves."""
@@ -155,9 +157,7 @@ class LLM:
             return prompt.get("prompt"), list(prompt["prompt_token_ids"])
         if "prompt" in prompt:
             return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
-        raise InvalidSetup.because(
-            "bad-prompt", "A prompt mapping needs the key prompt or prompt_token_ids.", where="prompts"
-        )
+        raise refusal("bad-prompt")
 
     def _run(self, outputs: dict[str, RequestOutput], *, show_progress: bool) -> None:
         try:
@@ -198,12 +198,7 @@ def _one_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:
-        raise InvalidSetup.because(
-            "params-mismatch",
-            f"{len(params)} sampling params for {num_prompts} prompts.",
-            where="sampling_params",
-            fix="Give one set for all prompts, or one for each.",
-        )
+        raise refusal("params-mismatch", num_params=len(params), num_prompts=num_prompts)
     return params
 
 

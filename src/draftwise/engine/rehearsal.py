@@ -24,8 +24,7 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import Startup
 from draftwise.engine.step.capture import Graphs, capture_sizes
 from draftwise.engine.step.prompt_passes import PromptSize
-from draftwise.engine.step.scheduler import Chunk, StepSchedule
-from draftwise.engine.step.sequence import EngineRequest, Sequence
+from draftwise.engine.step.scheduler import Chunk, EngineRequest, Sequence, StepSchedule
 
 logger = logging.getLogger("draftwise.engine")
 

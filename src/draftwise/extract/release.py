@@ -8,7 +8,6 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from draftwise.core import InvalidSetup
 from draftwise.extract import (
     choices,
     config_checks,
@@ -94,11 +93,8 @@ def add_release(sources: VllmSources, extractors: Extractors = TOPICS) -> AddedR
     missing |= _find_emptied(version, tables)
     tables = {topic: table for topic, table in tables.items() if topic not in missing}
     if not any(tables.values()):
-        raise InvalidSetup.because(
-            "facts-no-sources",
-            f"Nothing of vLLM {version} can be read from {sources.read_from}: {next(iter(missing.values()), '')}",
-            fix="Give a wheel of vLLM, or a newer draftwise.",
-        )
+        why = next(iter(missing.values()), "")
+        raise refusal("facts-no-sources", case="nothing", version=version, read_from=sources.read_from, why=why)
     release = AddedRelease(
         version=str(version),
         built=sources.built,

@@ -219,11 +219,7 @@ def _explain(requirement: str, said: str) -> Exception:
     errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
     unreachable = "connection broken" in said or "(from versions: none)" in said
     if "No matching distribution" in said and not unreachable:
-        return InvalidSetup.because(
-            "facts-no-release",
-            f"The package index that pip uses has no wheel of {requirement}.",
-            fix=f"Give a release that it has (`pip index versions {requirement.partition('==')[0]}`), or a file.",
-        )
+        return refusal("facts-no-release", requirement=requirement, name=requirement.partition("==")[0])
     told = errors[0] if errors else said.strip()[-300:]
     return BackendError(
         f"pip cannot get {requirement}: {told[:300]} Check the network and pip's configuration (`pip config list`), "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
@@ -60,6 +61,9 @@ def get_gpu(name: str) -> Gpu:
     if memory and float(memory[1]) >= _LEAST_GIB:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
+    if (several := re.fullmatch(r"(\d{1,4})-?x-?(.+)", key)) and (one := _by_name().get(_normalize(several[2]))):
+        fix = f"Give {one.name} as the GPU, and the number as --tensor-parallel-size {several[1]}."
+        raise InvalidSetup.because("unknown-gpu", f"{name!r} is a GPU and a number of them.", fix=fix)
     raise refusal("unknown-gpu", name=name, names=", ".join(gpu.name for gpu in read_gpus()))
 
 

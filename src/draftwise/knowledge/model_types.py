@@ -1,4 +1,4 @@
-"""Model types whose layers differ from Llama's, keys of config.json files, and types of speculators checkpoints."""
+"""Facts on models: layers by model type, keys of config.json, transformers' defaults, quantization methods."""
 
 from __future__ import annotations
 
@@ -6,8 +6,88 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from packaging.version import Version
+
 from draftwise.knowledge.stored import read_data, read_rows
-from draftwise.knowledge.vllm import history
+from draftwise.knowledge.vllm import get_release, history
+
+_TOPIC = "quantization_methods"
+
+
+def is_deprecated(method: str, version: Version) -> bool:
+    """Return whether a release loads a method only with `allow_deprecated_quantization`."""
+    row = get_release(str(version)).table(_TOPIC).get(method)
+    return row is not None and bool(row["deprecated"])
+
+
+def needs_checkpoint(method: str) -> bool:
+    """Return whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads.
+
+    The newest release that has the method answers.
+    """
+    spans = history(_TOPIC, method)
+    return bool(spans) and bool(spans[-1].value["needs_checkpoint"])
+
+
+def reads_weights_of(method: str, checkpoint: str) -> bool:
+    """Return whether a method runs weights that a checkpoint declares for another, as gptq_marlin does for gptq."""
+    data = read_data("quantization")
+    return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
+
+
+def find_plugin(method: str) -> str | None:
+    """Return the package that registers a method which vLLM itself does not have; None for any other."""
+    found: str | None = read_data("quantization")["of_plugins"].get(method)
+    return found
+
+
+def runs_in_float32(method: str) -> bool:
+    """Return whether a method may run in float32: False where no release lets it."""
+    return method not in read_data("quantization")["never_in_float32"]
+
+
+def find_model_type(name: str) -> Mapping[str, Any] | None:
+    """Return the row of a model type; None for one that the library does not have.
+
+    A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads`, `chunk_size` and `rope_parameters`
+    (values that a config.json may leave out), `rename` (names that draftwise reads -> the type's own spelling, such as
+    GPT-2's `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
+    """
+    row: Mapping[str, Any] | None = read_data("transformers")["types"].get(name)
+    return row
+
+
+def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with what its transformers class adds: defaults, and the common name of renamed attributes."""
+    known = find_model_type(str(config.get("model_type") or ""))
+    if known is None:
+        return config
+    names = ("vocab_size", "max_position_embeddings", "num_attention_heads", "rope_parameters")
+    defaults = {name: known[name] for name in names if name in known}
+    if config.get("rope_scaling"):
+        defaults.pop("rope_parameters", None)
+    return {**defaults, **rename(config)}
+
+
+def rename(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the common names of what its type spells in its own way."""
+    known = find_model_type(str(config.get("model_type") or "")) or {}
+    return {**{name: config[own] for name, own in known.get("rename", {}).items() if own in config}, **config}
+
+
+def is_buildable(architecture: str, *, by_attention: bool) -> bool:
+    """Return whether vLLM's Transformers backend can build a class that vLLM itself does not have.
+
+    Args:
+        architecture: name of the class.
+        by_attention: whether the backend also takes classes that can merely set their attention implementation.
+    """
+    return architecture in _names("buildable") or (by_attention and architecture in _names("own_attention"))
+
+
+@cache
+def _names(part: str) -> frozenset[str]:
+    return frozenset(read_data("transformers")[part])
 
 
 @cache

@@ -27,11 +27,11 @@ class KnownModel:
 
     id: str
     """Its name on the Hugging Face hub."""
-    also: tuple[str, ...]
+    also: tuple[str, ...] = ()
     """Further checkpoints with the same config.json."""
-    params: int | None
+    params: int | None = None
     """Number of weights as published: exact if it has no trailing zeros; None where no source says it."""
-    active_params: int | None
+    active_params: int | None = None
     """Number of weights that one token uses in a mixture of experts; None for a dense model."""
     source: str
     config: Mapping[str, Any]
@@ -56,9 +56,6 @@ def read_names() -> tuple[KnownModel, ...]:
     return tuple(
         KnownModel(
             id=name,
-            also=(),
-            params=None,
-            active_params=None,
             source=row["source"],
             config=MappingProxyType({key: row[key] for key in ("architectures", "model_type") if key in row}),
             is_partial=True,
@@ -70,17 +67,11 @@ def read_names() -> tuple[KnownModel, ...]:
 
 @cache
 def _read_rows(name: str) -> tuple[KnownModel, ...]:
-    return tuple(
-        KnownModel(
-            id=row["id"],
-            also=tuple(row.get("also", ())),
-            params=row.get("params"),
-            active_params=row.get("active_params"),
-            source=row["source"],
-            config=MappingProxyType(row["config"]),
-        )
+    rows = (
+        {**row, "also": tuple(row.get("also", ())), "config": MappingProxyType(row["config"])}
         for row in read_data(name)
     )
+    return tuple(KnownModel(**row) for row in rows)
 
 
 def find_model(name: str) -> KnownModel | None:

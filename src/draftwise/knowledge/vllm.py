@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
-from draftwise.knowledge.messages import warning
+from draftwise.knowledge.messages import refusal, warning
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _DATA = Path(__file__).with_name("data") / "vllm"
@@ -127,12 +127,7 @@ def _parse(text: str) -> Version:
             return Version(spelled)
         except InvalidVersion:
             continue
-    raise InvalidSetup.because(
-        "unknown-release",
-        f"{text!r} is not a version of vLLM.",
-        where="engine_version",
-        fix=f"Write it as {releases()[-1]}, or newest.",
-    )
+    raise refusal("unknown-release", case="text", text=text, newest=releases()[-1])
 
 
 def _find_nearest(asked: Version) -> Release:

@@ -128,8 +128,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
             where="--candidate",
             fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
         )
-    found = None if spec.model is None else find_model_config(spec.model)
-    return CalibratedSetting(name=arm.name, spec=spec, drafter=None if found is None else found.config)
+    return CalibratedSetting(name=arm.name, spec=spec, drafter=_find_here(spec.model or ""))
 
 
 def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
@@ -145,15 +144,24 @@ def _told_spec(version: Mapping[str, Any]) -> SpecConfig | None:
 
 
 def _find_config(name: str, directory: str) -> Mapping[str, Any]:
-    for given in (directory, name):
-        if given and (found := find_model_config(given)) is not None:
-            return found.config
+    given = find_model_config(directory)
+    if (found := given.config if given is not None else _find_here(name)) is not None:
+        return found
     raise InvalidSetup.because(
         "target-unknown",
         f"The layer sizes of {name} are unknown: it is neither a directory here nor a well-known model.",
         where="--target",
         fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
     )
+
+
+def _find_here(name: str) -> Mapping[str, Any] | None:
+    """Return the config of what a server names; its files may be another machine's, or not for us to read."""
+    try:
+        found = find_model_config(name)
+    except InvalidSetup:
+        return None
+    return None if found is None else found.config
 
 
 def find_packing(plain: Setup) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class Session:
         await self._begin(roster, estimate, budget)
         self.directory.reserve()
         if roster.returns is not None:
-            roster.returns.keep = self.directory.add_omission
+            roster.returns.keep = self.directory.add
         if self.line_up is not None:
             self.line_up.warm = self._make_warmer(roster, budget)
         sweep = self._make_sweep(roster, warm, estimate, budget)
@@ -504,18 +504,18 @@ class Session:
         else:
             self.directory.begin(self.plan, context)
             for expected in self.expected:
-                self.directory.add_expected(expected)
+                self.directory.add(expected)
             for omission in self.omissions:
-                self.directory.add_omission(omission)
+                self.directory.add(omission)
             for probe in self._probes:
-                self.directory.add_probe(probe)
+                self.directory.add(probe)
         for line in describe_omissions(omissions):
             text = f"Left out: {line}."
             self.progress.notice(
                 Finding.info("left-out", text, fix="Give more --minutes, or fewer workloads, loads or candidates.")
             )
         for omission in (*roster.omissions, *omissions):
-            self.directory.add_omission(omission)
+            self.directory.add(omission)
 
     def _go_on(self, context: RunContext) -> None:
         """Go on with the run in the directory: what was left out there is going to be measured."""
@@ -552,7 +552,7 @@ class Session:
             differences,
             clients,
             ends_at=budget.examination_end,
-            keep=self.directory.add_divergence,
+            keep=self.directory.add,
             arm_by_arm=self.line_up is not None,
         )
         if self.line_up is None:
@@ -578,7 +578,7 @@ class Session:
                     ]
                     if pair[0] is not None and pair[1] is not None:
                         again = find_difference(unit, pair[0], pair[1]) is not None
-                        self.directory.add_divergence(replace(each, again=again))
+                        self.directory.add(replace(each, again=again))
 
 
 def _too_slow(pace: MachinePace, plan: RunPlan, start_s: float, *, left_s: float, spent_s: float) -> InvalidSetup:

@@ -293,7 +293,7 @@ class Sweep:
         for comparison, pairs, _ in cells:
             workload, condition, candidate = comparison.key
             planned = max(pairs + 1, round(pairs / progress))
-            self._directory.add_look(
+            self._directory.add(
                 CellLook(workload=workload, condition=condition, candidate=candidate, pairs=pairs, planned=planned)
             )
         keys = {each[0].key for each in cells}
@@ -317,7 +317,7 @@ class Sweep:
         lane.is_stale = True
 
     def _add_settled(self, cell: Settled) -> None:
-        self._directory.add_settled(cell)
+        self._directory.add(cell)
         self._settled.append(cell)
 
     async def _find_more(self) -> bool:
@@ -355,7 +355,7 @@ class Sweep:
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
         for condition, near in found.items():
-            self._directory.add_condition(condition)
+            self._directory.add(condition)
             for workload, arm in product(self._plan.workloads, self._plan.arms[1:]):
                 if (workload.name, arm.name) not in near and arm.name not in self.without:
                     place = {"workload": workload.name, "condition": condition.label, "candidate": arm.name}
@@ -520,7 +520,7 @@ class Sweep:
 
     def _leave_out(self, omission: Omission) -> None:
         """Record and say what is not measured for lack of time."""
-        self._directory.add_omission(omission)
+        self._directory.add(omission)
         self._progress.notice(Finding.info("left-out", f"Left out: {omission.what}: {omission.reason}."))
 
     def _left_s(self) -> float:
@@ -531,7 +531,7 @@ class Sweep:
         at_s = asyncio.get_running_loop().time() - self.budget.began
         ahead, _, left_s = self._look_ahead()
         if ahead or self._done:
-            self._directory.add_estimate(Estimate(at_s=at_s, done=self._done, ahead=ahead, left_s=left_s))
+            self._directory.add(Estimate(at_s=at_s, done=self._done, ahead=ahead, left_s=left_s))
         return left_s
 
     def _look_ahead(self) -> tuple[int, int, float]:

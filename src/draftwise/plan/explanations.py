@@ -180,11 +180,8 @@ def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) ->
     if not found:
         names = {*_names(), *(each for each in own if " " not in each)}
         near = get_close_matches(name.lstrip("-"), sorted(names), n=3, cutoff=0.5)
-        raise InvalidSetup.because(
-            "unknown-name",
-            f"The name {name!r} is unknown.",
-            fix=f"Did you mean {' or '.join(near)}?" if near else "`draftwise explain --list` shows the names.",
-        )
+        fix = f"Did you mean {' or '.join(near)}?" if near else "`draftwise explain --list` shows the names."
+        raise refusal("unknown-name", name=name, fix=fix)
     return found
 
 

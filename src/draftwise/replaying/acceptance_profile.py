@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.core import Acceptance, AcceptanceAtK, Exactness, Finding, Interval
+from draftwise.knowledge.messages import warning
 from draftwise.replaying.anchors import Anchors, Drafts, Ints
 from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 
@@ -76,12 +77,13 @@ def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
     share = find_variance_share(emitted_R, steps_R, largest=largest)
     if share <= _SHARE or largest == len(steps_R):
         return None
-    return Finding.warning(
+    return warning(
         "few-requests-decide",
-        f"{largest} of {len(steps_R)} requests at temperature {anchors.temperature:g} hold {share:.0%} of the "
-        f"variance of {anchors.candidate.label}: its interval is wide for that reason, and may still be too narrow.",
-        where=anchors.candidate.label,
-        fix="Replay more of the log, or use --group-by to separate different traffic.",
+        largest=largest,
+        num_steps=len(steps_R),
+        temperature=anchors.temperature,
+        share=share,
+        label=anchors.candidate.label,
     )
 
 
@@ -152,7 +154,6 @@ def walk(anchors: Anchors, k: int, *, limited: bool = True) -> ServingWalk:
     """Return the steps at one k.
 
     Args:
-        anchors: the drafts.
         k: tokens drafted at most.
         limited: whether a draft ends one token before the answer's largest length, as the embedded engine's does;
             vLLM drafts on.

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core import InvalidSetup, SpecConfig, cause_of
+from draftwise.core import SpecConfig, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 UNLIMITED = 2**31 - 1
@@ -148,19 +149,9 @@ def read_anchors(folder: Path) -> tuple[Anchors, ...]:
         index = json.loads(arrays[_INDEX].tobytes())
         return tuple(_restore(row, number, arrays) for number, row in enumerate(index))
     except FileNotFoundError:
-        raise InvalidSetup.because(
-            "not-a-profile",
-            f"{folder} has no {_FILE}.",
-            where=str(folder),
-            fix="Name the folder that `draftwise replay` wrote.",
-        ) from None
+        raise refusal("not-a-profile", folder=folder, file=_FILE) from None
     except Exception as error:  # zip files and arrays fail in a dozen ways
-        raise InvalidSetup.because(
-            "damaged-profile",
-            f"{path} is damaged ({cause_of(error)}).",
-            where=str(path),
-            fix="Restore the file, or replay the log again.",
-        ) from None
+        raise refusal("damaged-profile", path=path, cause=cause_of(error)) from None
 
 
 def _describe(anchors: Anchors) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.lookup.ngram_index import NgramIndex
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript, count_accepted
 
@@ -103,12 +103,7 @@ class SuffixReplayer:
         try:
             from draftwise.lookup import suffix_cache as _  # noqa: F401 - to fail before anything is replayed
         except ModuleNotFoundError as error:
-            raise InvalidSetup.because(
-                "suffix-needs-numba",
-                f"Suffix trees need {error.name}, which is not installed.",
-                where="--candidate",
-                fix="Run: pip install numba.",
-            ) from None
+            raise refusal("suffix-needs-numba", name=error.name) from None
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
         """Yield each request when it is replayed at every k."""

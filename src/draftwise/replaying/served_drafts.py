@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import exp
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
 _AT_ONCE = 8
@@ -33,7 +33,6 @@ class ServedReplayer:
     """A draft model's drafts: those of one request, a shorter one being the beginning of a longer one.
 
     Args:
-        k: draft tokens at most.
         draft: asks the drafter's server.
         target: asks the target's server; None where drafts are not sampled, and text alone decides.
 
@@ -50,13 +49,7 @@ class ServedReplayer:
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
         """Yield the drafts behind every token of each request."""
         if self.target is not None and (hot := [each for each in requests if each.temperature not in (0, 1)]):
-            raise InvalidSetup.because(
-                "temperature-not-served",
-                f"{hot[0].id} was sampled at temperature {hot[0].temperature:g}, but servers report "
-                "log-probabilities at temperature 1.",
-                where="--draft-url",
-                fix="Replay with the models on disk, or without draft_sample_method: probabilistic.",
-            )
+            raise refusal("temperature-not-served", id=hot[0].id, temperature=hot[0].temperature)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from pool.map(self._replay, requests)
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from draftwise.core import Finding, InvalidSetup, Prompt, RecordedAnswer, Severity
+from draftwise.knowledge.messages import note, refusal
 from draftwise.replaying.anchors import UNLIMITED
 
 _MANY, _TOO_MANY = 0.05, 0.2
@@ -103,12 +104,7 @@ def read_transcripts(
         InvalidSetup: rows hold text and there is no encoder, or there is no row that can be replayed.
     """
     if encoder is None and needs_encoder(prompts):
-        raise InvalidSetup.because(
-            "tokens-not-known",
-            f"{name} holds text without token ids, and the package that encodes it is not installed.",
-            where=name,
-            fix=f"Run `pip install tokenizers`. You do not need it if the log has token ids. {_LOG_IDS}.",
-        )
+        raise refusal("tokens-not-known", name=name, log_ids=_LOG_IDS)
     requests, skipped = list[Transcript](), Counter[str]()
     for prompt in prompts:
         try:
@@ -117,12 +113,7 @@ def read_transcripts(
             skipped[str(reason)] += 1
     left_out = tuple(_tell_left_out(skipped, len(prompts), name))
     if not requests:
-        nothing = InvalidSetup.because(
-            "nothing-to-replay",
-            f"{name} holds no request that can be replayed.",
-            where=name,
-            fix=f"Log prompts with their answers. {_LOG_IDS}.",
-        )
+        nothing = refusal("nothing-to-replay", name=name, log_ids=_LOG_IDS)
         raise InvalidSetup([*nothing.findings, *left_out])
     in_order = all(prompt.arrival_s is not None for prompt in prompts)
     return Transcripts(
@@ -268,31 +259,19 @@ def _tell_assumed(
 ) -> Iterator[Finding]:
     """Yield what is not in the log and had to be assumed, and what keeps its numbers apart."""
     if silent := sum(prompt.recorded.temperature is None for prompt in prompts):
-        yield Finding.info(
+        yield note(
             "assumed-temperature",
-            f"{name} holds {silent} of {len(prompts)} requests without a temperature. draftwise assumes "
-            f"{default_temperature:g}.",
-            where=name,
-            fix=(
-                "Set it with --default-temperature. The server's own default is in the model's generation_config.json."
-            ),
+            name=name,
+            silent=silent,
+            num_prompts=len(prompts),
+            default_temperature=default_temperature,
         )
     temperatures = Counter(request.temperature for request in requests)
     if len(temperatures) > 1:
         counts = ", ".join(f"{count} at {temperature:g}" for temperature, count in sorted(temperatures.items()))
-        yield Finding.info(
-            "several-temperatures",
-            f"{name} holds answers at several temperatures ({counts}). Each has a separate entry, because "
-            "acceptance at one says little about another.",
-            where=name,
-        )
+        yield note("several-temperatures", name=name, counts=counts)
     if not in_order:
-        yield Finding.info(
-            "no-time-order",
-            f"{name} does not record when its requests came, so draftwise replays them in the order of the file. "
-            "In service, a drafter that remembers answers may find different ones.",
-            where=name,
-        )
+        yield note("no-time-order", name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

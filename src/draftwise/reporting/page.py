@@ -175,6 +175,12 @@ class TableRow:
     """The rows of a group stand together below its name."""
 
 
+def make_row(name: str, *cells: TableCell | str, group: str = "") -> TableRow:
+    """Return a row whose cells may be given by their texts."""
+    made = (each if isinstance(each, TableCell) else TableCell(text=each) for each in cells)
+    return TableRow(name=name, cells=tuple(made), group=group)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
     """A table whose first column names the rows."""
@@ -198,18 +204,16 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> PageTable:
     """Return verdict and reason of every comparison, with the numbers that a reader asks for first."""
     several = len({each.condition.label for each in comparisons}) > 1
     rows = (
-        TableRow(
+        make_row(
+            each.candidate,
+            TableCell(text=str(each.verdict), kind=str(each.verdict)),
+            _ratio(each.deciding),
+            format_number(each.counters.tokens_per_step),
+            TableCell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
+            TableCell(text=format_change(each.tpot), small=_tell_tail(each)),
+            "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
+            TableCell(text=_explain(each), kind="text"),
             group=_group(each, several=several),
-            name=each.candidate,
-            cells=(
-                TableCell(text=str(each.verdict), kind=str(each.verdict)),
-                _ratio(each.deciding),
-                TableCell(text=format_number(each.counters.tokens_per_step)),
-                TableCell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
-                TableCell(text=format_change(each.tpot), small=_tell_tail(each)),
-                TableCell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
-                TableCell(text=_explain(each), kind="text"),
-            ),
         )
         for each in comparisons
     )
@@ -259,16 +263,14 @@ def _ratio(ratio: Interval | None) -> TableCell:
 def tabulate_readings(comparisons: Sequence[Comparison]) -> PageTable:
     """Return the ratios and acceptance behind the verdicts."""
     rows = (
-        TableRow(
-            name=_place(each),
-            cells=(
-                _ratio(each.speedup),
-                _ratio(each.throughput),
-                TableCell(text=f"{each.total.value:.2f}x"),
-                TableCell(text=format_number(each.counters.spec.acceptance_length)),
-                TableCell(text=_positions(each.counters.spec.rate_per_pos)),
-                TableCell(text="-" if each.conversion is None else f"{each.conversion:.0%}"),
-            ),
+        make_row(
+            _place(each),
+            _ratio(each.speedup),
+            _ratio(each.throughput),
+            f"{each.total.value:.2f}x",
+            format_number(each.counters.spec.acceptance_length),
+            _positions(each.counters.spec.rate_per_pos),
+            _share(each.conversion),
         )
         for each in comparisons
     )
@@ -289,7 +291,7 @@ def _positions(rates: Sequence[float]) -> str:
 
 def tabulate_grid(grid: Grid) -> PageTable:
     """Return the verdicts on one workload at one temperature: a row per candidate, a column per load."""
-    rows = (TableRow(name=candidate, cells=tuple(map(_verdict, row))) for candidate, row in grid.rows)
+    rows = (make_row(candidate, *map(_verdict, row)) for candidate, row in grid.rows)
     name = name_workload(grid.workload) + (f" · T={grid.temperature:g}" if grid.temperature else "")
     return PageTable(caption=name, columns=("candidate", *grid.loads), rows=tuple(rows))
 
@@ -304,8 +306,7 @@ def _verdict(each: Comparison | None) -> TableCell:
 
 def tabulate_crossovers(crossovers: Iterable[Crossover]) -> PageTable:
     """Return where each candidate stops paying."""
-    rows = (TableRow(name=name, cells=tuple(TableCell(text=cell) for cell in cells)) for name, *cells in
-            list_crossover_rows(crossovers))  # fmt: skip
+    rows = (make_row(*texts) for texts in list_crossover_rows(crossovers))
     columns = ("workload · candidate", "load", f"{100 * CONFIDENCE:.0f} % interval", "adopted up to", "unit")
     return PageTable(caption="Where each candidate stops paying", columns=columns, rows=tuple(rows))
 
@@ -313,13 +314,9 @@ def tabulate_crossovers(crossovers: Iterable[Crossover]) -> PageTable:
 def tabulate_quality(quality: Iterable[TextQuality]) -> PageTable:
     """Return how repetitive the baseline's outputs are."""
     rows = (
-        TableRow(
-            name=each.workload,
-            cells=tuple(TableCell(text=text) for text in (f"{each.num_outputs}", _share(each.loop_share),
-                                                     _share(each.distinct_4grams))),
-        )
+        make_row(each.workload, f"{each.num_outputs}", _share(each.loop_share), _share(each.distinct_4grams))
         for each in quality
-    )  # fmt: skip
+    )
     columns = ("workload", "outputs", "end in a loop", "distinct 4-grams")
     return PageTable(caption="Text of the baseline's outputs", columns=columns, rows=tuple(rows))
 
@@ -331,15 +328,10 @@ def _share(value: float | None) -> str:
 def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
     """Return the stations from acceptance length to realized speed-up."""
     rows = (
-        TableRow(
-            name=f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
-            cells=tuple(
-                TableCell(text=text)
-                for text in (
-                    *map(format_number, (each.acceptance_length, each.tokens_per_step, each.step_cost)),
-                    *(f"{ratio:.2f}x" for ratio in (each.decoding, each.realised)),
-                )
-            ),
+        make_row(
+            f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
+            *map(format_number, (each.acceptance_length, each.tokens_per_step, each.step_cost)),
+            *(f"{ratio:.2f}x" for ratio in (each.decoding, each.realised)),
         )
         for each in conversions
     )
@@ -357,15 +349,11 @@ def _temperature(temperature: float) -> str:
 def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
     """Return forecasts made before the run, compared with its measurements."""
     rows = (
-        TableRow(
-            name=f"{name_workload(each.workload)} · {each.load} · {each.candidate}",
-            cells=(
-                TableCell(
-                    text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"
-                ),
-                TableCell(text=f"{each.measured.value:.2f}x", small=each.measured.span),
-                TableCell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
-            ),
+        make_row(
+            f"{name_workload(each.workload)} · {each.load} · {each.candidate}",
+            TableCell(text=f"{each.expected.value:.2f}x", small=f"{each.expected.low:.2f}-{each.expected.high:.2f}"),
+            _ratio(each.measured),
+            TableCell(text=f"{100 * each.error:+.1f} %", kind="" if each.is_inside else "warning"),
         )
         for each in held
     )
@@ -376,17 +364,12 @@ def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
 def tabulate_acceptances(acceptances: Iterable[PooledAcceptance]) -> PageTable:
     """Return tokens per step of single requests, and acceptance by position."""
     rows = (
-        TableRow(
-            name=f"{each.workload} · T={each.temperature:g} · {each.candidate}",
-            cells=(
-                TableCell(text=str(each.num_requests)),
-                *(
-                    TableCell(text=format_number(value))
-                    for value in each.quantiles or [None] * len(ACCEPTANCE_QUANTILES)
-                ),
-                TableCell(text=each.source),
-                TableCell(text=" ".join(f"{100 * rate:.0f}" for rate in each.stats.rate_per_pos), kind="text"),
-            ),
+        make_row(
+            f"{each.workload} · T={each.temperature:g} · {each.candidate}",
+            str(each.num_requests),
+            *map(format_number, each.quantiles or [None] * len(ACCEPTANCE_QUANTILES)),
+            each.source,
+            TableCell(text=" ".join(f"{100 * rate:.0f}" for rate in each.stats.rate_per_pos), kind="text"),
         )
         for each in acceptances
     )
@@ -400,12 +383,10 @@ def tabulate_acceptances(acceptances: Iterable[PooledAcceptance]) -> PageTable:
 def tabulate_percentiles(comparisons: Iterable[Comparison], *, with_goodput: bool) -> PageTable:
     """Return the percentiles of latencies, candidate over baseline."""
     rows = (
-        TableRow(
-            name=_place(each),
-            cells=(
-                *(_ratio(each.percentiles.get(name, {}).get(q)) for name in _TIMES for q in _SHOWN),
-                *([_goodput(each)] if with_goodput else []),
-            ),
+        make_row(
+            _place(each),
+            *(_ratio(each.percentiles.get(name, {}).get(q)) for name in _TIMES for q in _SHOWN),
+            *([_goodput(each)] if with_goodput else []),
         )
         for each in comparisons
     )
@@ -427,15 +408,13 @@ def _goodput(each: Comparison) -> TableCell:
 def tabulate_latencies(latencies: Iterable[Latencies], *, with_goodput: bool) -> PageTable:
     """Return the latencies of every arm in milliseconds."""
     rows = (
-        TableRow(
-            name=f"{each.workload} · {each.condition} · {each.arm}",
-            cells=(
-                TableCell(text=str(each.num_requests), small=f"{each.num_failed} failed" if each.num_failed else ""),
-                TableCell(text=f"{each.tokens_per_s:.0f}"),
-                TableCell(text="-" if each.throughput is None else f"{each.throughput:.0f}"),
-                *(TableCell(text=_milliseconds(each, name, q)) for name in _TIMES for q in _SHOWN),
-                *([TableCell(text=_share(each.goodput))] if with_goodput else []),
-            ),
+        make_row(
+            f"{each.workload} · {each.condition} · {each.arm}",
+            TableCell(text=str(each.num_requests), small=f"{each.num_failed} failed" if each.num_failed else ""),
+            f"{each.tokens_per_s:.0f}",
+            "-" if each.throughput is None else f"{each.throughput:.0f}",
+            *(_milliseconds(each, name, q) for name in _TIMES for q in _SHOWN),
+            *([_share(each.goodput)] if with_goodput else []),
         )
         for each in latencies
     )

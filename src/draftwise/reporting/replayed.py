@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwise.core import Acceptance, Profile
 from draftwise.replaying.anchors import Anchors
 from draftwise.reporting.appearance import NO_PLOTS, Plot, can_draw
-from draftwise.reporting.page import PageTable, TableCell, TableRow, open_templates
+from draftwise.reporting.page import PageTable, TableCell, make_row, open_templates
 from draftwise.statistics import CONFIDENCE
 
 PAGE = "report.html"
@@ -53,13 +53,11 @@ def _tabulate_settings(entries: Sequence[Acceptance]) -> PageTable:
     rows = []
     for entry in entries:
         best = entry.by_k[max(entry.by_k)]
-        cells = [TableCell(text=f"{entry.requests:,}")]
-        for k in shown:
-            found = entry.by_k[k].tokens_per_step if k in entry.by_k else None
-            cells.append(TableCell(text=f"{found.value:.2f}", small=found.span) if found else TableCell(text=""))
-        cells.append(TableCell(text=" ".join(f"{each:.2f}" for each in best.per_request)))
-        cells.append(TableCell(text=f"{best.drafted / best.steps:.1f}"))
-        rows.append(TableRow(group=_place(entry), name=_label(entry), cells=tuple(cells)))
+        found = (entry.by_k[k].tokens_per_step if k in entry.by_k else None for k in shown)
+        means = (TableCell(text=f"{each.value:.2f}", small=each.span) if each else "" for each in found)
+        spread = " ".join(f"{each:.2f}" for each in best.per_request)
+        cells = (f"{entry.requests:,}", *means, spread, f"{best.drafted / best.steps:.1f}")
+        rows.append(make_row(_label(entry), *cells, group=_place(entry)))
     columns = ("setting", "requests", *(f"k={k}" for k in shown), "request P10/50/90", "drafted/step")
     return PageTable(caption="Tokens per step, by setting and group", columns=columns, rows=tuple(rows))
 
@@ -70,8 +68,7 @@ def _tabulate_positions(entries: Sequence[Acceptance]) -> PageTable:
     for entry in entries:
         rates = _by_position(entry)
         shown = [f"{100 * rate:.0f} %" if rate is not None else "" for rate in rates[:size]]
-        cells = tuple(TableCell(text=text) for text in (*shown, *[""] * (size - len(shown))))
-        rows.append(TableRow(group=_place(entry), name=_label(entry), cells=cells))
+        rows.append(make_row(_label(entry), *shown, *[""] * (size - len(shown)), group=_place(entry)))
     columns = ("setting", *(str(place + 1) for place in range(size)))
     return PageTable(caption="Acceptance by position, with the longest drafts", columns=columns, rows=tuple(rows))
 

@@ -55,10 +55,19 @@ from draftwise.workloads import read_prompts
 T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
-_REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
-_CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
-_OMISSIONS, _EXPECTED, _ESTIMATES = "omissions.jsonl", "expected.jsonl", "estimates.jsonl"
-_LOOKS, _PROBES = "looks.jsonl", "probes.jsonl"
+_REQUESTS, _TURNS, _ASKED, _OMISSIONS = "requests.jsonl", "turns.jsonl", "asked.jsonl", "omissions.jsonl"
+Record = Condition | Settled | CellLook | OutputProbe | Omission | Expectation | Estimate | Divergence
+_FILES: Mapping[type[Any], str] = {
+    Condition: "conditions.jsonl",
+    Settled: "settled.jsonl",
+    CellLook: "looks.jsonl",
+    OutputProbe: "probes.jsonl",
+    Omission: _OMISSIONS,
+    Expectation: "expected.jsonl",
+    Estimate: "estimates.jsonl",
+    Divergence: "divergences.jsonl",
+}
+"""Files whose rows follow from their type alone."""
 _RESERVED = "reserved"
 _EARLIER_RESERVED = "ballast"
 """Its name in runs from before 2026-11-24; what a killed one left is freed when the run is continued."""
@@ -150,9 +159,9 @@ class RunDirectory:
             os.fsync(self._open[_REQUESTS].fileno())
         self._append(_TURNS, to_json(turn))
 
-    def add_condition(self, condition: Condition) -> None:
-        """Append a load that was not planned."""
-        self._append(_CONDITIONS, to_json(condition))
+    def add(self, record: Record) -> None:
+        """Append a record to the file of its type."""
+        self._append(_FILES[type(record)], to_json(record))
 
     def add_asked(self, arm: str, workload: str, prompt_ids: Sequence[str]) -> None:
         """Append prompts that a server that could remember them is about to be asked."""
@@ -162,30 +171,6 @@ class RunDirectory:
         """Return arm, workload and id of the prompts that servers that could remember them have been asked."""
         rows = RowFile(self.path / _ASKED, lambda row: (row["arm"], row["workload"], row["prompts"])).read()
         return {(arm, workload, each) for arm, workload, prompts in rows for each in prompts}
-
-    def add_settled(self, cell: Settled) -> None:
-        """Append a cell that was stopped early."""
-        self._append(_SETTLED, to_json(cell))
-
-    def add_look(self, look: CellLook) -> None:
-        """Append a look at a cell with the intention to stop it."""
-        self._append(_LOOKS, to_json(look))
-
-    def add_probe(self, probe: OutputProbe) -> None:
-        """Append how an answer compares with the baseline's to the same prompt."""
-        self._append(_PROBES, to_json(probe))
-
-    def add_omission(self, omission: Omission) -> None:
-        """Append what is left out."""
-        self._append(_OMISSIONS, to_json(omission))
-
-    def add_expected(self, expected: Expectation) -> None:
-        """Append what is forecast of a cell that is not measured yet."""
-        self._append(_EXPECTED, to_json(expected))
-
-    def add_estimate(self, estimate: Estimate) -> None:
-        """Append how long the rest is expected to take."""
-        self._append(_ESTIMATES, to_json(estimate))
 
     def strike_omissions(self) -> None:
         """Append that what was left out so far, and is in the plan still, is going to be measured."""
@@ -200,10 +185,6 @@ class RunDirectory:
             else:
                 left = [each for each in left if (each.is_final if row is True else each.what != row)]
         return tuple(left)
-
-    def add_divergence(self, divergence: Divergence) -> None:
-        """Append two servers' log-probabilities where their outputs diverge."""
-        self._append(_DIVERGENCES, to_json(divergence))
 
     def write(self, name: str, text: str) -> None:
         """Write a file that is made from what was measured, whole or not at all.
@@ -246,14 +227,14 @@ class RunDirectory:
             context=context,
             answers=tuple(finished),
             turns=tuple(turns.values()),
-            divergences=tuple(self._read_rows(_DIVERGENCES, Divergence)),
-            added=tuple(self._read_rows(_CONDITIONS, Condition)),
+            divergences=self._read_records(Divergence),
+            added=self._read_records(Condition),
             settled=self.read_settled(),
-            looks=tuple(self._read_rows(_LOOKS, CellLook)),
-            probes=tuple(self._read_rows(_PROBES, OutputProbe)),
+            looks=self._read_records(CellLook),
+            probes=self._read_records(OutputProbe),
             omissions=self.read_omissions(),
-            expected=tuple(self._read_rows(_EXPECTED, Expectation)),
-            estimates=tuple(self._read_rows(_ESTIMATES, Estimate)),
+            expected=self._read_records(Expectation),
+            estimates=self._read_records(Estimate),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)
@@ -274,15 +255,15 @@ class RunDirectory:
 
     def read_settled(self) -> tuple[Settled, ...]:
         """Return the cells that needed no more passes."""
-        return tuple(self._read_rows(_SETTLED, Settled))
+        return self._read_records(Settled)
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
         used = (row.turn for row in chain[Answer | TurnRecord](self._answers.read(), self._turns.read()))
         return max(used, default=-1) + 1
 
-    def _read_rows(self, name: str, kind: type[T]) -> Sequence[T]:
-        return RowFile(self.path / name, partial(from_json, kind)).read()
+    def _read_records(self, kind: type[T]) -> tuple[T, ...]:
+        return tuple(RowFile(self.path / _FILES[kind], partial(from_json, kind)).read())
 
     def _read_workload(self, row: WorkloadRow) -> Workload:
         described: dict[str, Any] = {name: getattr(row, name) for name in _DESCRIBED}

@@ -35,7 +35,6 @@ def read_file(kind: type[T], path: Path) -> T:
 
     Args:
         kind: class of the document, which has a `JSON_FORMAT`.
-        path: of the file.
 
     Raises:
         UnreadableSource: the file is not there, or holds no JSON.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Setup, SpecConfig, Workload
 from draftwise.core.documents import from_json
+from draftwise.core.grouping import copy_fields
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering
 
@@ -44,15 +45,7 @@ class ArmRow:
     @classmethod
     def of(cls, arm: Arm) -> ArmRow:
         """Return the row of an arm."""
-        setup = SetupRow(**{each.name: getattr(arm.setup, each.name) for each in fields(SetupRow)})
-        return cls(
-            name=arm.name,
-            url=arm.url,
-            metrics_url=arm.metrics_url,
-            header_names=arm.header_names,
-            spec=arm.spec,
-            setup=setup,
-        )
+        return copy_fields(cls, arm, setup=copy_fields(SetupRow, arm.setup))
 
     def to_arm(self, context: Mapping[str, Any]) -> Arm:
         """Return the arm.
@@ -63,14 +56,8 @@ class ArmRow:
         if self.setup is None:
             setup = _setup_of_earlier_run(self.name, context)
         else:
-            setup = Setup(**{each.name: getattr(self.setup, each.name) for each in fields(SetupRow)})
-        return Arm(
-            name=self.name,
-            setup=replace(setup, spec=self.spec),
-            url=self.url,
-            metrics_url=self.metrics_url,
-            header_names=self.header_names,
-        )
+            setup = copy_fields(Setup, self.setup, spec=self.spec, device=None)
+        return copy_fields(Arm, self, setup=replace(setup, spec=self.spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +77,7 @@ class WorkloadRow:
     @classmethod
     def of(cls, workload: Workload) -> WorkloadRow:
         """Return the row of a workload."""
-        return cls(
-            name=workload.name,
-            source=workload.source,
-            description=workload.description,
-            random_tokens=workload.random_tokens,
-            prompts=len(workload.prompts),
-            sha256=workload.sha256,
-            population=workload.population,
-            choice=workload.choice,
-        )
+        return copy_fields(cls, workload, prompts=len(workload.prompts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +107,8 @@ class Manifest:
     @classmethod
     def of(cls, plan: RunPlan, context: RunContext) -> Manifest:
         """Return the manifest of a plan."""
-        return cls(
-            arms=tuple(map(ArmRow.of, plan.arms)),
-            workloads=tuple(map(WorkloadRow.of, plan.workloads)),
-            conditions=plan.conditions,
-            repeats=plan.repeats,
-            warmup=plan.warmup,
-            seed=plan.seed,
-            turn_s=plan.turn_s,
-            adaptive=plan.adaptive,
-            one_at_a_time=plan.one_at_a_time,
-            minutes=plan.minutes,
-            remembering=plan.remembering,
-            context=context,
-        )
+        arms, workloads = tuple(map(ArmRow.of, plan.arms)), tuple(map(WorkloadRow.of, plan.workloads))
+        return copy_fields(cls, plan, format=_FORMAT, arms=arms, workloads=workloads, context=context)
 
     @classmethod
     def read(
@@ -160,18 +126,12 @@ class Manifest:
         """
         found = from_json(cls, row)
         arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)
-        plan = RunPlan(
+        plan = copy_fields(
+            RunPlan,
+            found,
             arms=arms,
             workloads=tuple(map(read_workload, found.workloads)),
-            conditions=found.conditions,
             remembering=found._find_remembering(arms),
-            repeats=found.repeats,
-            warmup=found.warmup,
-            seed=found.seed,
-            turn_s=found.turn_s,
-            adaptive=found.adaptive,
-            one_at_a_time=found.one_at_a_time,
-            minutes=found.minutes,
             asks_once=found.remembering is not None,
         )
         return plan, found.context

@@ -94,7 +94,6 @@ def plan_turns(
     (`Block`); in these no prompt is sent twice, by no arm, so that all do the same.
 
     Args:
-        plan: of the run.
         conditions: some of its own, or some of `added`.
         repeat: which repetition, from 1.
         added: all conditions that were added to the plan so far, in that order.
@@ -281,8 +280,6 @@ def share_out(
     """Return the blocks in which arms that could remember answers take part.
 
     Args:
-        plan: of the run.
-        workload: one of the plan's.
         added: conditions that were added to the plan, in that order.
         settled: cells that were stopped early.
     """

@@ -51,11 +51,6 @@ def create_app(
 
     Args:
         worker: has an engine that is built.
-        tokenizer: the model's.
-        model_name: in answers and metrics.
-        reader: reads the bodies of requests.
-        access: which requests are answered.
-        in_flight: counts the requests.
     """
     access, in_flight = access or AccessRules(), in_flight or InFlight()
     endpoints = _Endpoints(worker, tokenizer, model_name, reader, in_flight)

@@ -15,8 +15,9 @@ from draftwise.checkpoints.text_files import read_json
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.bad_words import encode_bad_words
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.engine.step.scheduler import EngineRequest
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.serve.errors import RequestError
 from draftwise.serve.formats import AnswerFormat, ChatFormat, CompletionFormat
 from draftwise.serve.generation import Call
@@ -60,9 +61,7 @@ class Defaults:
             length = read_fields({"max_tokens": config.get("max_new_tokens")}, COMPLETION_FIELDS)
             SamplingParams(**sampling, **length)
         except (RequestError, InvalidSetup) as error:
-            raise InvalidSetup.because(
-                "bad-generation-config", f"{path} cannot be used: {error}", where=str(path), fix="Correct or remove it."
-            ) from None
+            raise refusal("bad-generation-config", path=path, error=error) from None
         return cls(sampling=sampling, **length)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from draftwise.core import Finding
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta, EngineStats
-from draftwise.engine.step.sequence import EngineRequest
+from draftwise.engine.step.scheduler import EngineRequest
 
 
 class PackedRequest(NamedTuple):

@@ -29,6 +29,7 @@ from draftwise.engine.kernel_cache import (
     name_setup,
 )
 from draftwise.engine.startup_phases import Startup
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.cores import count_cores
 from draftwise.machine.new_process import make_command
 from draftwise.serve.channel import Channel
@@ -154,11 +155,7 @@ def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig,
 
 def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     """Return the error of an installation without the engine."""
-    return InvalidSetup.because(
-        "engine-not-installed",
-        f"The engine needs {error.name}, which is not installed.",
-        fix=tell_install("engine"),
-    )
+    return refusal("engine-not-installed", case="engine", name=error.name, install=tell_install("engine"))
 
 
 def start_process(build: Build, *, environment: Mapping[str, str] | None = None) -> EngineProcess:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.serve.errors import RequestError, handle_request_error
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/openapi.json"})
@@ -74,20 +74,10 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
     """Refuse with InvalidSetup what no client sends as a Host, and no browser as the origin of a page."""
     for host in hosts:
         if host != "*" and not re.fullmatch(r"[\w.:%-]+", name_of(host), re.ASCII):
-            raise InvalidSetup.because(
-                "bad-host-name",
-                f"{host!r} is not a host name.",
-                where="--allowed-hosts",
-                fix="Write the name alone, such as api.example. Only * stands for any name.",
-            )
+            raise refusal("bad-host-name", host=host)
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise InvalidSetup.because(
-                "bad-origin",
-                f"{origin!r} is not a web origin.",
-                where="--allowed-origins",
-                fix="Write it as browsers do: in lower case, without a path or the usual port, as https://app.example.",
-            )
+            raise refusal("bad-origin", origin=origin)
 
 
 class Entrance:

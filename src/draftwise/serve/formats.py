@@ -80,7 +80,6 @@ class CompletionFormat:
     """Choices of /v1/completions.
 
     Args:
-        tokenizer: the model's.
         prompts: their tokens, where an answer shows them.
         texts: of the prompts, with which the choices begin; None: without them.
         streamed: whether choices are chunks.
@@ -193,11 +192,9 @@ class ChatFormat:
     """Choices of /v1/chat/completions.
 
     Args:
-        tokenizer: the model's.
         prompt: its tokens, where the answer shows them.
         role: whose message it is.
         said: text with which the message begins.
-        tool_use: the tools of the request.
         streamed: whether choices are chunks.
         num_logprobs: alternatives of each token; None: no log-probabilities.
         name_by_id: whether tokens are named by their ids.

@@ -19,6 +19,7 @@ from draftwise.core import BackendError, InvalidSetup, SpecConfig, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.open_files import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
@@ -79,11 +80,8 @@ def serve(
     """Serve until SIGTERM or SIGINT, and then until running requests have ended.
 
     Args:
-        config: of the engine.
         spec: speculative config; None: no speculation.
-        options: of the server.
         on_ready: called with the start-up line once requests are accepted.
-        on_phase: called with the phases of the engine's start-up.
         build: builds the engine, in its own process (a module-level function).
 
     Raises:
@@ -159,17 +157,10 @@ def bind(options: ServerOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise InvalidSetup.because(
-            "unknown-host", f"{options.host} is not an address of this machine ({cause_of(error)}).", where="--host"
-        ) from None
+        raise refusal("unknown-host", host=options.host, cause=cause_of(error)) from None
     for family, _, _, _, address in found:
         if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-            raise InvalidSetup.because(
-                "not-loopback",
-                f"Other machines can reach {options.host}.",
-                where="--host",
-                fix="To allow this, add --allow-remote and --api-key. Otherwise use 127.0.0.1.",
-            )
+            raise refusal("not-loopback", host=options.host)
         try:
             return _bind(family, address)
         except OSError as error:
@@ -200,15 +191,8 @@ def _listen(listener: socket.socket, options: ServerOptions) -> None:
 
 def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
     if error.errno == errno.EADDRINUSE:
-        return InvalidSetup.because(
-            "port-in-use",
-            f"Port {options.port} of {options.host} is in use.",
-            where="--port",
-            fix="Stop the program that uses it, choose another port, or pass --port 0 to get a free one.",
-        )
-    return InvalidSetup.because(
-        "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({cause_of(error)}).", where="--host"
-    )
+        return refusal("port-in-use", port=options.port, host=options.host)
+    return refusal("cannot-bind", host=options.host, port=options.port, cause=cause_of(error))
 
 
 def _describe(about: Ready, name: str, listener: socket.socket, defaults: Defaults) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.new_process import make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
@@ -114,13 +115,7 @@ class ReadingProcess:
         except EOFError:
             status = self._process.wait()
             if -status in (signal.SIGPROF, signal.SIGABRT):
-                raise InvalidSetup.because(
-                    "bad-tokenizer",
-                    f"The tokenizer and the chat template did not load within {_LOAD_S} s of processor time and "
-                    f"{MEMORY >> 30} GiB of memory.",
-                    where="model",
-                    fix="Download or export tokenizer.json again.",
-                ) from None
+                raise refusal("bad-tokenizer", case="slow", load_s=_LOAD_S, memory=MEMORY >> 30) from None
             raise BackendError(f"The process that reads requests ended with status {status}.") from None
         if findings is not None:
             raise InvalidSetup(findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -79,14 +80,10 @@ class _EngineCollector:
         stats = self._read_stats()
         for name, value in stats.readings(speculates=self._k is not None).items():
             row = get_metric(name)
-            if row.kind == "gauge":
-                gauge = GaugeMetricFamily(row.name, row.help, labels=row.labels)
-                gauge.add_metric(self._labels, value)
-                yield gauge
-            else:
-                counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
-                counter.add_metric(self._labels, value, created=self._created)
-                yield counter
+            family: Any = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily
+            metric = family(row.name, row.help, labels=row.labels)
+            metric.add_metric(self._labels, value, **({} if row.kind == "gauge" else {"created": self._created}))
+            yield metric
         if self._k is not None:
             yield self._per_position(self._k, stats.spec.accepted_per_pos)
 

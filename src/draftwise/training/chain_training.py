@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.draft_losses import Answers, align, answer_as_target, compute_vocabulary_loss, score, weigh
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
-from draftwise.training.method import DrafterTraining, DraftLoss
+from draftwise.training.method import Blueprint, DrafterTraining, DraftLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,6 @@ class ChainNetwork(nn.Module):
         Args:
             embedded_BRH: the rows' tokens.
             carry_BRH: their states.
-            rotations: of their positions.
             past: for each layer, keys and values of the steps before.
 
         Returns:
@@ -101,9 +99,6 @@ class ChainTraining(DrafterTraining):
     """A drafter that drafts token by token.
 
     Args:
-        network: to train.
-        target: whose distributions are learned.
-        blueprint: of the network's layers.
         options: its own; of these `num_speculative_tokens`, the draft positions that are learned, and `discount`, the
             weight of a position's loss relative to the position before.
     """
@@ -132,12 +127,13 @@ class ChainTraining(DrafterTraining):
         """Return the outputs of each step, with the batch's own tokens as the earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
         carry_BRH = network.enter(to_compute_dtype(self._features(states)[:, :-1], network))
-        cos_TD, sin_TD = self._rotations(num_rows + self.steps, batch.tokens_BT.device)
+        positions_P = torch.arange(num_rows + self.steps, device=batch.tokens_BT.device)
+        cos_PD, sin_PD = self._blueprint.rope.rotations(positions_P, torch.float32)
         past: list[list[KeyValue]] = [[] for _ in network.layers]
         steps = []
         for j in range(self.steps):
             embedded_BRH, carry_BRH = self._embed_inputs(batch, carry_BRH, j)
-            rotations = (cos_TD[j : j + num_rows], sin_TD[j : j + num_rows])
+            rotations = (cos_PD[j : j + num_rows], sin_PD[j : j + num_rows])
             hidden_BRH, carry_BRH, new = network(embedded_BRH, carry_BRH, rotations, past)
             for cache, key_value in zip(past, new, strict=True):
                 cache.append(key_value)
@@ -152,9 +148,6 @@ class ChainTraining(DrafterTraining):
         """Return the embedded tokens of a step's rows, and their states."""
         tokens_BR = F.pad(batch.tokens_BT[:, 1 + step :], (0, step))
         return self.network.embed(tokens_BR, step), carry_BRH
-
-    def _rotations(self, num_positions: int, device: torch.device) -> Rotations:
-        return self._blueprint.rope.rotations(torch.arange(num_positions, device=device), torch.float32)
 
     def _teach(
         self, batch: TokenBatch, states: States, _steps: list[UnrolledStep], hidden_JBLH: list[Tensor]

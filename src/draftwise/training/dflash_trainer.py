@@ -19,12 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, even_aux_layers
 from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
-from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
+from draftwise.training.method import (
+    Blueprint,
+    DrafterTraining,
+    DraftLoss,
+    Option,
+    check_aux_layers,
+    choose_mask_token,
+    even_aux_layers,
+    learn_from,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,6 @@ class _Network(nn.Module):
         Args:
             tokens_BQ: anchors and masks.
             features_BTF: the target's auxiliary hidden states.
-            rotations: of the query rows' positions.
             context_rotations: of the positions 0..T - 1.
             mask_BQS: bool, what each query row attends to: the T states, then the Q query rows.
         """
@@ -93,22 +100,18 @@ class DFlashTraining(DrafterTraining):
 
     name: ClassVar[str] = "dflash"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=7, least=1, help="Masks of a block; 15 in the paper."),
-        Option(name="num_layers", default=5, least=1, help="Decoder layers; 5 in the paper."),
-        Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
+        Option("num_speculative_tokens", 7, "Masks of a block; 15 in the paper.", least=1),
+        Option("num_layers", 5, "Decoder layers; 5 in the paper.", least=1),
+        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
+        Option("target_layers", (), "Layers whose inputs are read; none: five, evenly spaced.", least=0),
+        Option("anchors", 0, "Blocks per sequence; 0: as many as fit in it.", least=0),
+        Option("decay", 4.0, "Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15.", least=0.01),
         Option(
-            name="target_layers", default=(), least=0, help="Layers whose inputs are read; none: five, evenly spaced."
+            "shorter_blocks",
+            False,
+            "Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learned.",
         ),
-        Option(name="anchors", default=0, least=0, help="Blocks per sequence; 0: as many as fit in it."),
-        Option(
-            name="decay", default=4.0, least=0.01, help="Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15."
-        ),
-        Option(
-            name="shorter_blocks",
-            default=False,
-            help="Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learned.",
-        ),
-        Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
+        Option("mask_token_id", -1, "Token of the masks; -1: the padding token.", least=-1),
         learn_from("the text as in the paper"),
     )
 

@@ -35,7 +35,6 @@ def weigh(learned_BL: Tensor, num_positions: int, discount: float) -> Tensor:
 
     Args:
         learned_BL: bool, which labels are learned.
-        num_positions: J.
         discount: weight of a draft position, relative to the position before.
     """
     rows = []
@@ -79,9 +78,6 @@ def learn_labels(
     """Return the loss of a drafter that drafts over the target's own vocabulary.
 
     Args:
-        batch: the text.
-        states: the target's.
-        hidden_JBRH: inputs of the heads.
         heads: [V, H'] each; one for all draft positions or one for each.
         target_head_VH: the target's head, to learn its distribution; None to learn the text's tokens.
         discount: weight of a draft position's mean cross entropy, relative to the position before.
@@ -125,9 +121,7 @@ def compute_vocabulary_loss(
 
     Args:
         hidden_JMH: for each draft position, the head's input.
-        head_UH: the drafter's head.
         weights_JM: float32 weight of each row's loss.
-        answers: the same for all draft positions.
         fuse: whether to compile the operations between the matrix products.
     """
     device = head_UH.device.type

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.method import DrafterTraining, DraftLoss, Option
@@ -51,28 +51,18 @@ class DraftModelTraining(DrafterTraining):
     name: ClassVar[str] = "draft_model"
     learning_rate: ClassVar[float] = 4e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="init", default="", help="Checkpoint to start from; without it a new Llama of the sizes below."),
-        Option(name="hidden_size", default=0, least=0, help="0: half of the target's."),
-        Option(name="num_layers", default=0, least=0, help="0: a quarter of the target's."),
-        Option(name="num_attention_heads", default=0, least=0, help="0: one for 64 of the hidden size."),
-        Option(name="num_key_value_heads", default=0, least=0, help="0: a quarter of the attention heads."),
-        Option(name="intermediate_size", default=0, least=0, help="0: two and a half times the hidden size."),
-        Option(
-            name="num_speculative_tokens",
-            default=5,
-            least=1,
-            help="Draft tokens that are evaluated; if parallel, also learned.",
-        ),
-        Option(
-            name="token_weight",
-            default=0.0,
-            least=0,
-            help="Weight of the text's own tokens, relative to the target's distribution.",
-        ),
-        Option(name="parallel", default=False, help="All draft tokens in one pass from mask tokens (PARD)."),
-        Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
-        Option(name="keep", default=0.7, least=0, help="Share of masks that are kept from each depth to the next."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
+        Option("init", "", "Checkpoint to start from; without it a new Llama of the sizes below."),
+        Option("hidden_size", 0, "0: half of the target's.", least=0),
+        Option("num_layers", 0, "0: a quarter of the target's.", least=0),
+        Option("num_attention_heads", 0, "0: one for 64 of the hidden size.", least=0),
+        Option("num_key_value_heads", 0, "0: a quarter of the attention heads.", least=0),
+        Option("intermediate_size", 0, "0: two and a half times the hidden size.", least=0),
+        Option("num_speculative_tokens", 5, "Draft tokens that are evaluated; if parallel, also learned.", least=1),
+        Option("token_weight", 0.0, "Weight of the text's own tokens, relative to the target's distribution.", least=0),
+        Option("parallel", False, "All draft tokens in one pass from mask tokens (PARD)."),
+        Option("mask_token_id", -1, "Token of the masks; -1: the padding token.", least=-1),
+        Option("keep", 0.7, "Share of masks that are kept from each depth to the next.", least=0),
+        Option("discount", 1.0, "Weight of a draft token, relative to the one before.", least=0),
     )
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any], model: nn.Module) -> None:
@@ -206,12 +196,7 @@ def _mask_id(target: FrozenTarget, options: Mapping[str, Any]) -> int:
     if chosen < 0:
         chosen = target.config.get("pad_token_id")
     if chosen is None or not 0 <= chosen < target.vocab_size:
-        raise InvalidSetup.because(
-            "no-mask-token",
-            f"The target's config.json names no padding token for the mask (got {chosen}).",
-            where="--mask-token-id",
-            fix=f"Name a token below {target.vocab_size} that no text contains.",
-        )
+        raise refusal("no-mask-token", chosen=chosen, vocab_size=target.vocab_size)
     return int(chosen)
 
 
@@ -223,12 +208,7 @@ def _make(target: FrozenTarget, options: Mapping[str, Any]) -> Any:
     heads = options["num_attention_heads"] or max(hidden // 64, 1)
     kv_heads = options["num_key_value_heads"] or max(heads // 4, 1)
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
-        raise InvalidSetup.because(
-            "bad-sizes",
-            f"A hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not match.",
-            where="--hidden-size",
-            fix="Each must be a multiple of the next, and the size of a head must be even.",
-        )
+        raise refusal("bad-sizes", hidden=hidden, heads=heads, kv_heads=kv_heads)
     carried = {key: target.config[key] for key in _CARRIED if key in target.config}
     config = LlamaConfig(
         **carried,
@@ -248,10 +228,5 @@ def _load(path: str, target: FrozenTarget) -> Any:
     """Return the model of a checkpoint."""
     loaded = FrozenTarget.load(path, target.device, torch.float32)
     if loaded.vocab_size != target.vocab_size:
-        raise InvalidSetup.because(
-            "other-vocabulary",
-            f"{path} has {loaded.vocab_size} tokens, but the target has {target.vocab_size}.",
-            where=path,
-            fix="Start from a model of the target's family, or train a new one (leave out --init).",
-        )
+        raise refusal("other-vocabulary", path=path, vocab_size=loaded.vocab_size, wanted=target.vocab_size)
     return loaded.model.requires_grad_(True)

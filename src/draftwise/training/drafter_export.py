@@ -22,8 +22,7 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_values import find_mask_token
 from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
-from draftwise.checkpoints.recognize import recognize
-from draftwise.checkpoints.speculators_format import from_plain, to_plain
+from draftwise.checkpoints.recognize import from_plain, recognize, to_plain
 from draftwise.core import InvalidSetup, ModelShape, SpecConfig
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import get_family
@@ -31,6 +30,7 @@ from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import CheckpointReader, write_tensors
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.resolved_spec import resolve_spec
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method
 
 FORMATS = ("vllm", "speculators")
@@ -62,7 +62,6 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     others in the plain layout.
 
     Args:
-        drafter: its directory.
         out: a directory that does not exist; it is created once the result has been loaded successfully.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
@@ -113,11 +112,11 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
     method = recognize(config, names).traits
     if method.trainable and method.drafts_from == "target_states":
         return method
-    raise InvalidSetup.because(
+    raise refusal(
         "unsupported-architecture",
-        f"Architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
+        case="drafter",
+        named=", ".join(config.get("architectures") or []) or "unknown",
         where=where,
-        fix="Draft models need no export. For other drafters, use a method that `draftwise train` has.",
     )
 
 
@@ -136,12 +135,7 @@ def _trained_k(drafter: Path, config: Mapping[str, Any], method: Method) -> int:
 
 def _refuse_speculators(layout: str, where: str) -> None:
     if layout == "speculators":
-        raise InvalidSetup.because(
-            "not-in-speculators-format",
-            "MTP modules have no speculators format.",
-            where=where,
-            fix="Leave --format out.",
-        )
+        raise refusal("not-in-speculators-format", where=where)
 
 
 def _write(
@@ -196,12 +190,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
     }
     reasons = [reason for reason, holds in obstacles.items() if holds]
     if reasons:
-        raise InvalidSetup.because(
-            "not-expressible",
-            f"The target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
-            where=where,
-            fix="Train another method. eagle3 works with every target.",
-        )
+        raise refusal("not-expressible", reasons="; ".join(reasons), where=where)
 
 
 def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | Path) -> None:
@@ -296,10 +285,7 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write config.json and model.safetensors.
 
     Args:
-        folder: an existing directory.
-        config: becomes config.json.
         tensors: floating-point ones are stored in `dtype`, others unchanged.
-        dtype: the target's.
     """
     stored = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
@@ -317,9 +303,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         InvalidSetup: `out` exists.
     """
     if out.exists():
-        raise InvalidSetup.because(
-            "output-exists", "The directory already exists.", where=str(out), fix="Name a new directory."
-        )
+        raise refusal("output-exists", out=out)
     partial = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
     partial.mkdir(parents=True)
     try:

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.checkpoints.config_values import AUX_KEY
-from draftwise.core import InvalidSetup
-from draftwise.training.blueprint import Blueprint, check_aux_layers, choose_mask_token, usual_aux_layers
+from draftwise.knowledge.messages import refusal
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
 from draftwise.training.draft_losses import Answers, answer_as_target
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.training.method import Option
+from draftwise.training.method import Blueprint, Option, check_aux_layers, choose_mask_token, usual_aux_layers
 
 
 class _FirstLayer(DecoderLayer):
@@ -80,33 +79,27 @@ class Eagle3Training(ChainTraining):
 
     name: ClassVar[str] = "eagle3"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=5, least=1, help="Draft tokens that are learned; paper: 7."),
-        Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
-        Option(name="target_layers", default=(), least=0, help="Layers whose inputs are read; none: 2, L/2 and L - 3."),
-        Option(name="num_layers", default=1, least=1, help="Decoder layers."),
-        Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
+        Option("num_speculative_tokens", 5, "Draft tokens that are learned; paper: 7.", least=1),
+        Option("discount", 0.8, "Weight of a token's loss, relative to the one before.", least=0),
+        Option("target_layers", (), "Layers whose inputs are read; none: 2, L/2 and L - 3.", least=0),
+        Option("num_layers", 1, "Decoder layers.", least=1),
+        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
         Option(
-            name="num_key_value_heads",
-            default=0,
+            "num_key_value_heads",
+            0,
+            "Heads of keys and values; 0: the target's. Through their values alone the head sees the last token.",
             least=0,
-            help="Heads of keys and values; 0: the target's. Through their values alone the head sees the last token.",
         ),
+        Option("draft_vocab_size", 0, "Number of most frequent tokens to draft from; 0: all.", least=0),
         Option(
-            name="draft_vocab_size", default=0, least=0, help="Number of most frequent tokens to draft from; 0: all."
-        ),
-        Option(
-            name="lm_head",
-            default="own",
+            "lm_head",
+            "own",
+            "The last matrix: one of its own, or the target's (small checkpoint, all tokens).",
             choices=("own", "target"),
-            help="The last matrix: one of its own, or the target's (small checkpoint, all tokens).",
         ),
-        Option(name="norm_before_residual", default=False, help="The residual stream starts with the normed state."),
-        Option(
-            name="parallel",
-            default=False,
-            help="All draft tokens in one pass (P-EAGLE), from a learned mask; with 2 to 4 layers.",
-        ),
-        Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
+        Option("norm_before_residual", False, "The residual stream starts with the normed state."),
+        Option("parallel", False, "All draft tokens in one pass (P-EAGLE), from a learned mask; with 2 to 4 layers."),
+        Option("mask_token_id", -1, "Token of P-EAGLE's masks; -1: the padding token.", least=-1),
     )
 
     network: _Network
@@ -123,12 +116,7 @@ class Eagle3Training(ChainTraining):
         num_named = min(options["draft_vocab_size"] or vocab_size, vocab_size)
         self._owns_head = options["lm_head"] == "own"
         if num_named < vocab_size and not self._owns_head:
-            raise InvalidSetup.because(
-                "bad-option",
-                f"draft_vocab_size is {num_named}, and the target's lm_head names all {vocab_size:,} tokens.",
-                where="draft_vocab_size",
-                fix="Leave draft_vocab_size out, or lm_head.",
-            )
+            raise refusal("bad-option", num_named=num_named, vocab_size=vocab_size)
         network = _Network(target.embedding_VH, blueprint, len(self.aux_layers), num_named, options)
         super().__init__(network, target, blueprint, options)
         self.parallel = options["parallel"]

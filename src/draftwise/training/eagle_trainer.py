@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining, UnrolledStep
 from draftwise.training.draft_losses import align
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, make_linear
-from draftwise.training.method import Option
+from draftwise.training.method import Blueprint, Option
 
 
 class _Network(ChainNetwork):
@@ -52,16 +51,16 @@ class EagleTraining(ChainTraining):
     name: ClassVar[str] = "eagle"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option(
-            name="num_speculative_tokens",
-            default=1,
+            "num_speculative_tokens",
+            1,
+            "Draft tokens that are learned; the paper's 1 does not train chains of them.",
             least=1,
-            help="Draft tokens that are learned; the paper's 1 does not train chains of them.",
         ),
-        Option(name="num_layers", default=1, least=1, help="Decoder layers."),
-        Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
-        Option(name="noise", default=0.1, least=0, help="Largest noise added to states, as in the paper."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a token's loss, relative to the one before."),
-        Option(name="token_weight", default=0.1, least=0, help="Weight of the cross entropy; that of states is 1."),
+        Option("num_layers", 1, "Decoder layers.", least=1),
+        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
+        Option("noise", 0.1, "Largest noise added to states, as in the paper.", least=0),
+        Option("discount", 1.0, "Weight of a token's loss, relative to the one before.", least=0),
+        Option("token_weight", 0.1, "Weight of the cross entropy; that of states is 1.", least=0),
     )
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.families import get_family
 from draftwise.engine.models.checkpoint import CheckpointReader
+from draftwise.knowledge.messages import refusal
 from draftwise.version import tell_install
 
 
@@ -80,7 +80,6 @@ class FrozenTarget:
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
-            device: holds its weights.
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
             shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
             num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.
@@ -188,10 +187,6 @@ def _import_model_class() -> Any:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError:
-        raise InvalidSetup.because(
-            "train-not-installed",
-            "Training needs transformers, which is not installed.",
-            fix=tell_install("train"),
-        ) from None
+        raise refusal("train-not-installed", case="transformers", install=tell_install("train")) from None
     logging.disable_progress_bar()  # the run shows its own
     return AutoModelForCausalLM

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftwise.backends.asking import Asker
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
+from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.ranks import Ranks
-from draftwise.training.training_progress import Reporter
+from draftwise.training.training_progress import show_bar
 
 _SHARD_BYTES = 2**28
 _AT_ONCE = 16
@@ -39,24 +41,22 @@ _MOST_DIFFERENCE = 0.05
 _CHECKED_TOKENS = 64
 
 
-class StateSource(Protocol):
+class StateSource(ABC):
     """Provides the hidden states of batches."""
 
-    def prefetch(self, rows: Sequence[BatchRows]) -> None:
+    def prefetch(self, rows: Sequence[BatchRows]) -> None:  # noqa: B027 - not all have something to prepare
         """Prepare the batches that are used next."""
 
+    @abstractmethod
     def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:
         """Return the states of a batch, on its device."""
 
 
-class OnlineStates:
+class OnlineStates(StateSource):
     """Runs the target on each batch."""
 
     def __init__(self, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
         self._target, self._aux_layers = target, tuple(aux_layers)
-
-    def prefetch(self, rows: Sequence[BatchRows]) -> None:
-        """Do nothing: the target runs when a batch is used."""
 
     def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:  # noqa: ARG002 - the batch is enough
         """Run the target."""
@@ -82,7 +82,7 @@ class _Layout:
 
 
 def write_states(
-    corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, reporter: Reporter, ranks: Ranks
+    corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, progress: Progress, ranks: Ranks
 ) -> None:
     """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
 
@@ -97,11 +97,11 @@ def write_states(
     missing = [shard for shard in shards if not layout.file(shard).exists()]
     ends = corpus.offsets_S[list(layout.firsts)]
     needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, aux_layers)
-    _check_room(folder, needed, reporter)
+    _check_room(folder, needed, progress)
     ranks.wait()  # until all know what is missing
     missing = ranks.share(missing)
     feed = Feed(corpus, target.device)
-    with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+    with show_bar(progress, "states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
             parts = [
                 _compute(index, corpus, feed, target, aux_layers)
@@ -117,17 +117,12 @@ def _bytes_per_token(target: FrozenTarget, aux_layers: Sequence[int]) -> int:
     return (len(aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
 
 
-def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
+def _check_room(folder: Path, needed: int, progress: Progress) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise InvalidSetup.because(
-            "disk-full",
-            f"The hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
-            where=str(folder),
-            fix="Use --hidden-states online, less data, or --cache on a larger disk.",
-        )
+        raise refusal("disk-full", needed=needed / 1e9, free=free / 1e9, folder=folder)
     if needed:
-        reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+        progress.status(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
 
 def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_layers: Sequence[int]) -> Tensor:
@@ -138,12 +133,10 @@ def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_l
     return torch.cat((*states.aux_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
-class GatheredStates(ABC):
+class GatheredStates(StateSource):
     """Puts batches together from the states of samples, the next batches while the current ones are learned.
 
     Args:
-        corpus: the samples.
-        target: whose states they are.
         aux_layers: which states, before the final one.
     """
 
@@ -179,14 +172,7 @@ class GatheredStates(ABC):
 
 
 class DiskStates(GatheredStates):
-    """Reads what `write_states` wrote.
-
-    Args:
-        corpus: as given to `write_states`.
-        target: likewise.
-        aux_layers: likewise.
-        folder: likewise.
-    """
+    """Reads what `write_states` wrote."""
 
     def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path) -> None:
         super().__init__(corpus, target, aux_layers)
@@ -212,7 +198,6 @@ class ServedStates(GatheredStates):
     """Asks a server for the states of each sample when its batch is due; its files are deleted once they are read.
 
     Args:
-        corpus: the samples.
         target: the one that is served; of its weights only embedding, norm and head are used.
         aux_layers: the states that the drafter reads; the server writes these and that which leaves the last layer.
         url: of the server, with or without /v1.
@@ -244,10 +229,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
     """Make sure that a server writes the states that are asked for, by computing those of a short text here.
 
     Args:
-        url: of the server.
-        corpus: where the text is from.
         target: whole, on any device.
-        aux_layers: the states that the drafter reads.
 
     Raises:
         InvalidSetup: it serves other weights, or writes the states of other layers.
@@ -265,13 +247,7 @@ def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Seq
     wrong = [layer for layer, each in zip(wanted, differences_N.tolist(), strict=True) if not each < _MOST_DIFFERENCE]
     if not wrong:
         return
-    raise InvalidSetup.because(
-        "wrong-states",
-        f"{url} writes other states than those of layers {_join(wanted)}: {_join(wrong)} differ from what "
-        f"{target.path} computes.",
-        where="--hidden-states",
-        fix=f"Serve exactly this target, with eagle_aux_hidden_state_layer_ids: [{_join(wanted)}].",
-    )
+    raise refusal("wrong-states", url=url, wanted=_join(wanted), wrong=_join(wrong), path=target.path)
 
 
 def _served_layers(aux_layers: Sequence[int], target: FrozenTarget) -> list[int]:

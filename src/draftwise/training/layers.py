@@ -117,8 +117,6 @@ class DecoderLayer(nn.Module):
     """A layer of the Llama kind; its tensors are named as in Hugging Face checkpoints.
 
     Args:
-        shape: heads and widths.
-        eps: of its norms.
         num_in: width of the attention's input; None: the hidden size.
         input_norm: whether it norms its input; False if the caller does (EAGLE heads).
         qkv_bias: biases of q, k and v (Qwen2).
@@ -156,7 +154,6 @@ class DecoderLayer(nn.Module):
         Args:
             x_BRH: the residual stream that enters.
             normed_BRX: the input of attention.
-            rotations: of the rows' positions.
             past: keys and values of the steps before.
 
         Returns:

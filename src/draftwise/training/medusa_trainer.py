@@ -59,18 +59,16 @@ class MedusaTraining(DrafterTraining):
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_heads", default=5, least=1, help="Draft tokens, each with its own head (the paper's 5)."),
-        Option(name="num_layers", default=1, least=1, help="Residual layers of a head (the paper's 1)."),
+        Option("num_heads", 5, "Draft tokens, each with its own head (the paper's 5).", least=1),
+        Option("num_layers", 1, "Residual layers of a head (the paper's 1).", least=1),
         Option(
-            name="lm_head",
-            default="own",
-            choices=("own", "shared", "frozen"),
-            help="Last matrix of the heads: one each as in the paper, one for all of them, or a copy of the target's "
+            "lm_head",
+            "own",
+            "Last matrix of the heads: one each as in the paper, one for all of them, or a copy of the target's "
             "that is not trained. A shared one makes the checkpoint small (vLLM's original_lm_head).",
+            choices=("own", "shared", "frozen"),
         ),
-        Option(
-            name="discount", default=0.8, least=0, help="Weight of a draft token, relative to the last one (paper)."
-        ),
+        Option("discount", 0.8, "Weight of a draft token, relative to the last one (paper).", least=0),
         learn_from("the text's own next token as in the paper"),
     )
 

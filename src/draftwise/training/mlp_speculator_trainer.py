@@ -69,11 +69,11 @@ class MlpSpeculatorTraining(DrafterTraining):
     name: ClassVar[str] = "mlp_speculator"
     learning_rate: ClassVar[float] = 2e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="n_predict", default=3, least=1, help="Draft tokens, each predicted by its own stage."),
-        Option(name="inner_dim", default=0, least=0, help="Width of the recurrence; 0: the target's hidden size."),
-        Option(name="tie_weights", default=False, help="One set of weights for all stages."),
-        Option(name="scale_input", default=False, help="Norm the target's state first."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
+        Option("n_predict", 3, "Draft tokens, each predicted by its own stage.", least=1),
+        Option("inner_dim", 0, "Width of the recurrence; 0: the target's hidden size.", least=0),
+        Option("tie_weights", False, "One set of weights for all stages."),
+        Option("scale_input", False, "Norm the target's state first."),
+        Option("discount", 1.0, "Weight of a draft token, relative to the one before.", least=0),
         learn_from("the text's own next token as in the paper"),
     )
 

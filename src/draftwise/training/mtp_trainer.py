@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.training.blueprint import Blueprint
 from draftwise.training.chain_training import ChainNetwork, ChainTraining
 from draftwise.training.draft_losses import Answers, answer_as_text
 from draftwise.training.drafter_export import check_expressible, save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
-from draftwise.training.method import Option, learn_from
+from draftwise.training.method import Blueprint, Option, learn_from
 
 _PREFIX = "model.mtp_layers.0."
 
@@ -62,8 +61,8 @@ class MtpTraining(ChainTraining):
 
     name: ClassVar[str] = "mtp"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learned; papers: 1."),
-        Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
+        Option("num_speculative_tokens", 3, "Draft tokens that are learned; papers: 1.", least=1),
+        Option("discount", 0.8, "Weight of a token's loss, relative to the one before.", least=0),
         learn_from("the text as in the papers"),
     )
 

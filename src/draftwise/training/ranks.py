@@ -19,7 +19,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 _Item = TypeVar("_Item")
 _TIMEOUT = timedelta(hours=2)
@@ -101,12 +101,7 @@ def joined(device: str) -> Iterator[Ranks]:
     local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if device == "cuda":
         if size > (there := torch.cuda.device_count()):
-            raise InvalidSetup.because(
-                "too-many-processes",
-                f"{size} processes were started on this machine, but it has {there} GPUs.",
-                where="--nproc-per-node",
-                fix=f"Start {there}.",
-            )
+            raise refusal("too-many-processes", size=size, there=there)
         torch.cuda.set_device(local)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=_TIMEOUT)
     yield Ranks(distributed.get_rank(), distributed.get_world_size())

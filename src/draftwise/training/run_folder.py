@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from draftwise.core import InvalidSetup, StorageError, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import replacing, write_whole
 from draftwise.reporting.appearance import PALETTE
 from draftwise.reporting.svg import to_svg
@@ -43,16 +44,9 @@ class RunFolder:
             InvalidSetup: the folder holds anything other than an unfinished run.
         """
         if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
-            raise InvalidSetup.because(
-                "already-there",
-                f"{self.out} already holds a checkpoint.",
-                where=str(self.out),
-                fix="Choose another --out, or remove the folder.",
-            )
+            raise refusal("already-there", out=self.out)
         if self.out.exists() and not self.out.is_dir():
-            raise InvalidSetup.because(
-                "no-folder", f"{self.out} is not a folder.", where=str(self.out), fix="Choose another --out."
-            )
+            raise refusal("no-folder", out=self.out)
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start a run, or resume the one that is there.
@@ -72,12 +66,7 @@ class RunFolder:
             differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             if differing:
                 shown = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differing)
-                raise InvalidSetup.because(
-                    "other-settings",
-                    f"{self.out} holds an unfinished run with other settings: {shown}.",
-                    where=str(self.out),
-                    fix="Repeat the same settings to resume it, or choose another --out.",
-                )
+                raise refusal("other-settings", out=self.out, shown=shown)
         self._write(self._settings, json.dumps(settings, indent=2) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -118,12 +107,7 @@ class RunFolder:
     def refuse(self, error: Exception, file: Path | None = None) -> InvalidSetup:
         """Return the refusal of a file of the run, of its checkpoint by default."""
         told, file = " ".join(cause_of(error).split()), file or self._checkpoint
-        return InvalidSetup.because(
-            "damaged-training-state",
-            f"{file} of the unfinished run cannot be read: {told[:200]}.",
-            where=str(file),
-            fix=f"Restore it, or remove {self.path} to start again.",
-        )
+        return refusal("damaged-training-state", file=file, told=told[:200], path=self.path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to the log."""
@@ -150,7 +134,6 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw loss and held-out acceptance by draft position over the steps.
 
     Args:
-        rows: of the run's log.
         file: written atomically.
     """
     about = "Loss, and held-out acceptance by draft position, against training steps."

@@ -159,7 +159,8 @@ class TrainSettings:
             fix = f"Use a multiple of {num_ranks}."
             message = f"is {accumulate}: {num_ranks} processes cannot split that many batches evenly."
             raise InvalidSetup(_error("accumulate", message, fix))
-        is_large = num_ranks > 1 and _is_large(target_bytes, device) and not self.states_url
+        may_shard = num_ranks > 1 and device == "cuda" and not self.states_url
+        is_large = may_shard and 2 * target_bytes > torch.cuda.get_device_properties().total_memory
         shard = is_large if self.shard is None else self.shard and (num_ranks > 1 or is_launched())
         if shard and self.hidden_states != "online":
             fix = "Use --hidden-states online, or --no-shard."
@@ -191,10 +192,6 @@ class TrainSettings:
         free |= {"hidden_states", "target", "options", "shard"}
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in free}
         return values | {name: _plain(value) for name, value in self.options.items()}
-
-
-def _is_large(target_bytes: int, device: str) -> bool:
-    return device == "cuda" and 2 * target_bytes > torch.cuda.get_device_properties().total_memory
 
 
 def _plain(value: Any) -> Any:

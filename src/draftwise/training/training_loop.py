@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from draftwise.core import InvalidSetup, SpecStats, Stopped
+from draftwise.core import SpecStats, Stopped
+from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.training.data import BatchRows, Feed, Position, SampleOrder
 from draftwise.training.frozen_target import States, TokenBatch
 from draftwise.training.hidden_states import StateSource
@@ -24,7 +26,7 @@ from draftwise.training.method import DrafterTraining, DraftLoss
 from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.run_folder import RunFolder, draw_curves
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.training_progress import Bar, Reporter
+from draftwise.training.training_progress import Bar, show_bar
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
@@ -64,12 +66,7 @@ class TrainingRun:
     """One run, from its last checkpoint to its last step.
 
     Args:
-        method: the drafter in training.
         settings: resolved ones.
-        learned: the data to learn.
-        held_out: the data to evaluate on.
-        folder: of checkpoints and log.
-        reporter: shows the progress.
         ranks: the processes that share the batches of each step.
     """
 
@@ -81,12 +78,12 @@ class TrainingRun:
         learned: DataSource,
         held_out: DataSource,
         folder: RunFolder,
-        reporter: Reporter,
+        progress: Progress,
         ranks: Ranks = ALONE,
     ) -> None:
         assert settings.lr is not None
         assert settings.optimizer is not None
-        self._method, self._settings, self._folder, self._reporter = method, settings, folder, reporter
+        self._method, self._settings, self._folder, self._progress = method, settings, folder, progress
         self._learned, self._held_out, self._ranks = learned, held_out, ranks
         self._loss = ranks.spread(_Loss(method), shard=bool(settings.shard))
         self._optimizers = Optimizers(
@@ -112,16 +109,13 @@ class TrainingRun:
         settings = self._settings
         try:
             with (
-                self._reporter.show_bar("steps", total=settings.steps, done=self._position.step) as bar,
+                show_bar(self._progress, "steps", total=settings.steps, done=self._position.step) as bar,
                 _catching_signals(until_second=self._ranks.size == 1) as is_stopped,
             ):
                 return self._take_steps(bar, is_stopped)
         except torch.cuda.OutOfMemoryError as error:
-            raise InvalidSetup.because(
-                "out-of-memory",
-                f"A batch of {settings.batch_tokens} tokens does not fit into memory: {str(error).splitlines()[0]}",
-                where="--batch-tokens",
-                fix="Halve --batch-tokens and double --accumulate.",
+            raise refusal(
+                "out-of-memory", batch_tokens=settings.batch_tokens, cause=str(error).splitlines()[0]
             ) from None
 
     def _take_steps(self, bar: Bar, is_stopped: Callable[[], bool]) -> Evaluation:
@@ -142,7 +136,7 @@ class TrainingRun:
                 self._log_evaluation(evaluation)
             is_due = time.monotonic() - saved > settings.save_minutes * 60
             # The ranks' clocks differ, and so do the steps at which a signal reaches them: all do the same.
-            wants_stop = is_stopped() or self._reporter.stop_requested
+            wants_stop = is_stopped() or self._progress.stop_requested
             stops, saves = (any(each) for each in zip(*self._ranks.gather((wants_stop, is_due)), strict=True))
             if stops or saves or (settings.save_every and step % settings.save_every == 0):
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
@@ -225,12 +219,7 @@ class TrainingRun:
         loss = sum(self._ranks.gather(float(self._loss_sum))) / self._loss_count
         step, settings = self._position.step, self._settings
         if not math.isfinite(loss):
-            raise InvalidSetup.because(
-                "diverged",
-                f"The loss is {loss} at step {step}.",
-                where="--lr",
-                fix=f"Use less than {settings.lr:g}, or a longer --warmup. The last checkpoint is from before.",
-            )
+            raise refusal("diverged", loss=loss, step=step, lr=settings.lr)
         self._loss_sum.zero_()
         self._loss_count = 0
         speed = self._num_tokens / max(self._seconds, 1e-9)
@@ -244,7 +233,7 @@ class TrainingRun:
         self._folder.append(row | {"acceptance_length": evaluation.length})
         rates = " ".join(f"{100 * rate:.0f}" for rate in evaluation.acceptance)
         line = f"held out: loss {evaluation.loss:.4f}, accepted by position {rates} %, length {evaluation.length:.2f}"
-        self._reporter.print_line(f"step {step}  {line}")
+        self._progress.status(f"step {step}  {line}")
 
     def _save(self) -> None:
         network, optimizers = self._optimizers.state_dict()
@@ -281,7 +270,7 @@ class TrainingRun:
             self._seconds = float(state["seconds"])
         except (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise self._folder.refuse(error) from None  # of another release, or of another target of that name
-        self._reporter.print_line(f"resuming at step {self._position.step}")
+        self._progress.status(f"resuming at step {self._position.step}")
 
 
 class _Loss(nn.Module):

@@ -53,32 +53,12 @@ class TrainingBars(Silent):
             self.status(f"{what} {done}/{self._total}  {note}".rstrip())
 
 
-class Reporter:
-    """Reports the tasks of a run, one after another.
-
-    Args:
-        progress: receives them; None draws bars on stderr.
-        quiet: whether to report nothing.
-    """
-
-    def __init__(self, progress: Progress | None = None, *, quiet: bool = False) -> None:
-        self._progress: Progress = Silent() if quiet else progress or TrainingBars()
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether the run should end after a checkpoint."""
-        return self._progress.stop_requested
-
-    def print_line(self, line: str) -> None:
-        """Report one line."""
-        self._progress.status(line)
-
-    @contextmanager
-    def show_bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
-        """Report the steps of a task while the block runs."""
-        self._progress.plan(total, None)
-        yield Bar(self._progress, what, done)
-        self._progress.plan(0, None)
+@contextmanager
+def show_bar(progress: Progress, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
+    """Report the steps of a task while the block runs."""
+    progress.plan(total, None)
+    yield Bar(progress, what, done)
+    progress.plan(0, None)
 
 
 class Bar:

@@ -7,25 +7,39 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from draftwise.backends.address import check_url
+from draftwise.checkpoints.headers import read_headers
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageError
+from draftwise.core.progress import Progress, Silent
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.knowledge.messages import refusal
 from draftwise.training import get_training
-from draftwise.training.data import Corpus, Feed, SampleOrder, split
+from draftwise.training.data import (
+    AnswerSettings,
+    Corpus,
+    Feed,
+    SampleOrder,
+    TextSample,
+    answer,
+    cut_prompts,
+    read_samples,
+    split,
+)
 from draftwise.training.drafter_export import load_back
 from draftwise.training.frozen_target import FrozenTarget
 from draftwise.training.hidden_states import (
@@ -39,12 +53,69 @@ from draftwise.training.hidden_states import (
 from draftwise.training.method import DrafterTraining, resolve_options
 from draftwise.training.ranks import Ranks, joined
 from draftwise.training.run_folder import RunFolder
-from draftwise.training.run_memory import TrainingMemory, find_target_bytes
 from draftwise.training.run_settings import TrainSettings
-from draftwise.training.samples import AnswerSettings, TextSample, answer, cut_prompts, read_samples
 from draftwise.training.training_loop import DataSource, Evaluation, TrainingRun
-from draftwise.training.training_progress import Reporter
+from draftwise.training.training_progress import TrainingBars
 from draftwise.version import __version__
+
+_FLOAT = 4
+"""Bytes of a drafter's parameter, of its gradient, and of each of its optimizer's averages."""
+
+
+def find_target_bytes(settings: TrainSettings) -> int:
+    """Return what the target's weights take whole, from its headers."""
+    itemsize = 4 if settings.precision == "float32" or settings.find_device() == "cpu" else 2
+    return sum(each.num_elements for each in read_headers(Path(settings.target)).tensors.values()) * itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """Bytes on each GPU; what the passes keep besides grows with the batch, and is not known before one was run."""
+
+    target: int
+    drafter: int
+    """Weights, gradients, and the optimizer's averages; sharded: also the weights as gathered in a step."""
+    states: int
+    """Hidden states that one batch hands from the target to the drafter."""
+    there: int | None
+    """Memory of the device; None on the CPU."""
+
+    @classmethod
+    def of(cls, method: DrafterTraining, target: FrozenTarget, settings: TrainSettings, ranks: Ranks) -> Self:
+        """Return the memory of a run whose models are built, but not yet sharded by the loop."""
+        trained = [each for each in method.network.parameters() if each.requires_grad]
+        averages = sum(each.numel() * (1 if settings.optimizer == "muon" and each.ndim == 2 else 2) for each in trained)
+        weights = sum(each.numel() for each in trained)
+        kept = 2 * weights + averages  # weights, gradients, averages
+        drafter = math.ceil(kept / ranks.size) + 2 * weights if settings.shard else kept
+        assert settings.batch_tokens is not None
+        width = (len(method.aux_layers) + 1) * target.hidden_size * target.embedding_VH.element_size()
+        there = torch.cuda.get_device_properties().total_memory if settings.device == "cuda" else None
+        return cls(
+            target=target.count_bytes(), drafter=_FLOAT * drafter, states=settings.batch_tokens * width, there=there
+        )
+
+    @property
+    def known(self) -> int:
+        """What is certain to be needed."""
+        return self.target + self.drafter + self.states
+
+    def __str__(self) -> str:
+        """Return one line for the operator."""
+        parts = {"target": self.target, "drafter and optimizer": self.drafter, "hidden states": self.states}
+        shown = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+        there = f" of {self.there / 1e9:.1f} GB" if self.there else ""
+        return f"memory of each process: {shown} = {self.known / 1e9:.2f} GB{there}, plus the activations of a batch"
+
+    def check(self) -> None:
+        """Make sure that what is certain to be needed is there.
+
+        Raises:
+            InvalidSetup: the device has less.
+        """
+        if self.there is not None and self.known > self.there:
+            raise refusal("run-too-large", there=self.there / 1e9, memory=self)
+
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_IN_RUST = "os error 28"
@@ -69,13 +140,11 @@ class TrainedDrafter:
     """Trained ones."""
 
 
-def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDrafter:
+def train(method: str, settings: TrainSettings, progress: Progress) -> TrainedDrafter:
     """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
 
     Args:
         method: one that is trainable (`knowledge.methods`).
-        settings: of the run.
-        reporter: shows the progress.
 
     Raises:
         InvalidSetup: settings, data, target or the output folder cannot be used.
@@ -84,7 +153,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
     """
     try:
         with joined(settings.find_device()) as ranks:
-            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+            return _train(method, settings, progress if ranks.is_first else Silent(), ranks)
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
             raise
@@ -94,12 +163,10 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainedDr
         ) from None
 
 
-def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainedDrafter:
+def _train(method: str, settings: TrainSettings, progress: Progress, ranks: Ranks) -> TrainedDrafter:
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
-    settings = dataclasses.replace(
-        settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
-    )
+    settings = dataclasses.replace(settings, options=options, target=checkpoint_of(settings.target, progress.status))
     target_bytes = find_target_bytes(settings)
     settings = settings.resolve(learning_rate=kind.learning_rate, num_ranks=ranks.size, target_bytes=target_bytes)
     folder = RunFolder(settings.out, writes=ranks.is_first)
@@ -115,7 +182,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         shard=bool(settings.shard),
         num_layers=0 if settings.states_url else None,
     )
-    samples = _gather(target, settings, cache, reporter, ranks)
+    samples = _gather(target, settings, cache, progress, ranks)
     learned, held_out = (
         Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
@@ -123,11 +190,11 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
     folder.open(fixed | settings.fixed())
     trained = _build(kind, target, settings, learned)
     if settings.states_url and ranks.is_first:
-        reporter.print_line(f"comparing a text's hidden states from {settings.states_url} with the target's")
+        progress.status(f"comparing a text's hidden states from {settings.states_url} with the target's")
         check_served(settings.states_url, learned, FrozenTarget.load(settings.target), trained.aux_layers)
-    reporter.print_line(_describe(trained, learned, held_out, settings))
+    progress.status(_describe(trained, learned, held_out, settings))
     memory = TrainingMemory.of(trained, target, settings, ranks)
-    reporter.print_line(str(memory))
+    progress.status(str(memory))
     memory.check()
     job = _Job(
         method=trained,
@@ -137,7 +204,7 @@ def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Rank
         held_out=held_out,
         cache=cache,
         folder=folder,
-        reporter=reporter,
+        progress=progress,
         ranks=ranks,
     )
     evaluation = _learn(job)
@@ -177,12 +244,12 @@ class _Job:
     held_out: Corpus
     cache: Path
     folder: RunFolder
-    reporter: Reporter
+    progress: Progress
     ranks: Ranks
 
 
 def _gather(
-    target: FrozenTarget, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
+    target: FrozenTarget, settings: TrainSettings, cache: Path, progress: Progress, ranks: Ranks
 ) -> list[TextSample]:
     """Return the samples, with answers of the target unless the data's own are to be learned."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
@@ -192,12 +259,7 @@ def _gather(
     samples = list(read_samples(settings.data, tokenizer, max_length=limit, window=window))
     if given:
         if not any(sample.num_prompt < len(sample.tokens) for sample in samples):
-            raise InvalidSetup.because(
-                "no-answers",
-                "The data has prompts, but no answers to learn.",
-                where="--answers",
-                fix="Leave --answers out, so that the target answers, or give conversations with answers.",
-            )
+            raise refusal("no-answers")
         return samples
     answers = AnswerSettings(
         temperature=settings.temperature,
@@ -206,7 +268,7 @@ def _gather(
         max_num_seqs=256 if settings.device == "cuda" else 16,
     )
     prompts = cut_prompts(samples, num_tokens=settings.prompt_tokens, room=max(limit - answers.max_tokens, 1))
-    return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter, ranks=ranks)
+    return answer(target.path, prompts, cache, answers, device=settings.device, progress=progress, ranks=ranks)
 
 
 def _describe(method: DrafterTraining, learned: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
@@ -233,7 +295,7 @@ def _learn(job: _Job) -> Evaluation:
         learned=learned,
         held_out=held_out,
         folder=job.folder,
-        reporter=job.reporter,
+        progress=job.progress,
         ranks=job.ranks,
     ).run()
 
@@ -276,7 +338,7 @@ def _store_states(job: _Job) -> StateSource:
     """Write the target's states for all samples to the cache, and return what reads them."""
     layers = "-".join(map(str, job.method.aux_layers)) or "final"
     folder = job.cache / f"states-{job.learned.digest}-{job.settings.precision}-{layers}"
-    write_states(job.learned, job.target, job.method.aux_layers, folder, job.reporter, job.ranks)
+    write_states(job.learned, job.target, job.method.aux_layers, folder, job.progress, job.ranks)
     return DiskStates(job.learned, job.target, job.method.aux_layers, folder)
 
 
@@ -344,12 +406,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         except ChildFailedError as error:
             _explain(Path(notes))
             rank, failure = error.get_first_failure()
-            raise InvalidSetup.because(
-                "rank-died",
-                f"Process {rank} of {num_gpus} ended with {_name_exit(failure.exitcode)}, and the launcher ended "
-                "the others.",
-                fix="The same command resumes the run at its last checkpoint.",
-            ) from None
+            raise refusal("rank-died", rank=rank, num_gpus=num_gpus, status=_name_exit(failure.exitcode)) from None
         except SignalException:
             results = None
         if results is None:
@@ -364,7 +421,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
 def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> TrainedDrafter:
     """Train as one rank; what an operator should know is left in a file for the launcher."""
     try:
-        return train(method, settings, Reporter(quiet=quiet))
+        return train(method, settings, Silent() if quiet else TrainingBars())
     except InvalidSetup as error:
         _leave(notes, {"findings": [asdict(each) for each in error.findings]})
     except Stopped as stopped:

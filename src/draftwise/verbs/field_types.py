@@ -38,25 +38,15 @@ class Range:
         if self.least is not None and self.most is not None:
             return f"from {self.least:g} to {self.most:g}"
         said = {
-            "{:g} or more": self.least,
-            "above {:g}": self.above,
-            "{:g} or less": self.most,
-            "below {:g}": self.below,
-        }
+            "{:g} or more": self.least, "above {:g}": self.above, "{:g} or less": self.most, "below {:g}": self.below,
+        }  # fmt: skip
         return " and ".join(words.format(bound) for words, bound in said.items() if bound is not None)
 
 
 _NAMES: Mapping[Any, str] = {
-    str: "text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    PathLike: "a path",
-    Path: "a path",
-    Mapping: "a mapping",
-    Callable: "a function",
-    type(None): "None",
-}
+    str: "text", bool: "true or false", int: "a whole number", float: "a finite number", PathLike: "a path",
+    Path: "a path", Mapping: "a mapping", Callable: "a function", type(None): "None",
+}  # fmt: skip
 _SCALARS: Mapping[Any, Callable[[Any], bool]] = {
     Any: lambda _: True,
     object: lambda _: True,

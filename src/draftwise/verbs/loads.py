@@ -37,8 +37,9 @@ def read_numbers(
     except (ValueError, OverflowError):
         refuse(f"{subject}{given!r} is not a list of {'whole numbers' if whole else 'numbers'} like 1,2,4.", where=of)
     for number in numbers:
-        if not math.isfinite(number):
-            refuse(f"{subject}{number} is not a finite number.", where=of)
+        if not abs(number) < 10**15:
+            said = "too large" if abs(number) < math.inf else "not a finite number"
+            refuse(f"{subject}{str(number)[:40]} is {said}.", where=of)
         if number < least or (open_end and number == least):
             refuse(f"{subject}{number:g} is {'not above' if open_end else 'below'} {least:g}.", where=of)
     return numbers

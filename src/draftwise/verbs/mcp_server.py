@@ -33,16 +33,7 @@ from draftwise.verbs import VERBS
 from draftwise.verbs.error_documents import ErrorDocument
 from draftwise.verbs.explain import ExplainRequest, explain
 from draftwise.verbs.jobs import Job, Jobs, JobState
-from draftwise.verbs.tool_calls import (
-    TOOLS,
-    Permissions,
-    Tool,
-    ToolAnswer,
-    answer_of,
-    call,
-    make_request,
-    refusal_of,
-)
+from draftwise.verbs.tool_calls import TOOLS, Permissions, Tool, ToolAnswer, answer_of, call, make_request, refusal_of
 from draftwise.version import __version__
 
 PAGES = {
@@ -180,18 +171,9 @@ def _list_operations(permissions: Permissions, jobs: Jobs) -> list[_Operation]:
         if tool.is_job:
             found += _list_job_operations(name, tool, permissions, jobs)
             continue
-        found.append(
-            _Operation(
-                tool=_describe(
-                    name,
-                    tool.request.__doc__ or "",
-                    tool.input_schema(),
-                    tool.output_schema(),
-                    writes=bool(tool.written),
-                ),
-                run=partial(_call, name, permissions),
-            )
-        )
+        about, schemas = tool.request.__doc__ or "", (tool.input_schema(), tool.output_schema())
+        described = _describe(name, about, *schemas, writes=bool(tool.written))
+        found.append(_Operation(tool=described, run=partial(_call, name, permissions)))
     return found
 
 
@@ -307,11 +289,7 @@ def _list_resources() -> list[types.Resource]:
 
 
 def _read_page(uri: str) -> str:
-    """Return the page of a method, a release or a finding: what `explain` says of it.
-
-    Raises:
-        MCPError: there is no such page.
-    """
+    """Return the page of a method, a release or a finding: what `explain` says of it."""
     kind, _, name = uri.removeprefix("draftwise://").partition("/")
     if uri.startswith("draftwise://") and kind in PAGES and len(name) < 200:
         try:

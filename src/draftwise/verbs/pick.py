@@ -26,15 +26,7 @@ from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import open_release, remarks_on
 from draftwise.verbs.verb import Result, verb
 
-__all__ = [
-    "STRUCTURED_OUTPUT",
-    "MethodRanking",
-    "PickRequest",
-    "PickResult",
-    "RankedMethod",
-    "list_models",
-    "pick",
-]
+__all__ = ["STRUCTURED_OUTPUT", "MethodRanking", "PickRequest", "PickResult", "RankedMethod", "list_models", "pick"]
 
 _GIB = 2**30
 

@@ -21,8 +21,14 @@ from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import get_method
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replay_directory import PROFILE, ReplayDirectory, hash_transcripts
-from draftwise.replaying.replaying import ReplayCandidate, choose_ks, replay_candidates
+from draftwise.replaying.replaying import (
+    PROFILE,
+    ReplayCandidate,
+    ReplayDirectory,
+    choose_ks,
+    hash_transcripts,
+    replay_candidates,
+)
 from draftwise.replaying.served_drafts import ServedReplayer
 from draftwise.replaying.transcripts import (
     Encoder,
@@ -323,7 +329,7 @@ class _Workshop:
         return partial(self._open, spec, ks)
 
     def _open(self, spec: SpecConfig, ks: tuple[int, ...]) -> Replayer:
-        from draftwise.engine.replay.opening import open_replayer
+        from draftwise.engine.replayers import open_replayer
 
         return open_replayer(spec, self.target, ks, longest=self.longest, forced=self.forced, settings=self.settings)
 

@@ -11,7 +11,7 @@ from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Finding, Setup, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
-from draftwise.knowledge.quantization import needs_checkpoint
+from draftwise.knowledge.model_types import needs_checkpoint
 from draftwise.knowledge.vllm import Release, find_remarks
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup

@@ -28,20 +28,11 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OPTION = re.compile(r"'[^']*'|`draftwise mcp [^`]*`|(?<![\w`-])--?[a-z][\w-]*")
 """An option in a message; quotes hold the agent's own text, and a command for who runs the server stays as it is."""
 _OTHER_NAMES = {
-    "tp": ("tensor_parallel_size", "gpus"),
-    "pp": ("pipeline_parallel_size",),
-    "sc": ("speculative_config",),
-    "from": ("before", "from_run"),
-    "to": ("after",),
-    "k": ("lengths", "ks"),
-    "context": ("notes",),
-    "api_key_env": ("key_variables",),
-    "vllm_command": ("vllm",),
-    "interval": ("interval_s",),
-    "list": ("list_names",),
-    "target": ("model",),
-    "format": ("shape",),
-}
+    "tp": ("tensor_parallel_size", "gpus"), "pp": ("pipeline_parallel_size",), "sc": ("speculative_config",),
+    "from": ("before", "from_run"), "to": ("after",), "k": ("lengths", "ks"), "context": ("notes",),
+    "api_key_env": ("key_variables",), "vllm_command": ("vllm",), "interval": ("interval_s",), "list": ("list_names",),
+    "target": ("model",), "format": ("shape",),
+}  # fmt: skip
 """Fields that options stand for under another name."""
 
 

@@ -78,7 +78,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     require_posix("Training runs")
     with _explain_missing():
         from draftwise.training.run_settings import TrainSettings
-        from draftwise.training.training_progress import Reporter, TrainingBars
+        from draftwise.training.training_progress import TrainingBars
         from draftwise.training.training_run import train as run
         from draftwise.training.training_run import train_on_gpus
     data = (request.data,) if isinstance(request.data, str) else tuple(request.data)
@@ -94,7 +94,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     if wrong := [*find_wrong_types(settings)]:
         raise InvalidRequest(wrong)
     if request.gpus is None or "RANK" in os.environ:
-        made = run(request.method, settings, Reporter(progress))
+        made = run(request.method, settings, progress)
     else:
         made = train_on_gpus(request.method, settings, request.gpus, quiet=not isinstance(progress, TrainingBars))
     return copy_fields(TrainResult, made, is_first=os.environ.get("RANK", "0") == "0")

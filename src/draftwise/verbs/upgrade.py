@@ -141,11 +141,7 @@ def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
 
 
 def _pair(old: FoundSetups, new: FoundSetups) -> Iterable[tuple[SetupReading, SetupReading]]:
-    """Return each setup as the two releases read it.
-
-    Raises:
-        InvalidSetup: one of them takes a text for a server that the other does not.
-    """
+    """Return each setup as the two releases read it."""
     if len(old.readings) != len(new.readings):
         raise refusal("servers-differ", before=len(old.readings), after=len(new.readings))
     return zip(old.readings, new.readings, strict=True)

@@ -171,11 +171,7 @@ def _describe_failure(error: OSError) -> DraftwiseError:
 
 
 def _refuse_wrong_types(request: Any) -> None:
-    """Refuse a request whose fields do not have their types; the command line has converted its values already.
-
-    Raises:
-        InvalidRequest: some do not; there is a finding for each.
-    """
+    """Refuse a request whose fields do not have their types; the command line has converted its values already."""
     from draftwise.verbs.field_types import find_wrong_types
 
     if wrong := list(find_wrong_types(request)):

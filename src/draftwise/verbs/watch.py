@@ -190,12 +190,7 @@ def watch(request: WatchRequest, progress: Progress) -> WatchResult:
 
 
 def _read(request: WatchRequest) -> _Service:
-    """Read the files and headers of a request.
-
-    Raises:
-        InvalidRequest: parts of it do not go together.
-        InvalidSetup: the baseline cannot be read, or a header is malformed.
-    """
+    """Read the files and headers of a request."""
     from draftwise.measure.access import find_headers
 
     headers = read_headers(request.headers, request.key_variables)

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 -- a file a row
 """The first switch-on: servers that have no arguments yet, one of several, shared by an alias, or written with tabs."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -94,6 +95,8 @@ NAMED = {
     "whole.Dockerfile": f'FROM {IMAGE}\nCMD ["--model", "{MODEL}", \\\n     "--seed", "1"]\n',
     "ray.yaml": "applications:\n- name: llm\n  import_path: ray.serve.llm:build_openai_app\n  args:\n    llm_configs:\n"
     f"    - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n      engine_kwargs:\n        max_model_len: 8192\n",
+    "flow-ray.yaml": "applications:\n- name: llm\n  import_path: ray.serve.llm:build_openai_app\n  args:\n    llm_configs:\n"
+    f"    - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n      engine_kwargs: {{max_model_len: 8192}}\n",
     "config.yaml": f"model: {MODEL}\nport: 8000\nmax-model-len: 8192\n",
     "play.yaml": f"- hosts: gpu\n  tasks:\n  - docker_container:\n      image: {IMAGE}\n      command: --model {MODEL}\n",
     "task.yaml": f"resources: {{accelerators: H100}}\nrun: |\n  vllm serve {MODEL} \\\n    --port 8000\n",
@@ -136,6 +139,15 @@ def test_a_file_of_another_form_is_switched_on_and_off_again(name: str) -> None:
     off = edit(SourceText(text=again, name=name), None, engine_version="0.26.0").text
     assert off == NAMED[name] or name == "flux.yaml"
     assert read_setups(SourceText(text=off, name=name))[0].setup.spec is None
+
+
+@pytest.mark.parametrize("keys", ["{0}", "{0}, seed: 1", "seed: 1, {0}", "seed: 1, {0}, max_model_len: 99"])
+def test_a_config_among_keys_on_one_line_is_removed(keys: str) -> None:
+    whole = NAMED["flow-ray.yaml"].replace("max_model_len: 8192", keys)
+    text = whole.replace("{0}", f"speculative_config: {json.dumps(NGRAM.to_dict())}")
+    off = edit(SourceText(text=text, name="ray.yaml"), None, engine_version="0.26.0").text
+    rest = ", ".join(each for each in keys.split(", ") if each != "{0}")
+    assert off == NAMED["flow-ray.yaml"].replace("max_model_len: 8192", rest)
 
 
 @pytest.mark.parametrize("gap", [" ", "\n    "])

@@ -15,7 +15,7 @@ tl = pytest.importorskip("triton.language")
 from draftwise.engine.kernels.cuda import device_functions as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import floors  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
-from draftwise.engine.kernels.sampling_constants import GROUP  # noqa: E402
+from draftwise.engine.kernels.sampling_constants import GROUP, Lane  # noqa: E402
 from draftwise.engine.proposers.proposer import Draft  # noqa: E402
 from draftwise.engine.sampling import logits as counting  # noqa: E402
 from draftwise.engine.sampling import random as noise  # noqa: E402
@@ -25,7 +25,6 @@ from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Syn
 from draftwise.engine.sampling.logits import Penalties, TokenCounts  # noqa: E402
 from draftwise.engine.sampling.logprobs import rank_tokens  # noqa: E402
 from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
-from draftwise.engine.sampling.random import Lane  # noqa: E402
 from draftwise.engine.sampling.tempering import Tempering  # noqa: E402
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.confirming import confirm
 from tests.support.dflash_checkpoint import write_dflash
 
-from draftwise.checkpoints.speculators_format import to_plain
+from draftwise.checkpoints.recognize import to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers.dflash import DFlashProposer, load_dflash

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from draftwise.engine.proposers.draft_builder import choose
-from draftwise.engine.sampling.random import Lane, gumbel
+from draftwise.engine.kernels.sampling_constants import Lane
+from draftwise.engine.proposers.proposer import choose
+from draftwise.engine.sampling.random import gumbel
 
 GENERATOR = torch.Generator().manual_seed(0)
 

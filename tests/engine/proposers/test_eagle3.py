@@ -10,7 +10,7 @@ from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, targ
 from tests.support.made_drafters import write_eagle3
 
 from draftwise.checkpoints.config_values import MASK_KEYS
-from draftwise.checkpoints.speculators_format import from_plain
+from draftwise.checkpoints.recognize import from_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers.eagle3 import load_eagle3

@@ -17,12 +17,11 @@ from tests.support.combinations import EVERY_CASE, taking_turns
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig
-from draftwise.engine.replay.dense import DenseReplayer
-from draftwise.engine.replay.forced import ForcedReplayer, ForcedStep, force
+from draftwise.engine.replayers import DenseReplayer, ForcedReplayer, ForcedStep, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
-from draftwise.replaying.replay_directory import to_anchors
+from draftwise.replaying.replaying import to_anchors
 from draftwise.replaying.transcripts import Replayer, Transcript
 from draftwise.workloads import load_workloads
 

@@ -13,7 +13,7 @@ from draftwise.backends.asking import Scorer
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.core import Engine
 from draftwise.engine.engine_config import EngineConfig
-from draftwise.engine.replay.dense import DenseReplayer
+from draftwise.engine.replayers import DenseReplayer
 from draftwise.replaying.served_drafts import ServedReplayer
 from draftwise.replaying.transcripts import Transcript
 

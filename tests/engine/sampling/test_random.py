@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from draftwise.engine.kernels.sampling_constants import Lane
 from draftwise.engine.sampling import random as noise
-from draftwise.engine.sampling.random import Lane, completion_seed, gumbel, request_seed, uniform
+from draftwise.engine.sampling.random import completion_seed, gumbel, request_seed, uniform
 
 
 def splitmix64(state: int, count: int) -> list[int]:

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draftwise.engine.proposers.draft_builder import choose
+from draftwise.engine.kernels.sampling_constants import Lane
+from draftwise.engine.proposers.proposer import choose
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard, Synthetic, Typical, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.sampling.random import Lane, gumbel
+from draftwise.engine.sampling.random import gumbel
 from draftwise.engine.sampling.tempering import Tempering, argmax, draw, find_floors, temper_and_truncate
 from draftwise.engine.sampling.verify import verify
 

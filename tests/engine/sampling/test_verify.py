@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from draftwise.engine.kernels.sampling_constants import STEP
+from draftwise.engine.kernels.sampling_constants import STEP, Lane
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling import verify as module
 from draftwise.engine.sampling.acceptance_rules import Acceptance, Standard, Synthetic, SyntheticRates, Typical, place
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.random import Lane, gumbel
+from draftwise.engine.sampling.random import gumbel
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens, verify
 

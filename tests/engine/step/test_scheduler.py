@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.scheduler import PrefixUse, Scheduler, StepSchedule
-from draftwise.engine.step.sequence import EngineRequest, Sequence
+from draftwise.engine.step.scheduler import EngineRequest, PrefixUse, Scheduler, Sequence, StepSchedule
 
 BLOCK = 4
 

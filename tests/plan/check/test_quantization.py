@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
-from draftwise.knowledge.quantization import is_deprecated, reads_weights_of
+from draftwise.knowledge.model_types import is_deprecated, reads_weights_of
 from draftwise.knowledge.vllm import get_release, releases
 
 BF16 = {**LLAMA, "torch_dtype": "bfloat16"}

@@ -122,11 +122,7 @@ def _render_canary(spec: ServiceOrder, plain: ServiceOrder) -> str:
 
 
 def _prepare(order: ServiceOrder) -> ServiceOrder:
-    """Return an order with its weights placed.
-
-    Raises:
-        InvalidSetup: KServe's release is not known here, or does not do what the layout needs.
-    """
+    """Return an order with its weights placed."""
     release = _read_release(order.platform.release)
     takes_several, since = _ROW.has("storage-uris", release), _ROW.since["storage-uris"]
     layout = order.platform.layout or choose_layout(order.setup, release, several_since=since)

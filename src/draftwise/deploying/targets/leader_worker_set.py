@@ -31,12 +31,7 @@ _ONLY_WITH_API = "api_server_count"
 
 
 def _prepare(order: ServiceOrder) -> ServiceOrder:
-    """Return an order whose ranks can be dealt out to a group.
-
-    Raises:
-        InvalidSetup: it says itself which host it is for, has ranks elsewhere and not how many hosts there are, or has
-            every host answer.
-    """
+    """Return an order whose ranks can be dealt out to a group."""
     args = order.setup.args
     if count_hosts(order.setup) == 1:
         refuse_other_hosts(order.setup, fix="Leave it out, and set the number of hosts, e.g. --nnodes 2.")

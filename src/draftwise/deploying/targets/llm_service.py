@@ -26,22 +26,14 @@ _SIZE = "tensor_parallel_size"
 
 
 def _prepare(order: ServiceOrder) -> ServiceOrder:
-    """Return the order as it is.
-
-    Raises:
-        InvalidSetup: the target is a directory, and a URI is wanted.
-    """
+    """Return the order as it is."""
     if names_directory(order.setup.target):
         raise refusal("layout-cannot-fetch", target=order.setup.target)
     return order
 
 
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:
-    """Return the arguments as words that a shell leaves alone.
-
-    Raises:
-        InvalidSetup: a shell would change an argument, or the config has a value that no word says.
-    """
+    """Return the arguments as words that a shell leaves alone."""
     args = dict(order.setup.args)
     size = args.get(_SIZE)
     is_split = isinstance(size, int) and size > 0

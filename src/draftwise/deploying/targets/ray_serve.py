@@ -22,11 +22,7 @@ _NAMES, _EXECUTOR = "served_model_name", "distributed_executor_backend"
 
 
 def _prepare(order: ServiceOrder) -> ServiceOrder:
-    """Return an order that names the model once, as Ray does.
-
-    Raises:
-        InvalidSetup: its image is not one with Ray.
-    """
+    """Return an order that names the model once, as Ray does."""
     if order.image.rpartition(":")[0] == _OTHER_IMAGE:
         raise refusal("image-not-given", engine_version=order.setup.engine_version)
     args = dict(order.setup.args)

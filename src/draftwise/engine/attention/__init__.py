@@ -40,10 +40,6 @@ def attend(
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already.
 
     Args:
-        q_NAD: queries.
-        kv: the pages.
-        layer: which layer's.
-        plan: where the rows are and what they look at.
         scale: of the scores; None: one over the root of D.
         window: tokens up to its own that a token looks at; None: all. Only in a causal pass.
     """

@@ -363,9 +363,7 @@ def plan_attention(
     """Return the plan for one step, without waiting for the device.
 
     Args:
-        spans: the new tokens of each sequence.
         page_table_BP: int32, pages of each sequence; unused entries and the last column name the scratch page.
-        block_size: tokens a page.
         limit: rows at this position or later have no place; None: as far as the table reaches.
         causal: whether a token looks at those up to itself only, and not at all of its sequence's.
     """

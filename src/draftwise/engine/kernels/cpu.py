@@ -150,10 +150,8 @@ def attend_rows(
     Args:
         q_NAD: bfloat16 or float32, D a multiple of 16; rows may lie apart.
         kv: the pages, of the same type.
-        layer: which layer's.
         page_table_BP: int32.
         looks: see `AttentionPlan.looks`.
-        scale: of the scores.
         window: positions up to its own that a row looks at; None: all.
     """
     rows, heads, size = q_NAD.shape
@@ -211,7 +209,6 @@ class QuantizedLinear:
 
     Args:
         matrices: of the same width, one below the other; all but the last have a multiple of 16 rows.
-        bias_O: of all rows, or None.
     """
 
     def __init__(self, matrices: Sequence[PackedMatrix], bias_O: Tensor | None = None) -> None:
@@ -269,7 +266,6 @@ class Team:
         counter.
 
         Args:
-            compiled: the kernel.
             is_long: whether other threads of Python are to run meanwhile.
         """
         address, call = compiled.address, (_LongKernel if is_long else _CompiledKernel)(compiled.address)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu import QuantizedLinear, Team
-from draftwise.engine.kernels.cpu_code import compile_kernel
-from draftwise.engine.kernels.cpu_layers_code import COLUMNS, OPERATION_SIZE, OPERATIONS, run_operations
+from draftwise.engine.kernels.cpu_code import COLUMNS, OPERATION_SIZE, OPERATIONS, compile_kernel, run_operations
 from draftwise.engine.kernels.cpu_layouts import LAYOUTS, QuantizedTable, Table
 from draftwise.engine.kernels.reference import RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
@@ -168,10 +167,6 @@ class QuantizedLayers:
     """Runs all layers; a row has the same bits for any other rows and threads.
 
     Args:
-        layers: their weights.
-        shape: of the network.
-        eps: of all norms.
-        scale: of the scores of attention.
         window: positions that a row looks at; None: all.
     """
 
@@ -212,9 +207,7 @@ class QuantizedLayers:
 
         Args:
             x_NH: float32, contiguous; the residual stream that enters, which is overwritten.
-            rotations: cosine and sine of the rows.
             kv: float32 pages.
-            rows: which rows.
             states: receives the residual stream that enters some layers, by their number.
             normed_NX: float32, contiguous; what the first attention reads, where that layer has no norm.
         """
@@ -265,7 +258,6 @@ class QuantizedLayers:
 
         Args:
             program: it leaves in `x` and `delta` what `__call__` returns.
-            kv: float32 pages.
             x: name of the residual stream that enters.
             step: what the names of the rows end with: `rows`, `cos`, `sin`, `slots`, `owners` and `lasts`; of `count`
                 and `wanted`, the last layer's rows that somebody reads.
@@ -348,13 +340,7 @@ def _add_choice(
 
 
 class QuantizedChain:
-    """Drafts the likeliest tokens, one after the other, in one call.
-
-    Args:
-        layers: of the network.
-        parts: what stands around them.
-        rope: of the layers.
-    """
+    """Drafts the likeliest tokens, one after the other, in one call."""
 
     def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
         self._layers, self._parts, self._rope = layers, parts, rope
@@ -373,11 +359,8 @@ class QuantizedChain:
         """Return int64 draft tokens [B, M].
 
         Args:
-            tokens_N: the confirmed rows' tokens.
             state_NH: float32, their states, which are overwritten; None for a network that reads none.
-            kv: float32 pages.
             rows: the confirmed rows; the last one of each sequence is wanted.
-            positions_N: theirs.
             further: positions and slots of the rows of draft tokens but the last, [M - 1, B] each.
         """
         layers, parts, hidden = self._layers, self._parts, self._layers.shape.hidden_size
@@ -502,7 +485,6 @@ class QuantizedStages:
     Args:
         stages: one for each draft token, of the same kind.
         token_weight: multiplies embeddings.
-        eps: of norms.
         target_ids_U: see `HeadVocabulary`.
     """
 

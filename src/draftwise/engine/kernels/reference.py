@@ -73,8 +73,6 @@ class Kernels:
         """Return embeddings and states, concatenated, [N, 2H]: what drafting heads read.
 
         Args:
-            tokens_N: int64 token ids.
-            embedding_VH: the table.
             state_NH: a state for each token; its rows may lie apart.
             norms: weights of the RMS norms over embedding and state; None: neither is normed.
             state_first: whether the state is the left half.
@@ -135,8 +133,6 @@ class Kernels:
         """Return the weights and the numbers of the experts that a router chooses for each row, [N, K] each.
 
         Args:
-            logits_NE: of the router, for E experts.
-            num_chosen: K.
             normalize: whether each row's weights are made to sum to 1; they are shares of all experts otherwise.
         """
         weights_NK, chosen_NK = logits_NE.softmax(dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
@@ -161,10 +157,7 @@ class Kernels:
             qkv_NSD: heads of q, k and v, where A may be 0; its rows may lie apart, and so may those of the result,
                 for which its memory may be re-used.
             norms: weights of the RMS norm over each head of q and of k.
-            rotations: those of the rows' positions.
             kv: the pages; one-byte floats are rounded from the rows' type and saturate.
-            layer: which layer's.
-            slots_N: where each token goes.
         """
         groups = self.shape.num_kv_heads
         q_NAD, k_NGD, v_NGD = qkv_NSD.split((qkv_NSD.shape[1] - 2 * groups, groups, groups), dim=1)

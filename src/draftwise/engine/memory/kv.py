@@ -19,11 +19,8 @@ class PagedKV:
     """Key and value pages of all layers, allocated once.
 
     Args:
-        shape: whose layers, key-value heads and head dimension.
         num_pages: pages that sequences can hold. One more is scratch: rows without a place are written there.
-        block_size: tokens a page.
         dtype: what keys and values are stored as; float8_e4m3fn is widened when it is read.
-        device: where.
 
     Attributes:
         shape: as given.

@@ -13,6 +13,7 @@ import torch
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.knowledge.memory_overheads import get_embedded_overheads
+from draftwise.knowledge.messages import refusal
 
 _FREE_CPU_SHARE = 0.8
 """Part of the free memory that the page pool may take on a CPU when its size is not given."""
@@ -49,7 +50,6 @@ def num_pages(
 
     Args:
         config: with max_model_len filled in.
-        model: the target.
         extra_bytes_per_token: bytes that a proposer keeps in each page in addition to the target's keys and values.
         activation_bytes: work space of the largest step, `activation_bytes` or a measured peak; counts on CUDA.
         graph_bytes: memory set aside for CUDA graphs (`CapturePlan.num_bytes`); counts on CUDA.
@@ -177,10 +177,8 @@ def activation_bytes(
     where they are); the logits come after the layers, and only the larger of the two counts.
 
     Args:
-        shape: of the target.
         rows: tokens computed in one step at most (max_num_batched_tokens).
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
-        bytes_per_value: of an activation.
         num_aux_layers: layers whose hidden states a proposer reads.
         mlp_values: that a token takes in the MLP; None: three times the intermediate size.
     """
@@ -212,11 +210,13 @@ def _too_small(
     ways = [f"raise gpu_memory_utilization to {share:.2f}"] if share and share > memory.share else []
     ways += [f"lower max_model_len to {pages * config.block_size}"] if pages else []
     ways += ["lower max_num_batched_tokens or max_num_seqs", "use kv_cache_dtype or quantization fp8"]
-    return InvalidSetup.because(
+    return refusal(
         "kv-cache-too-small",
-        f"{message} The pool is {_gib(memory.pool_bytes)} ({memory}); that sequence needs {_gib(needed)}.",
-        where="gpu_memory_utilization",
-        fix=f"Any of: {'; '.join(ways)}.",
+        message=message,
+        pool_bytes=_gib(memory.pool_bytes),
+        memory=memory,
+        needed=_gib(needed),
+        ways="; ".join(ways),
     )
 
 

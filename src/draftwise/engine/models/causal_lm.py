@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import Finding, ModelShape
+from draftwise.core.grouping import copy_fields
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.families import Multipliers
@@ -98,13 +99,9 @@ def decoder_layer(
 
     Args:
         kernels: those of the model; they know its heads and epsilon.
-        layer: the weights.
         index: which layer of `kv` is its own.
         x_NH: the residual stream that enters.
         normed_NX: what attention reads: usually x after the input norm; X is the width of `layer.qkv`'s input.
-        rotations: those of the rows' positions.
-        kv: the pages.
-        plan: where the rows go and what they look at.
         is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
         scale: of the scores of attention; None: one over the root of D.
         window: tokens up to its own that a token looks at; None: all.
@@ -136,11 +133,6 @@ def join_layers(
     not know.
 
     Args:
-        layers: all of a network.
-        shape: of the network.
-        eps: of the norms.
-        scale: as in `decoder_layer`.
-        window: likewise.
         is_normed: whether the caller norms what the first layer reads.
     """
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
@@ -150,30 +142,17 @@ def join_layers(
     if shape.head_dim % 16 or shape.num_heads // shape.num_kv_heads * shape.head_dim % 32:
         return None
     for layer in layers:
-        mlp, qkv, o = layer.mlp, layer.qkv, layer.o
+        mlp = layer.mlp
         if not isinstance(mlp, GatedMlp) or mlp.gelu or layer.output_norms[0] is not None:
             return None
-        gate_up, down = mlp.gate_up, mlp.down
         input_norm = None if is_normed and not parts else _input_norm(layer)
         norms = filter(lambda norm: norm is not None, (input_norm, layer.post_norm, *(layer.qk_norms or ())))
-        if any(norm.dtype != torch.float32 for norm in norms) or not (
-            isinstance(qkv, QuantizedLinear)
-            and isinstance(o, QuantizedLinear)
-            and isinstance(gate_up, QuantizedLinear)
-            and isinstance(down, QuantizedLinear)
+        products = (layer.qkv, layer.o, mlp.gate_up, mlp.down)
+        if any(norm.dtype != torch.float32 for norm in norms) or not all(
+            isinstance(product, QuantizedLinear) for product in products
         ):
             return None
-        parts.append(
-            LayerParts(
-                input_norm=input_norm,
-                qkv=qkv,
-                qk_norms=layer.qk_norms,
-                o=o,
-                post_norm=layer.post_norm,
-                gate_up=gate_up,
-                down=down,
-            )
-        )
+        parts.append(copy_fields(LayerParts, layer, input_norm=input_norm, gate_up=mlp.gate_up, down=mlp.down))
     return QuantizedLayers(parts, shape, eps=eps, scale=scale or shape.head_dim**-0.5, window=window)
 
 
@@ -280,7 +259,6 @@ class CausalLM:
         Args:
             tokens_N: int64 token ids.
             positions_N: int64 position of each token in its sequence.
-            kv: the pages.
             plan: made by `plan_attention` for the same step.
             aux_layers: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.

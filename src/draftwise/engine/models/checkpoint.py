@@ -16,7 +16,8 @@ from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import read_headers
-from draftwise.core import Finding, InvalidSetup, cause_of
+from draftwise.core import InvalidSetup, cause_of
+from draftwise.knowledge.messages import fault, refusal
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
@@ -30,7 +31,6 @@ class CheckpointReader:
     """A checkpoint on disk; tensors are read when asked for and not kept.
 
     Args:
-        path: the directory.
         dummy: read no weights; each tensor comes back random (norms as ones, biases as zeros), so that config.json is
             enough to measure speed.
 
@@ -77,12 +77,7 @@ class CheckpointReader:
             with safe_open(file, framework="pt") as tensors:
                 tensor = tensors.get_slice(source)[part.place] if part else tensors.get_tensor(source)
         except (SafetensorError, OSError) as error:
-            raise InvalidSetup.because(
-                "damaged-weights",
-                f"The file cannot be read ({cause_of(error)}).",
-                where=str(file),
-                fix="Download the file again.",
-            ) from None
+            raise refusal("damaged-weights", cause=cause_of(error), file=file) from None
         tensor = tensor.clone() if out is None else out.copy_(tensor)
         # Of what was read, as a smaller type can be too small for it. Both ends are NaN where any number is.
         if (
@@ -110,12 +105,7 @@ class CheckpointReader:
             return
         stored = part.shape if part else self._tensors[source].shape
         if stored != shape:
-            raise InvalidSetup.because(
-                "tensor-shapes",
-                f"Tensor {name} has shape {stored}, config.json asks for {shape}.",
-                where=str(self.files[source]),
-                fix="config.json and the weights belong to different models, or the weights are quantized.",
-            )
+            raise refusal("tensor-shapes", name=name, stored=stored, shape=shape, file=self.files[source])
 
     def _find(self, name: str) -> tuple[str, _Part | None]:
         """Return the stored tensor that holds another, and which part of it; None: all."""
@@ -135,18 +125,16 @@ class CheckpointReader:
         """Raise InvalidSetup naming every tensor that was asked for in vain, or that holds NaN or infinity."""
         if self._missing:
             least = "at least " if self._num_missing > _MOST_MISSING else ""
-            raise InvalidSetup.because(
+            raise refusal(
                 "tensors-missing",
-                f"The checkpoint lacks tensors ({least}{len(self._missing)}): {_name_some(sorted(self._missing))}.",
-                where=str(self.path),
-                fix="Download or export the checkpoint again, all shards included.",
+                least=least,
+                num_missing=len(self._missing),
+                missing=_name_some(sorted(self._missing)),
+                path=self.path,
             )
         if self._broken:
-            raise InvalidSetup.because(
-                "weights-not-finite",
-                f"Tensors with NaN or infinity ({len(self._broken)}): {_name_some(self._broken)}.",
-                where=str(self.path),
-                fix="Export the checkpoint again; with --dtype float16, try bfloat16 or float32.",
+            raise refusal(
+                "weights-not-finite", num_broken=len(self._broken), broken=_name_some(self._broken), path=self.path
             )
 
     def unread(self) -> list[str]:
@@ -230,12 +218,7 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
     if faults:
         raise InvalidSetup(
             [
-                Finding.error(
-                    "bad-config-value",
-                    f"{name} must be {kind}, got {str(value)[:60]!r}.",
-                    where=where,
-                    fix="Download config.json again, or correct it.",
-                )
+                fault("bad-config-value", name=name, kind=kind, value=str(value)[:60], where=where)
                 for name, kind, value in faults
             ]
         )

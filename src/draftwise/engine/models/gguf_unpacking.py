@@ -34,6 +34,7 @@ from draftwise.core import InvalidSetup, SpecConfig, StorageError, cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.models.quantized import KINDS, Blocks, BlockSource, read_blocks, round_weights
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
 _SAMPLES, _SAMPLE = 64, 65536
@@ -210,11 +211,12 @@ def _find_places(header: GgufHeader) -> dict[str, StoredTensor]:
     """
     given = {name: each for name, each in header.tensors.items() if name != ROPE_FACTORS}
     if strange := sorted(name for name in given if rename_tensor(name) is None):
-        raise InvalidSetup.because(
+        raise refusal(
             "unsupported-architecture",
-            f"The file holds tensors that no {header.architecture} has: {quote_some(strange)}.",
-            where=str(header.file),
-            fix="Use the model's own checkpoint.",
+            case="gguf-tensors",
+            architecture=header.architecture,
+            strange=quote_some(strange),
+            file=header.file,
         )
     return {str(rename_tensor(name)): each for name, each in given.items()}
 
@@ -366,6 +368,4 @@ def _get(header: GgufHeader, key: str, kind: type) -> Any:
 
 
 def _unknown(header: GgufHeader, what: str, fix: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "unsupported-tokenizer", f"The GGUF file has a {what}, which is not supported.", where=str(header.file), fix=fix
-    )
+    return refusal("unsupported-tokenizer", what=what, file=header.file, fix=fix)

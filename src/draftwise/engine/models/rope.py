@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
+from draftwise.knowledge.messages import refusal
 
 _LARGEST_HEAD = 2**16
 
@@ -43,12 +44,7 @@ class Rope:
         partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
         if kind not in _SCALINGS or partial != 1.0:
             what = f"partial_rotary_factor {partial}" if kind in _SCALINGS else f"Rope scaling {kind!r}"
-            raise InvalidSetup.because(
-                "unsupported-rope",
-                f"{what} is not supported.",
-                where=where,
-                fix=f"Supported scalings: {', '.join(_SCALINGS)}.",
-            )
+            raise refusal("unsupported-rope", case="scaling", what=what, where=where, scalings=", ".join(_SCALINGS))
         if shape.head_dim > _LARGEST_HEAD:
             raise _refuse(f"head_dim must be at most {_LARGEST_HEAD}, got {shape.head_dim}.", where)
         exponents_D = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
@@ -56,9 +52,7 @@ class Rope:
         try:
             frequencies_D, scale, limit = _SCALINGS[kind](plain_D, params, shape)
         except KeyError as error:
-            raise InvalidSetup.because(
-                "rope-incomplete", f"Rope scaling {kind!r} lacks {error.args[0]!r}.", where=where
-            ) from None
+            raise refusal("rope-incomplete", kind=kind, missing=error.args[0], where=where) from None
         except (ArithmeticError, ValueError) as error:
             raise _refuse(f"Rope scaling {kind!r} cannot be computed from these numbers: {error}.", where) from None
         if not 0 < limit < 2**31:

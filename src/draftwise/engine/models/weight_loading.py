@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.core import Finding, InvalidSetup, ModelShape
+from draftwise.core import Finding, ModelShape
 from draftwise.engine.families import Family, Multipliers, get_family
 from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUT_VERSION, PackedMatrix, QuantizedTable, Table
 from draftwise.engine.models.causal_lm import AttentionKind, CausalLM, GatedMlp, Layer, Weights
@@ -30,6 +30,7 @@ from draftwise.engine.models.quantized import (
     round_weights,
 )
 from draftwise.engine.models.rope import Rope
+from draftwise.knowledge.messages import refusal, warning
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -132,22 +133,11 @@ def _multiplies_blocks() -> bool:
 def _check_place(quantization: str, place: torch.device) -> None:
     """Refuse a quantization that a device has no products for."""
     if place.type != "cpu":
-        raise InvalidSetup.because(
-            "quantization-not-here",
-            f"Weights are quantized to {quantization} on a CPU only.",
-            where="quantization",
-            fix="Use fp8 on a GPU, or device cpu.",
-        )
+        raise refusal("quantization-not-here", quantization=quantization)
 
 
 def _slow(kind: torch.dtype) -> Finding:
-    return Finding.warning(
-        "no-integer-products",
-        "This processor has no instructions for quantized weights (AVX2, or dot products on Arm). The engine computes "
-        f"in {str(kind).removeprefix('torch.')}, which takes more memory and time.",
-        where="quantization",
-        fix="Use a processor that has them, or a smaller model.",
-    )
+    return warning("no-integer-products", kind=str(kind).removeprefix("torch."))
 
 
 def _layer_types(config: Mapping[str, Any], family: Family, num_layers: int, where: str) -> list[str]:
@@ -157,11 +147,14 @@ def _layer_types(config: Mapping[str, Any], family: Family, num_layers: int, whe
         return [_FULL] * num_layers
     if named := config.get("layer_types"):
         if len(named) < num_layers or not {_FULL, _SLIDING}.issuperset(named):
-            raise InvalidSetup.because(
+            raise refusal(
                 "bad-config-value",
-                f"layer_types must name each of {num_layers} layers {_FULL} or {_SLIDING}, got {str(named)[:60]}.",
+                case="layer-types",
+                num_layers=num_layers,
+                full=_FULL,
+                sliding=_SLIDING,
+                named=str(named)[:60],
                 where=where,
-                fix="Download config.json again, or correct it.",
             )
         return list(named[:num_layers])
     if family.window_period is not None:
@@ -192,9 +185,7 @@ def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch
     if name == "auto":
         name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
-        raise InvalidSetup.because(
-            "unknown-dtype", f"{name!r} is not supported.", where="dtype", fix=f"Use one of {', '.join(_DTYPES)}."
-        )
+        raise refusal("unknown-dtype", name=name, dtypes=", ".join(_DTYPES))
     return _DTYPES[name]
 
 
@@ -211,20 +202,11 @@ def find_device(device: str | torch.device) -> torch.device:
     except RuntimeError:
         resolved = None
     if resolved is None or resolved.type not in ("cpu", "cuda"):
-        raise InvalidSetup.because(
-            "unknown-device", f"{device!r} is not supported.", where="device", fix="Use auto, cpu or cuda."
-        )
+        raise refusal("unknown-device", device=device)
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidSetup.because(
-            "no-cuda", "This machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
-        )
+        raise refusal("no-cuda")
     if resolved.type == "cuda" and find_spec("triton") is None:
-        raise InvalidSetup.because(
-            "no-triton",
-            "The GPU kernels need Triton, which is not installed.",
-            where="device",
-            fix="pip install triton",
-        )
+        raise refusal("no-triton")
     return resolved
 
 

@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import TARGET_KEY, AuxLayers, find_aux_layers, find_mask_token, get_int
-from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
+from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault, mask_missing
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead
 from draftwise.engine.proposers.paged import PagedProposer, find_longest_context
 from draftwise.engine.proposers.proposer import Confirmed, Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 _FAMILIES = {"DFlashDraftModel": FAMILIES["qwen3"]}
 _MASK_KEY = "dflash_config.mask_token_id"
@@ -60,12 +60,7 @@ class Settings:
         own = config.get("dflash_config") or {}
         layers, mask_token_id = find_aux_layers(config), find_mask_token(config)
         if layers is None:
-            raise InvalidSetup.because(
-                "config-incomplete",
-                f"The head's config.json lacks {TARGET_KEY}.",
-                where=where,
-                fix="Export or download the drafter again.",
-            )
+            raise refusal("config-incomplete", case="dflash", target_key=TARGET_KEY, where=where)
         if mask_token_id is None:
             raise InvalidSetup(mask_missing(_MASK_KEY, where=where))
         return cls(
@@ -87,10 +82,6 @@ def _causal_layers(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[b
 
 class DFlash(DraftHead):
     """The drafting network; call it under `torch.inference_mode`.
-
-    Args:
-        checkpoint: of the drafter.
-        settings: what its config.json says.
 
     Attributes:
         settings: likewise.
@@ -133,7 +124,6 @@ class DFlash(DraftHead):
         Args:
             tokens_N: int64 token ids.
             positions_N: int64 position of each.
-            kv: its pages.
             plans: for causal layers and for others.
         """
         kernels = self._layers.kernels
@@ -152,7 +142,6 @@ class DFlashProposer(PagedProposer):
     Drafts go on to the end of the context: a drafter whose sliding window is shorter is refused when it is loaded.
 
     Args:
-        network: the drafter.
         max_model_len: see `PagedProposer`.
         probabilistic: likewise. Draft tokens of a block are drawn independently of each other.
     """
@@ -199,7 +188,6 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     """Return the DFlash drafter of a checkpoint directory, plain or of the speculators library.
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its embedding and head where the directory has none.
         max_model_len: longest context; a sliding window must be as long, for up to there attention is the full one.
         k: most draft tokens that will be asked for, to be checked against the drafter's block.
@@ -216,13 +204,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     network = DFlash(checkpoint, settings)
     checkpoint.check_read(lambda name: name == "t2d")
     if k is not None and settings.block_size is not None and k >= settings.block_size:
-        raise InvalidSetup.because(
-            "block-too-long",
-            f"A block of {settings.block_size} tokens has no room for {k} draft tokens and the last token. They "
-            "attend to each other, so positions beyond the drafter's training would spoil the others.",
-            where=where,
-            fix=f"Set num_speculative_tokens to {settings.block_size - 1} or less.",
-        )
+        raise refusal("block-too-long", block_size=settings.block_size, k=k, where=where, most=settings.block_size - 1)
     return network
 
 
@@ -239,12 +221,7 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
     }
     unsupported = [name for name, used in refused.items() if used]
     if unsupported:
-        raise InvalidSetup.because(
-            "unsupported-drafter",
-            f"{', '.join(unsupported)} is not supported for DFlash drafters.",
-            where=where,
-            fix="Use another checkpoint of the drafter, or vLLM.",
-        )
+        raise refusal("unsupported-drafter", unsupported=", ".join(unsupported), where=where)
     window = get_int(own, "swa_window_size") or config.get("sliding_window")
     slides = "sliding_attention" in (config.get("layer_types") or []) or own.get("use_swa")
     if slides and (window is None or window < max_model_len):

@@ -14,8 +14,7 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
@@ -27,7 +26,6 @@ class EagleDrafter(DraftHead):
     """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it.
 
     Args:
-        checkpoint: of the head.
         target: lends its head, and its embedding if the checkpoint has none.
     """
 
@@ -65,7 +63,6 @@ def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
     """Return the EAGLE head of a directory in vLLM's layout (`EagleLlamaForCausalLM`).
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its head, and its embedding if the directory has none.
 
     Raises:

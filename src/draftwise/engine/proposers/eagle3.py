@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import AUX_KEY, default_layers, find_aux_layers, find_mask_token
-from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
+from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, Mask
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, LayeredHead, Mask
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
@@ -70,7 +69,6 @@ class Eagle3Drafter(DraftHead):
     """Reads embedding and state, concatenated; what it leaves is the next row's state.
 
     Args:
-        checkpoint: of the head.
         target: lends its embedding and head where the checkpoint has none.
         uses_aux: whether it fuses several states of the target; else it reads the last one as it is.
     """
@@ -133,7 +131,6 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     """Return the EAGLE-3 or P-EAGLE head of a directory in vLLM's layout (`Eagle3LlamaForCausalLM`).
 
     Args:
-        path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its embedding and head where the directory has none.
 
     Raises:

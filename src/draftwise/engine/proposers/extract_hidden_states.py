@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from draftwise.checkpoints.config_values import AUX_KEY
-from draftwise.core import InvalidSetup, cause_of
+from draftwise.core import cause_of
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.proposers.proposer import Confirmed, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 
 def hidden_states_path(folder: str | Path, prompt_token_ids: Sequence[int]) -> Path:
@@ -67,12 +68,7 @@ class ExtractHiddenStatesProposer(Proposer):
 
     def __init__(self, *, aux_layers: Sequence[int], folder: str | Path) -> None:
         if not aux_layers:
-            raise InvalidSetup.because(
-                "no-layers",
-                f"{AUX_KEY} names no hidden state to write.",
-                where=AUX_KEY,
-                fix="Name layer ids. Id i stands for the input of layer i, and 0 for the embedding.",
-            )
+            raise refusal("no-layers", aux_key=AUX_KEY)
         self.aux_layers = tuple(sorted(set(aux_layers)))
         self._folder = _make_folder(folder)
         self._prompts: dict[int, _Prompt] = {}
@@ -137,9 +133,4 @@ def _make_folder(folder: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        raise InvalidSetup.because(
-            "folder-not-writable",
-            f"{path} cannot be written to: {cause_of(error)}.",
-            where=str(path),
-            fix="Give a folder that this user may write to.",
-        ) from None
+        raise refusal("folder-not-writable", path=path, cause=cause_of(error)) from None

@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import CheckpointReader
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.draft_head import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count
 from draftwise.engine.resolved_spec import ResolvedSpec
+from draftwise.knowledge.messages import refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,6 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
 
     Args:
         heads: the weights; as many draft tokens as it has blocks.
-        target: the model that is drafted for.
         probabilistic: see `StatelessProposer`.
     """
 
@@ -118,7 +117,6 @@ def load_medusa(path: str | Path, target: CausalLM, *, k: int | None = None) -> 
 
     Args:
         path: directory with config.json and safetensors, in either layout.
-        target: the model that they were trained for.
         k: draft tokens a step at most: the first k heads are loaded; None: all.
 
     Raises:
@@ -159,11 +157,12 @@ def _read_token_map(checkpoint: HeadCheckpoint, target: CausalLM, prefix: str) -
     name = f"{prefix}token_map" if f"{prefix}token_map" in checkpoint else "token_map"
     token_map_U = checkpoint.files.read(name, (size,)).to(device=target.device, dtype=torch.long)
     if token_map_U.min() < 0 or token_map_U.max() >= vocab_size:
-        raise InvalidSetup.because(
+        raise refusal(
             "unknown-token",
-            f"token_map names token {int(token_map_U.max())}, and the target's vocabulary has 0..{vocab_size - 1}.",
-            where=str(checkpoint.files.path),
-            fix="Use a drafter that was trained for this very target.",
+            case="token-map",
+            token=int(token_map_U.max()),
+            largest=vocab_size - 1,
+            path=checkpoint.files.path,
         )
     return token_map_U
 
@@ -183,9 +182,4 @@ def _check_nothing_lost(checkpoint: CheckpointReader, names: _Names, num_heads: 
     heads = {f"{names.head(i)}.weight" for i in range(num_heads)}
     lost = [name for name in checkpoint.unread() if name.startswith(prefixes) and name not in heads]
     if lost:
-        raise InvalidSetup.because(
-            "tensors-unread",
-            f"{checkpoint.path} holds tensors that config.json does not ask for: {', '.join(lost[:4])}.",
-            where=str(checkpoint.path),
-            fix='Write the number of layers ("num_hidden_layers") and "medusa_fc_bias": true for biases there.',
-        )
+        raise refusal("tensors-unread", path=checkpoint.path, num_lost=len(lost), lost=", ".join(lost[:4]))

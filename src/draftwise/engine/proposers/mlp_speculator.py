@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.draft_head import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.proposers.stateless import StatelessProposer, join_stages, pick_count
@@ -60,7 +60,6 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
 
     Args:
         network: the weights; as many draft tokens as it has stages.
-        target: the model that is drafted for.
         probabilistic: see `StatelessProposer`.
     """
 
@@ -104,7 +103,6 @@ def token_weight(inner: int, num_stages: int) -> float:
     The state's own weight is left out: the norm that follows takes care of the scale.
 
     Args:
-        inner: I.
         num_stages: with which the speculator is trained.
     """
     state_weight = 0.5 ** (0.5 / num_stages)
@@ -123,8 +121,6 @@ def load_mlp_speculator(path: str | Path, target: CausalLM, *, k: int | None = N
     What config.json leaves out has the defaults of vLLM's MLPSpeculatorConfig.
 
     Args:
-        path: directory with config.json and safetensors.
-        target: the model that it was trained for.
         k: draft tokens a step at most: the first k stages are loaded; None: all.
 
     Raises:

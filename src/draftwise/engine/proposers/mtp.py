@@ -10,17 +10,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.families import FAMILIES
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM
-from draftwise.engine.models.draft_head import DraftHead, HeadVocabulary
-from draftwise.engine.models.head_checkpoint import LayeredHead
+from draftwise.engine.models.draft_head import DraftHead, HeadVocabulary, LayeredHead
 from draftwise.engine.proposers.paged import build_chain
 from draftwise.engine.proposers.proposer import Proposer, find_weights
 from draftwise.engine.resolved_spec import ResolvedSpec
+from draftwise.knowledge.messages import refusal
 
 _FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
 """A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
@@ -31,11 +30,6 @@ class MtpDrafter(DraftHead):
     """Drafts with the target's first module, again and again; the target's embedding and head serve it.
 
     vLLM too makes every draft token of a MiMo target with its first module, however many there are.
-
-    Args:
-        checkpoint: of the modules.
-        target: the model that they were trained with.
-        n_predict: see below.
 
     Attributes:
         n_predict: modules that the target was trained with; see `check_k`.
@@ -101,7 +95,6 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
 
     Args:
         path: the target's own checkpoint, or a directory with its config.json and the modules' tensors only.
-        target: the model that they were trained with.
 
     Raises:
         InvalidSetup: they are missing, do not fit the target, or tensors are missing or unknown.
@@ -122,11 +115,8 @@ def check_k(n_predict: int, k: int) -> None:
         InvalidSetup: k is larger than `n_predict` and no multiple of it.
     """
     if k > n_predict and k % n_predict:
-        raise InvalidSetup.because(
-            "not-a-multiple",
-            f"{k} is not a multiple of the {n_predict} tokens that the target's MTP modules predict.",
-            where="num_speculative_tokens",
-            fix=f"Use {k - k % n_predict} or {k - k % n_predict + n_predict}.",
+        raise refusal(
+            "not-a-multiple", k=k, n_predict=n_predict, below=k - k % n_predict, above=k - k % n_predict + n_predict
         )
 
 
@@ -137,16 +127,6 @@ def _count(checkpoint: LayeredHead) -> int:
     if n_predict and modules:
         return int(n_predict)
     if any(name.endswith(".eh_proj.weight") for name in checkpoint):
-        raise InvalidSetup.because(
-            "unsupported-mtp",
-            "The MTP modules are laid out as DeepSeek's and GLM's, which are not supported.",
-            where=checkpoint.where,
-            fix="Use a MiMo target, or another method: eagle3 works with every target.",
-        )
+        raise refusal("unsupported-mtp", where=checkpoint.where)
     absent = f"no tensors {_PREFIX}*" if n_predict else "no num_nextn_predict_layers"
-    raise InvalidSetup.because(
-        "no-mtp",
-        f"The checkpoint has no MTP modules: there are {absent}.",
-        where=checkpoint.where,
-        fix="Train them with `draftwise train mtp`, or use another method.",
-    )
+    raise refusal("no-mtp", absent=absent, where=checkpoint.where)

@@ -13,17 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.attention.pass_rows import AttentionPlan, Spans, plan_attention
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.causal_lm import rows_of
 from draftwise.engine.models.draft_head import ChainDrafter, DraftNetwork
-from draftwise.engine.proposers.draft_builder import DraftBuilder
-from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedChain
@@ -33,7 +32,6 @@ class PagedProposer(Proposer):
     """The part of a proposer that does not depend on how its network drafts.
 
     Args:
-        network: the drafter.
         probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         max_model_len: the target's longest context.
@@ -85,8 +83,6 @@ class ChainProposer(PagedProposer):
 
     Args:
         drafter: the network; its token ids must mean what the target's mean.
-        max_model_len: see `PagedProposer`.
-        probabilistic: likewise.
         parallel: make all draft tokens in one pass, the unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
     """
 
@@ -195,12 +191,7 @@ def build_chain(drafter: ChainDrafter, spec: ResolvedSpec, config: EngineConfig,
         InvalidSetup: it is to draft in parallel and has no mask token.
     """
     if spec.parallel_drafting and drafter.mask is None:
-        raise InvalidSetup.because(
-            "parallel-drafting-needs-mask-token",
-            "The drafter's config.json names no mask token, so it cannot draft in parallel.",
-            where="speculative_config.parallel_drafting",
-            fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
-        )
+        raise refusal("parallel-drafting-needs-mask-token")
     return ChainProposer(
         drafter,
         max_model_len=find_longest_context(config, target),

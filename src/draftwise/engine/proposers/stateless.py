@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.proposers.draft_builder import DraftBuilder
-from draftwise.engine.proposers.proposer import Confirmed, Proposer
+from draftwise.engine.proposers.proposer import Confirmed, DraftBuilder, Proposer
 from draftwise.engine.sampling.draft import Draft
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedStages
@@ -30,7 +29,6 @@ class StatelessProposer(Proposer, Generic[Carry]):
     """Reads the state, after the final norm, from which the target predicted each sequence's last token.
 
     Args:
-        target: the model that is drafted for.
         probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         target_ids_U: the target's id of each token that the network can name; None: they are the target's own.
@@ -113,10 +111,5 @@ def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:
         InvalidSetup: k is more than it can.
     """
     if k is not None and k > num_drafted:
-        raise InvalidSetup.because(
-            "too-many-draft-tokens",
-            f"The drafter makes at most {num_drafted} tokens, num_speculative_tokens is {k}.",
-            where=where,
-            fix=f"Set num_speculative_tokens to {num_drafted} or less, or train a drafter with more heads.",
-        )
+        raise refusal("too-many-draft-tokens", num_drafted=num_drafted, k=k, where=where)
     return num_drafted if k is None else k

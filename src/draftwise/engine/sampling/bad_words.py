@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 
 def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
@@ -23,9 +23,7 @@ def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -
     for word in words:
         bare, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
         if not bare:
-            raise InvalidSetup.because(
-                "empty-bad-word", f"{word!r} encodes to no token.", where="bad_words", fix="Leave it out."
-            )
+            raise refusal("empty-bad-word", word=word)
         encoded.append(bare)
         if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
             encoded.append(spaced)

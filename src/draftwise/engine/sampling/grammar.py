@@ -28,6 +28,7 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import StructuredOutputsParams
+from draftwise.knowledge.messages import refusal
 from draftwise.version import tell_install
 
 if TYPE_CHECKING:
@@ -122,7 +123,6 @@ class Grammars:
         tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
             there is no tokenizer.
         end_ids: end-of-sequence tokens below V, which a grammar allows where a text is complete.
-        vocab_size: V, of the logits.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
@@ -184,7 +184,6 @@ class Grammars:
         Args:
             logits_BSV: any float type.
             grammars: of the first rows of B; None where a sequence has none.
-            draft: what is verified.
         """
         members = [b for b, grammar in enumerate(grammars) if grammar is not None]
         if not members:
@@ -212,13 +211,7 @@ class Grammars:
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
 
     def _find_masks(self, grammars: list[Grammar], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
-        """Return masks_NSW, 0 in rows behind a draft token that is not allowed.
-
-        Args:
-            grammars: of N completions.
-            drafts: of each.
-            num_rows: S.
-        """
+        """Return masks_NSW, 0 in rows behind a draft token that is not allowed."""
         masks_NSW = np.zeros((len(grammars), num_rows, self._num_words), np.uint32)
         num_bytes = 4 * self._num_words
         jobs: list[tuple[Any, int, list[int]]] = []  # LLMatcher, whose stubs leave one method out
@@ -251,12 +244,7 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         if not self._end_ids:
-            raise InvalidSetup.because(
-                "no-end-token",
-                "Structured output ends with an end token, but the model names none.",
-                where="structured_outputs",
-                fix="Name eos_token_id in its generation_config.json.",
-            )
+            raise refusal("no-end-token")
         from llguidance import LLTokenizer
 
         return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
@@ -265,12 +253,7 @@ class Grammars:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ModuleNotFoundError:
-            raise InvalidSetup.because(
-                "no-grammar-library",
-                "Structured output needs llguidance, which is not installed.",
-                where="structured_outputs",
-                fix=tell_install("engine"),
-            ) from None
+            raise refusal("no-grammar-library", install=tell_install("engine")) from None
         try:
             source = _to_llguidance(params)
         except ValueError as error:
@@ -327,12 +310,7 @@ def _invalid(kind: str, message: str) -> InvalidSetup:
     told = _shorten(message)
     if told.startswith(_NO_TEXT):
         told = "no text matches it"
-    return InvalidSetup.because(
-        "invalid-grammar",
-        f"structured_outputs.{kind} cannot be used: {told.rstrip('.')}.",
-        where="structured_outputs",
-        fix="Correct or simplify it.",
-    )
+    return refusal("invalid-grammar", kind=kind, told=told.rstrip("."))
 
 
 def _shorten(message: str) -> str:

@@ -30,13 +30,7 @@ from draftwise.engine.sampling.tempering import kernels_for
 
 
 class TokenCounts:
-    """How often each token has come in the sequences of a table's slots; there once the first has penalties.
-
-    Args:
-        num_slots: T.
-        vocab_size: V.
-        device: where.
-    """
+    """How often each token has come in the sequences of a table's slots; there once the first has penalties."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._shape, self._device = (num_slots, vocab_size), device
@@ -85,14 +79,7 @@ class Penalties:
     def of(
         cls, params: Sequence[SamplingParams], slots: Sequence[int], counts: TokenCounts, device: torch.device
     ) -> Penalties | None:
-        """Return the penalties of B sequences; None where none has any.
-
-        Args:
-            params: of the sequences.
-            slots: of the sequences, in `counts`.
-            counts: what they have had.
-            device: of the logits.
-        """
+        """Return the penalties of B sequences; None where none has any."""
         members = [b for b, each in enumerate(params) if each.penalizes]
         if not members:
             return None
@@ -170,9 +157,7 @@ def adjust(
 
     Args:
         logits_BSV: the model's logits, any float type; half precision is widened where anything is computed.
-        rows: the B sequences' settings and history.
         draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
-        penalties: of the sequences that have some.
     """
     needed = (
         (partial(_forbid_bad_words, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.bad_words]),

@@ -64,7 +64,6 @@ def parse(rows: Iterable[RankedRow], k: int, text_of: Callable[[int], str]) -> l
     Args:
         rows: of `TokenRanks.rows`.
         k: candidates of every row; at most those that were asked of `rank_tokens`.
-        text_of: a token's text.
     """
     return [
         {

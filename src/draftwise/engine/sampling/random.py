@@ -15,8 +15,6 @@ from torch import Tensor
 
 from draftwise.engine.kernels.sampling_constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
 
-__all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
-
 
 def _int64(unsigned: int) -> int:
     """Return the int64 with the same 64 bits: torch multiplies and adds modulo 2^64, but has no uint64 arithmetic."""
@@ -66,9 +64,7 @@ def gumbel(seeds_R: Tensor, positions_R: Tensor, ids_RN: Tensor, lane: int = Lan
 
     Args:
         seeds_R: as for `uniform`, like the next and `lane`.
-        positions_R: see there.
         ids_RN: int64, not negative; of tokens, or of whatever is chosen from. [N]: the same for all rows.
-        lane: see there.
 
     Returns:
         float32 [R, N], finite.

@@ -118,8 +118,6 @@ def sample(logits_BSV: Tensor, tempering: Tempering, *, seeds_B: Tensor, positio
         logits_BSV: any float type.
         tempering: see there; not all rows are greedy.
         seeds_B: as for `draw`, like the next two.
-        positions_B: see there.
-        lane: see there.
     """
     t, counters = tempering, {"seeds_B": seeds_B, "positions_B": positions_B, "lane": lane}
     if kernels := kernels_for(logits_BSV):

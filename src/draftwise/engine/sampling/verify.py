@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.engine.kernels.sampling_constants import STEP
+from draftwise.engine.kernels.sampling_constants import STEP, Lane
 from draftwise.engine.sampling.acceptance_rules import Rule, Standard, SyntheticRates, Typical
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.sampling.random import Lane, uniform
+from draftwise.engine.sampling.random import uniform
 from draftwise.engine.sampling.tempering import (
     Tempering,
     argmax,
@@ -145,7 +145,6 @@ def verify(
         tempering: how logits become the target's distribution.
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, position in that stream of the token that row 0 decides.
-        acceptance: the rule by which draft tokens are accepted.
         forced_BS: int64, tokens that rows emit whatever the logits say, and by which draft tokens before them are
             accepted; -1 where a row decides by itself. None: all of them do.
     """

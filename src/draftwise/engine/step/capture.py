@@ -57,10 +57,7 @@ class CapturePlan:
         """Return the plan with passes over prompts too, if they fit.
 
         Args:
-            sizes: of the passes.
-            kernels_per_graph: kernels of one pass.
             bytes_per_row: what a pass allocates for each token, and what is kept of it.
-            budget_bytes: see `plan_capture`.
         """
         if not self.sizes or not sizes:
             return self
@@ -85,7 +82,6 @@ def plan_capture(
     Args:
         max_num_seqs: sequences decoded together at most.
         ks: numbers of draft tokens that steps may have (0 without speculation); each has graphs of its own.
-        kernels_per_graph: kernels of one step.
         activation_bytes_per_seq: what a captured step allocates for each of its sequences.
         given: sizes that the user wants (`cudagraph_capture_sizes`), in ascending order; None: `capture_sizes`.
         budget_bytes: memory that graphs may take; None: no limit.
@@ -152,9 +148,6 @@ class Graphs:
     time it runs as it is (which compiles its kernels and lets libraries set themselves up), the second time it is
     captured. All graphs share one memory pool, so what a replay leaves is valid until the next one, the result of the
     work as well: no graph that is captured later uses its memory, but one that was captured before may.
-
-    Args:
-        enabled: whether to capture at all.
     """
 
     def __init__(self, *, enabled: bool) -> None:

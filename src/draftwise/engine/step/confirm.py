@@ -16,8 +16,7 @@ from draftwise.engine.attention.pass_rows import Spans
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.proposer import Confirmed, PlainDecoding, Proposer
 from draftwise.engine.sampling.draft import Draft
-from draftwise.engine.step.scheduler import Chunk
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Chunk, Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
 
@@ -26,7 +25,6 @@ def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: boo
 
     Args:
         proposer: nobody else calls it from now on.
-        table: what the device knows of the sequences.
         uniform: whether only the device knows what a step confirms (see `Spans`).
     """
     if isinstance(proposer, PlainDecoding):

@@ -20,20 +20,11 @@ from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens, verify
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Sequence
 
 
 class HostSampler:
-    """Verifies drafts under everything that a request may ask for. Its work is never captured.
-
-    Args:
-        rule: by which draft tokens are accepted.
-        end_ids: end-of-sequence tokens.
-        grammars: keep structured output to its grammar.
-        num_slots: slots of the table.
-        vocab_size: V.
-        device: of the logits.
-    """
+    """Verifies drafts under everything that a request may ask for. Its work is never captured."""
 
     def __init__(
         self,
@@ -78,12 +69,8 @@ class HostSampler:
         """Verify a draft; the first rows of all tensors are those of `sequences`, the others are padding.
 
         Args:
-            sequences: whose requests they are.
             logits_BSV: the model's; changed in place where a grammar forbids tokens.
-            draft: what they follow.
-            tempering: see `verify.verify`, like the next two.
-            seeds_B: see there.
-            positions_B: see there.
+            tempering: see `verify.verify`, like the last two.
 
         Returns:
             the draft, without what grammars do not allow; what is accepted of it; and the log-probabilities under the

@@ -16,7 +16,7 @@ from draftwise.engine.engine_outputs import RankedRow
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import TokenRanks
 from draftwise.engine.sampling.verify import AcceptedTokens
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,6 @@ class LaunchedStep:
         packed: from `pack`; None when no sequence samples.
         bound: how many tokens each can get at most.
         ranked: of all R rows, if any sequence wants log-probabilities.
-        prompts: of prompt tokens.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ from draftwise.engine.sampling.verify import verify
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.launched import PromptRanks
 from draftwise.engine.step.prompt_passes import MixedDraft
-from draftwise.engine.step.scheduler import Chunk
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Chunk, Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
 _RANKED_ROWS = 256
@@ -85,11 +84,6 @@ class Passes:
     on the host must see; none keeps a tensor, so all can be captured but `prompts`, whose inputs come from the host.
 
     Args:
-        model: the target.
-        kv: its pages.
-        table: the device's table.
-        confirmations: keep the proposer up to date.
-        rule: by which draft tokens are accepted.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
 
     Attributes:
@@ -224,9 +218,6 @@ class Passes:
         """Run the target.
 
         Args:
-            tokens_N: of the rows.
-            spans: where they are.
-            page_table_BP: of their sequences.
             features_NF: where to put the auxiliary hidden states; None: they get a tensor.
             wanted: which rows' hidden states are returned, and where these are; None: all.
 

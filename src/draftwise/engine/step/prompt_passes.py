@@ -85,10 +85,8 @@ def choose_size(
     """Return the smallest size that holds a pass over these prompts, and over the sequences that share it.
 
     Args:
-        chunks: of the step.
         sizes: that are captured, ascending.
         reach: positions that the pages of a sequence can have.
-        mixed: sequences that decode in the same step.
         max_num_rows: rows of a pass at most that they share with more prompts than a graph has; that one is not padded.
 
     Returns:
@@ -115,8 +113,6 @@ def prompt_sizes(
     """Return the sizes that are captured, in ascending order.
 
     Args:
-        max_num_seqs: sequences of a step at most.
-        max_num_batched_tokens: rows of a pass at most.
         widths: rows that a decoding sequence may have: 1 and the draft tokens of a step.
     """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
@@ -136,7 +132,6 @@ class MixedDraft:
 
     Args:
         slots_B: of a captured step, padding included.
-        k: draft tokens of a sequence at most.
 
     Attributes:
         slots_B: as given.
@@ -171,9 +166,6 @@ class PromptBatch:
     """The rows of a pass: always the same tensors, written for each.
 
     Args:
-        size: of the pass.
-        padding_slot: of the table.
-        device: where.
         longest: rows of a prompt at most, of a pass that no graph does again; None: one does.
     """
 

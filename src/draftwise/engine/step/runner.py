@@ -21,8 +21,7 @@ from draftwise.engine.step.host_sampler import HostSampler
 from draftwise.engine.step.launched import LaunchedStep, PromptRanks, pack
 from draftwise.engine.step.passes import Passes, PassOutput, StepShape, bucket_of, ranks_prompts
 from draftwise.engine.step.prompt_passes import MixedDecode, MixedDraft, PromptBatch, PromptSize, choose_size
-from draftwise.engine.step.scheduler import Chunk, StepSchedule
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import Chunk, Sequence, StepSchedule
 from draftwise.engine.step.threads import StepThreads
 
 T = TypeVar("T")
@@ -33,8 +32,6 @@ class StepRunner:
     the host or a grammar must see, and while a graph is captured.
 
     Args:
-        passes: of the target.
-        sampler: verifies where the host has a part.
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
         prompt_sizes: likewise of passes over prompts, in ascending order; empty: they are not, and prompts and
             decoding sequences do not share a pass.
@@ -133,8 +130,6 @@ class StepRunner:
         """Verify what a pass computes and move on by what is accepted.
 
         Args:
-            sequences: whose it is.
-            shape: of the step.
             compute: returns the pass's output; captured.
             parts: names of the graphs: with the verification, and where the host comes between.
         """
@@ -202,7 +197,6 @@ class StepRunner:
         """Sample after prompts that are complete, let these decode, and notify the proposer of all prompts.
 
         Args:
-            chunks: of the prompts.
             last_CH: the hidden state of the last row of each.
             features_NF: the auxiliary hidden states of all rows, or of more.
             ranks: of prompt tokens.

@@ -20,8 +20,7 @@ from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
-from draftwise.engine.step.scheduler import PageChange
-from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.scheduler import PageChange, Sequence
 
 
 class _Column(IntEnum):
@@ -91,14 +90,9 @@ class SequenceTable:
     """A row for each slot, and one more for padding: the last.
 
     Args:
-        num_slots: sequences that can run together.
-        max_model_len: tokens of a sequence at most.
-        block_size: tokens a page.
         scratch_page: page for whatever has no place.
         width: W, tokens that a step can confirm at most.
         num_features: F; 0 when no auxiliary hidden states are read.
-        dtype: of the features.
-        device: where.
     """
 
     def __init__(
@@ -175,9 +169,7 @@ class SequenceTable:
 
         Args:
             slots_B: int64; padding names `padding_slot`.
-            k: draft tokens of the step at most.
-            all_greedy: see `Tempering`.
-            truncates: see `Tempering`.
+            all_greedy: see `Tempering`, like the next.
         """
         features = self._features_SWF
         integers_CB, derived_DB, shares_CB, pages_BP = self._look_up(slots_B, k)
@@ -227,8 +219,6 @@ class SequenceTable:
         """Confirm what a step emitted.
 
         Args:
-            view: what the step began with.
-            draft: what it verified.
             accepted: what it emitted; S is at most W.
             features_BSF: the auxiliary hidden states before each emitted token.
 

@@ -68,8 +68,6 @@ class Governor:
 
     Args:
         most: threads on a quiet machine.
-        cores: the readings.
-        clock: seconds.
 
     Attributes:
         threads: the decision, 1 to `most`.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.engine.text.tokenizer import Tokenizer
@@ -41,12 +41,7 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
         if stop_strings and not tokenizer.makes_text:
-            raise InvalidSetup.because(
-                "no-tokenizer-loaded",
-                "Without a tokenizer (skip_tokenizer_init) there is no text that a string could stop.",
-                where="stop",
-                fix="Use stop_token_ids, or load the tokenizer.",
-            )
+            raise refusal("no-tokenizer-loaded")
         self.stopped_by: str | None = None
         self._stops = tuple(stop_strings)
         self._falls = tuple(map(_find_falls, self._stops))
@@ -139,12 +134,8 @@ def find_stop(
     for once min_tokens are there.
 
     Args:
-        emitted: the new tokens.
-        params: what ends the completion.
-        detokenizer: its text so far.
         num_output: tokens generated before these.
         room: how many more it may have.
-        end_ids: end-of-sequence tokens.
         end: why the completion ends after these tokens, if nothing but a lack of room ends it earlier or there.
     """
     text = ""

@@ -13,6 +13,7 @@ from tokenizers import decoders
 from draftwise.checkpoints.text_files import check_directory, read_json
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.chat_template import ChatTemplate, failing_as, find_chat_template
+from draftwise.knowledge.messages import refusal
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -62,13 +63,7 @@ class Tokenizer:
         directory = _existing(directory)
         path = directory / "tokenizer.json"
         if not path.is_file():
-            raise InvalidSetup.because(
-                "no-tokenizer",
-                f"{directory} has no tokenizer.json.",
-                where=str(directory),
-                fix="Give the directory of a Hugging Face checkpoint with a fast tokenizer "
-                "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
-            )
+            raise refusal("no-tokenizer", directory=directory)
         settings = _read_settings(directory / "tokenizer_config.json")
         with failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
             return cls(
@@ -141,12 +136,7 @@ class Tokenizer:
             InvalidSetup: the checkpoint has no chat template, or its template refuses the messages.
         """
         if self.chat_template is None:
-            raise InvalidSetup.because(
-                "no-chat-template",
-                "The model has no chat template.",
-                where="messages",
-                fix="Use /v1/completions, or add a chat_template.jinja to the checkpoint.",
-            )
+            raise refusal("no-chat-template")
         given = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
         return self.chat_template.render(messages, given | self.named_tokens | variables)
 
@@ -192,12 +182,7 @@ def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
 
 
 def _no_tokenizer(where: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "no-tokenizer-loaded",
-        "Text cannot be read without a tokenizer (skip_tokenizer_init).",
-        where=where,
-        fix="Give prompts as token ids, or load the tokenizer.",
-    )
+    return refusal("no-tokenizer-loaded", case="prompt", where=where)
 
 
 def _existing(directory: str | Path) -> Path:
@@ -218,12 +203,7 @@ def _end_ids(directory: Path) -> list[int]:
             continue
         ends = ends if isinstance(ends, list) else [ends]
         if not all(type(each) is int for each in ends):
-            raise InvalidSetup.because(
-                "bad-end-token",
-                f"eos_token_id in {directory / name} must be a token id or a list of them.",
-                where=str(directory / name),
-                fix="Correct it; tokenizer_config.json names the token.",
-            )
+            raise refusal("bad-end-token", directory=directory / name)
         return [each for each in ends if each >= 0]  # -1 means that no token ends a completion
     return []
 

@@ -19,7 +19,6 @@ from draftwise.core import (
     ForecastCell,
     ForecastCrossover,
     Interval,
-    InvalidSetup,
     Profile,
 )
 from draftwise.core.finding import join_names
@@ -72,14 +71,9 @@ def forecast(
     traffic = _read_traffic(profile, prompt_tokens, output_tokens)
     matched = match_settings(profile, calibration)
     if not matched:
-        raise InvalidSetup.because(
-            "no-common-candidate",
-            f"The calibration has {join_names(each.name for each in calibration.candidates)}, but the profile "
-            f"has {join_names(dict.fromkeys(each.candidate.label for each in profile.entries))}: no candidate "
-            "is in both.",
-            where="calibration",
-            fix="Replay and calibrate the same candidates.",
-        )
+        calibrated = join_names(each.name for each in calibration.candidates)
+        replayed = join_names(dict.fromkeys(each.candidate.label for each in profile.entries))
+        raise refusal("no-common-candidate", case="forecast", calibrated=calibrated, replayed=replayed)
     waits = {
         name: find_waiting(costs, name) for name in (costs.calibration.plain.name, *(each.name for each, _ in matched))
     }

@@ -14,8 +14,8 @@ from draftwise.core.grouping import copy_fields
 from draftwise.core.shape import KVLayer
 from draftwise.knowledge.memory_overheads import Overheads, get_overheads
 from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.model_types import find_model_type
 from draftwise.knowledge.stored import read_data
-from draftwise.knowledge.transformers import find_model_type
 from draftwise.plan.check.serving.cuda_graphs import capture_sizes, count_graphs
 from draftwise.plan.size.activations import ProfiledStep, activations, buffers
 from draftwise.plan.size.kv_layout import CachedLayer, LayoutRules, StateBlocks, align_block_size, lay_out

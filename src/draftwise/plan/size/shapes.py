@@ -7,8 +7,7 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.knowledge.messages import refusal
-from draftwise.knowledge.model_types import read_config_keys
-from draftwise.knowledge.transformers import rename
+from draftwise.knowledge.model_types import read_config_keys, rename
 
 _MOST = 10**8
 """Number above which a file is taken as damaged, for keys without a limit of their own."""

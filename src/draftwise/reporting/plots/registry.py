@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.figure import Figure
 
-from draftwise.core import Comparison, Condition
+from draftwise.core import Comparison
 from draftwise.core.comparison import ALL
 from draftwise.deciding.comparison.pooled_acceptance import DEFINITION
 from draftwise.deciding.conclusions import Conclusions
+from draftwise.knowledge.stored import read_data
 from draftwise.reporting.appearance import Plot
 from draftwise.reporting.plots.acceptance_plots import draw_by_position, draw_by_temperature, draw_conversions
 from draftwise.reporting.plots.latency_plots import (
@@ -21,7 +23,7 @@ from draftwise.reporting.plots.latency_plots import (
     draw_timeline,
     pick_cells,
 )
-from draftwise.reporting.plots.plot_data import LoadSweep, PlotData, collect
+from draftwise.reporting.plots.plot_data import PlotData, collect
 from draftwise.reporting.plots.speedup_plots import draw_crossovers, draw_speedups
 from draftwise.reporting.svg import NARROW, WIDTH, to_plot
 from draftwise.reporting.units import format_ratio
@@ -51,8 +53,17 @@ def draw_plots(conclusions: Conclusions) -> dict[str, Plot]:
     if not conclusions.decision.comparisons:
         return {}
     data = collect(conclusions)
-    drawings = (*_outcome(data), *_reasons(data), *_latency(data), _timeline(data))
+    timeline = _drawing("timeline", lambda: draw_timeline(data))
+    drawings = (*_outcome(data), *_reasons(data), *_latency(data), timeline)
     return {each.name: _make(each) for each in drawings}
+
+
+def _drawing(name: str, draw: Callable[[], Figure], *, row: str = "", numbers: str = "", **values: object) -> _Drawing:
+    """Return a plot with the texts of its row in `knowledge/data/plots.json`, filled with the values."""
+    given = read_data("plots")[row or name]
+    title, caption = (str(given[key]).format(**values) for key in ("title", "caption"))
+    is_main = bool(given.get("is_main"))
+    return _Drawing(name=name, title=title, caption=caption, draw=draw, is_main=is_main, numbers=numbers)
 
 
 def _make(drawing: _Drawing) -> Plot:
@@ -65,30 +76,10 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
     comparisons, margin = data.conclusions.decision.comparisons, data.conclusions.thresholds.margin
     numbers = "; ".join(map(_tell, comparisons[:_MOST_ROWS]))
     if data.sweeps:
-        yield _Drawing(
-            name="crossover",
-            title="Speed-up against load",
-            caption=(
-                f"Speed-up against load. Line and points are estimates; the band is the {_SURE} interval. The gray "
-                f"stripe at 1 holds changes too small to act on ({margin:.0%}). A cross marks where a candidate "
-                "stops paying, and the bar below it the interval of that load."
-            ),
-            draw=lambda: draw_crossovers(data),
-            is_main=True,
-            numbers=numbers,
-        )
+        yield _drawing("crossover", lambda: draw_crossovers(data), numbers=numbers, sure=_SURE, margin=margin)
     elif len(comparisons) <= _MOST_ROWS:
-        yield _Drawing(
-            name="speed-up",
-            title="Speed-up of every candidate",
-            caption=(
-                f"Dot: estimate. Bar: {_SURE} interval, with an arrow where it continues. Gray band: changes too "
-                f"small to act on ({margin:.0%})."
-            ),
-            draw=lambda: draw_speedups(comparisons, margin),
-            is_main=True,
-            numbers=numbers,
-        )
+        draw = partial(draw_speedups, comparisons, margin)
+        yield _drawing("speed-up", draw, numbers=numbers, sure=_SURE, margin=margin)
 
 
 def _tell(each: Comparison) -> str:
@@ -101,31 +92,11 @@ def _reasons(data: PlotData) -> Iterator[_Drawing]:
     counted = [each for each in acceptances if each.counts and (each.workload, each.candidate) in shown]
     converted = [each for each in conversions if (each.workload, each.candidate) in shown]
     if converted:
-        yield _Drawing(
-            name="conversion",
-            title="From acceptance length to speed-up",
-            caption=(
-                "From the acceptance length (whole bar) to the realized speed-up (green), in multiples of the "
-                f"baseline. {DEFINITION}"
-            ),
-            draw=lambda: draw_conversions(data, converted),
-        )
+        yield _drawing("conversion", lambda: draw_conversions(data, converted), definition=DEFINITION)
     if any(each.stats.rate_per_pos for each in acceptances):
-        yield _Drawing(
-            name="positions",
-            title="Acceptance by draft position",
-            caption=(
-                "Acceptance by position: the share of all verified drafts whose token at that position was accepted."
-            ),
-            draw=lambda: draw_by_position(data, acceptances),
-        )
+        yield _drawing("positions", lambda: draw_by_position(data, acceptances))
     if counted:
-        yield _Drawing(
-            name="temperatures",
-            title="Tokens per step of single requests, by temperature",
-            caption="Tokens per step of single requests, by temperature. Ticks: P10, P50, P90 over requests.",
-            draw=lambda: draw_by_temperature(data, counted),
-        )
+        yield _drawing("temperatures", lambda: draw_by_temperature(data, counted))
 
 
 def _shown(data: PlotData) -> set[tuple[str, str]]:
@@ -142,49 +113,12 @@ def _shown(data: PlotData) -> set[tuple[str, str]]:
 def _latency(data: PlotData) -> Iterator[_Drawing]:
     sweeps = [each for each in data.sweeps if each.workload != ALL]
     if sweeps:
-        yield _Drawing(
-            name="pareto",
-            title="Tokens per second: one stream against the server",
-            caption=(
-                "What one stream gets against what the server outputs, load by load (numbers: the loads of the "
-                "baseline's server). Up and to the right is better."
-            ),
-            draw=lambda: draw_pareto(data, sweeps),
-        )
+        yield _drawing("pareto", lambda: draw_pareto(data, sweeps))
         for reading, (name, _) in TIMINGS.items():
-            yield _over_load(data, sweeps, reading, name)
+            draw = partial(draw_latency_over_load, data, sweeps, reading)
+            yield _drawing(f"{reading} over load", draw, row="over load", what=name.capitalize())
     cells = pick_cells(data)
     picked = ", at the lightest and the heaviest load" if len(cells) < len(data.cells) else ""
     for reading, (name, _) in TIMINGS.items():
-        yield _distribution(data, cells, reading, name, picked)
-
-
-def _over_load(data: PlotData, sweeps: list[LoadSweep], reading: str, name: str) -> _Drawing:
-    return _Drawing(
-        name=f"{reading} over load",
-        title=f"{name.capitalize()} against load",
-        caption=f"{name.capitalize()}: P50 thick, P99 thin.",
-        draw=lambda: draw_latency_over_load(data, sweeps, reading),
-    )
-
-
-def _distribution(data: PlotData, cells: list[tuple[str, Condition]], reading: str, name: str, picked: str) -> _Drawing:
-    return _Drawing(
-        name=reading,
-        title=f"Distribution of {name}",
-        caption=f"{name.capitalize()} of every request{picked}. The slowest twentieth is cut off.",
-        draw=lambda: draw_distributions(data, cells, reading),
-    )
-
-
-def _timeline(data: PlotData) -> _Drawing:
-    return _Drawing(
-        name="timeline",
-        title="The run over time",
-        caption=(
-            "Every turn's speed over the median of the same prompts' turns. Dots are turns; lines are their running "
-            "median. Drift that affects all arms alike cancels out within paired blocks."
-        ),
-        draw=lambda: draw_timeline(data),
-        is_main=True,
-    )
+        draw = partial(draw_distributions, data, cells, reading)
+        yield _drawing(reading, draw, row="distribution", reading=name, what=name.capitalize(), picked=picked)

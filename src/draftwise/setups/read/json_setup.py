@@ -84,11 +84,8 @@ def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | No
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise InvalidSetup.because(
-            "not-an-object",
-            f"The value of {_SPEC} must be a JSON object, got {type(given).__name__}.",
-            where=f"{name} {_SPEC}".strip(),
-        )
+        where = f"{name} {_SPEC}".strip()
+        raise refusal("not-an-object", case="spec", key=_SPEC, kind=type(given).__name__, where=where)
     return SpecConfig.keep(given)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 from draftwise.setups.read.arguments.command_line import explain_unknown
 from draftwise.setups.read.json_setup import read_keywords, read_ray_config
 from draftwise.setups.read.setup_reading import SetupReading
@@ -48,9 +49,7 @@ def read_engines(
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise InvalidSetup.because(
-            "not-python", f"The text is not Python ({getattr(error, 'msg', error)}).", where=f"{name}:{line}"
-        ) from None
+        raise refusal("not-python", cause=getattr(error, "msg", error), name=name, line=line) from None
     code = _Code(tree, given)
     for call in code.calls:
         where = f"line {call.lineno} {code.name_of(call)}"

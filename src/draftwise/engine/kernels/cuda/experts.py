@@ -172,7 +172,6 @@ def multiply(
         x_XK: a row for each pair, or for each token.
         weight_EOK: the same type, or float8_e4m3fn with a scale; gate above up where gated.
         blocks: from `group`.
-        num_pairs: P.
         gated: whether the result is silu(gate) * up, each rounded to its type.
         scale_EO: float32; None: 1.
     """

@@ -59,9 +59,6 @@ def find_floors(
     Args:
         logits_BSV: any float type but float64.
         temperature_B: see `Tempering`, like the next three.
-        top_k_B: see there.
-        top_p_B: see there.
-        min_p_B: see there.
         nucleus: whether top-p counts.
         pending_BS: int32; rows at 0 get no floor. None: all get one.
     """

@@ -53,7 +53,6 @@ class Kernel:
     The function's last parameter is `PDL`, and its constants stand behind its other parameters.
 
     Args:
-        function: the kernel.
         jit: makes Triton's kernel of it: `triton.jit` or `gluon.jit`, with options.
     """
 
@@ -71,7 +70,6 @@ class Kernel:
         Args:
             names: parameters that are numbers of any size, for which no code of their own is compiled.
             unaligned: pointers for whose alignment none is.
-            jit: see above.
         """
         options = {"do_not_specialize": names, "do_not_specialize_on_alignment": unaligned}
         return functools.partial(cls, jit=functools.partial(jit, **options))
@@ -84,7 +82,6 @@ class Kernel:
         Args:
             grid: programs in each direction, up to three.
             args: tensors of one device, the copy engine's descriptors of some, numbers, or None for what is not there.
-            num_warps: of a program.
             num_stages: of its loops; None: Triton's default.
             constants: the constants but `PDL`.
         """

@@ -277,14 +277,10 @@ def rotate_and_store(
     """Norm and rotate q and k, store k and v, and return q_NAD, which takes the place of q; see `Kernels`.
 
     Args:
-        qkv_NSD: heads of q, k and v.
-        norms: weights of the norms of q and k.
         table_TD: float32, for each position its cosines and behind them its sines.
         positions_N: int64, row of the table for each row; clamped to it.
         pages: [num_pages, block_size, 2, G, D] of the layer.
         slots_N: int64, page * block_size + offset of each row.
-        num_kv_heads: G.
-        eps: of the norms.
     """
     rows, num_heads, size = qkv_NSD.shape
     num_q = num_heads - 2 * num_kv_heads

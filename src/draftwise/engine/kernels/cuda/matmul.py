@@ -41,7 +41,6 @@ def matmul(
     """Return x @ weight.T * scale + bias, [R, O]; a row has the same bits among up to 8 rows.
 
     Args:
-        x_RK: the activations.
         weight_OK: the same type, or float8_e4m3fn with a scale.
         bias_O: the type of x.
         scale_O: float32; None: 1.

@@ -83,10 +83,7 @@ def choose(
     """Return how to compute [num_rows, num_in] x [num_out, num_in], or None where cuBLAS is to do it.
 
     Args:
-        num_rows: of activations.
         num_out: rows of weights; of gate alone where gated.
-        num_in: columns.
-        device: the GPU.
         gated: whether two products are combined.
         weight_bytes: of one weight.
         in_parts: whether the reader adds the sums of parts of the columns.

@@ -80,13 +80,9 @@ def choose_tiling(
     has room for, or one that has all of it.
 
     Args:
-        num_seqs: B.
-        num_groups: G.
         share: A / G, query heads that share keys.
         width: most query tokens of a sequence.
-        head_dim: D.
         itemsize: bytes of an element of q.
-        gpu: the GPU.
         kv_itemsize: bytes of an element of the pages; None: as many.
         copies: whether the copy engine can fetch the pages.
     """
@@ -135,12 +131,8 @@ def find_forms(
     """Return lengths of prompts for which the kernels are compiled differently, in as few tokens as show each form.
 
     Args:
-        num_heads: A.
-        num_groups: G.
-        head_dim: D.
         itemsize: bytes of an element of q.
         kv_itemsize: of an element of the pages.
-        device: the GPU.
         copies: whether the copy engine can fetch the pages.
         most_seqs: prompts of a step at most.
         most_tokens: tokens of a step at most.

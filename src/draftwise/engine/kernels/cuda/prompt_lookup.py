@@ -42,7 +42,6 @@ def append_and_look_up(
         lengths_B: int64, how many are new.
         tokens_N: int64 [B * W], the new tokens, W rows a sequence.
         limits_B: int64, draft tokens wanted at most.
-        k: K.
         shortest: a suffix of fewer tokens does not count.
         longest: most tokens to compare of a suffix.
 

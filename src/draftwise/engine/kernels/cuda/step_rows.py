@@ -203,8 +203,6 @@ def place_rows(
     Args:
         starts_B: int64.
         page_table_BP: int32, pages of each sequence; the last column names the scratch page.
-        width: W.
-        block_size: tokens a page.
         limit: rows at this position or later go to the scratch page; None: as far as the table reaches.
     """
     num_rows, last = len(starts_B) * width, page_table_BP.shape[1] - 1

@@ -315,11 +315,7 @@ def _takes_only(row: Mapping[str, Any]) -> bool:
 
 
 def _read(row: Mapping[str, Any], value: Any) -> Any:
-    """Return a value as a field holds it, UNKNOWN where a validator decides that is not known here.
-
-    Raises:
-        _Refused: the field does not take it.
-    """
+    """Return a value as a field holds it, UNKNOWN where a validator decides that is not known here."""
     if row.get("opaque") or (value is None and row.get("unset")):
         return UNKNOWN if row.get("opaque") else None
     if isinstance(value, str):

@@ -178,11 +178,7 @@ def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> 
 
 
 def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:
-    """Return a value as the parser hands it on.
-
-    Raises:
-        ValueError: the parser refuses it; the text says why, and the flag is its subject.
-    """
+    """Return a value as the parser hands it on."""
     if (read := _READERS.get(name)) is not None:
         return read(value)
     if row["kind"] != "value" or name in _FREE:

@@ -9,10 +9,9 @@ from typing import Any
 from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
-from draftwise.knowledge.model_types import read_speculators
+from draftwise.knowledge.model_types import fill_in, find_model_type, read_speculators
 from draftwise.knowledge.models import find_model, is_hub_name, names_directory, near_models
 from draftwise.knowledge.rules import Rulebook
-from draftwise.knowledge.transformers import fill_in, find_model_type
 from draftwise.knowledge.vllm import Release
 from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.stages import Context, Step

@@ -8,9 +8,16 @@ from typing import Any, Literal
 
 from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
-from draftwise.knowledge.model_types import find_media, read_config_keys
-from draftwise.knowledge.quantization import find_plugin, is_deprecated, reads_weights_of, runs_in_float32
-from draftwise.knowledge.transformers import fill_in, is_buildable
+from draftwise.knowledge.model_types import (
+    fill_in,
+    find_media,
+    find_plugin,
+    is_buildable,
+    is_deprecated,
+    read_config_keys,
+    reads_weights_of,
+    runs_in_float32,
+)
 from draftwise.plan.check.stages import Context, Step
 
 Kind = Literal["plain", "eagle", "medusa", "mlp_speculator", "speculators"]

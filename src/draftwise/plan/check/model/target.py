@@ -14,8 +14,8 @@ from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import Ruling, Stage
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.model_copies import ModelCopy
+from draftwise.knowledge.model_types import needs_checkpoint
 from draftwise.knowledge.models import near_models
-from draftwise.knowledge.quantization import needs_checkpoint
 from draftwise.plan.check.model.hf_config import find_other_name, read_hf_config
 from draftwise.plan.check.model.model_config import (
     HfConfig,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Ruling
+from draftwise.core import Finding, Ruling
 from draftwise.knowledge.flag_types import SPEC_FLAGS, OldFlag, read_human_int, read_old_flags
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.stored import read_data
@@ -312,9 +313,7 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
         InvalidSetup: there are more words than any server is started with.
     """
     if len(words) > _MAX_WORDS:
-        raise InvalidSetup.because(
-            "too-long", f"The command has more than {_MAX_WORDS:,} arguments.", where=words[0].where()
-        )
+        raise refusal("too-long", case="command", max_words=_MAX_WORDS, where=words[0].where())
     found = Arguments()
     if entry == "huggingfaceserver":
         words = to_vllm(words)

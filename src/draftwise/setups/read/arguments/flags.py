@@ -216,13 +216,7 @@ def _parser(release: Release) -> _Parser:
 
 
 def _spellings(name: str, row: Mapping[str, Any], *, paired: bool) -> Iterator[str]:
-    """Yield every spelling of a flag: its aliases and what negates it.
-
-    Args:
-        name: the long name.
-        row: what the release's table says.
-        paired: whether `--enable-x` can also be negated as `--disable-x`, and the other way round.
-    """
+    """Yield every spelling of a flag: its aliases and what negates it."""
     yield from (name, *row["aliases"])
     if "negation" in row:
         yield row["negation"]

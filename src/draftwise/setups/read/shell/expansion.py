@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
@@ -140,40 +141,37 @@ class Expansion:
             return value if why is None else state.get(self.holes.mark(Hole(f"${name}", (why,), value)))
         if name == "#":
             return self._count_arguments(state)
-        if name in ("?", "$", "!", "-", "_", "0") or name in _ALWAYS_SET:
-            return self.holes.mark(
-                Hole(
-                    f"${name}",
-                    (describe_unknown(name, _BY_SHELL if name not in _ALWAYS_SET else _NOT_SET),),
-                    salt=(state.tick,) if name in "?$!-_" else (),
-                )
-            )
+        if name in _ALWAYS_SET:
+            return self.mark(name, _NOT_SET)
+        if name in ("?", "$", "!", "-", "_", "0"):
+            return self.mark(name, _BY_SHELL, salt=() if name == "0" else (state.tick,))
         origin = self.env.origin(name)
         return self._mark_free(name, origin or state.reads or _NOT_SET, state, is_set=bool(origin))
 
+    def mark(self, name: str, why: str, assumed: str | None = None, *, shown: str = "", **more: Any) -> str:
+        """Return the mark of a variable, or of what is written as shown, that is not known."""
+        return self.holes.mark(Hole(shown or f"${name}", (describe_unknown(name, why),), assumed, **more))
+
     def _mark_free(self, name: str, origin: str, state: PathState, *, is_set: bool = False) -> str:
-        hole = Hole(f"${name}", (describe_unknown(name, origin),), None, "" if is_set else name)
-        return state.get(self.holes.mark(hole))
+        return state.get(self.mark(name, origin, variable="" if is_set else name))
 
     def _count_arguments(self, state: PathState) -> str:
         if state.arguments is None:
-            return self.holes.mark(Hole("$#", (describe_unknown("#", _ARGUMENT),), "0"))
-        if any(self.holes[mark].splits for text in state.arguments for mark in find_holes(text)):
-            return self.holes.mark(Hole("$#", (describe_unknown("#", _ARGUMENT),), salt=(1,)))
+            return self.mark("#", _ARGUMENT, "0")
+        if self.has_splits(state.arguments):
+            return self.mark("#", _ARGUMENT, salt=(1,))
         return str(len(state.arguments))
 
     def _get_argument(self, number: int, arguments: Sequence[str]) -> Value:
-        before = arguments[:number]
-        if any(self.holes[mark].splits for text in before for mark in find_holes(text)):
-            return self.holes.mark(Hole(f"${number}", (describe_unknown(str(number), _ARGUMENT),)))
+        if self.has_splits(arguments[:number]):
+            return self.mark(str(number), _ARGUMENT)
         return arguments[number - 1] if number <= len(arguments) else UNSET
 
     def _get_list(self, part: Parameter, state: PathState) -> list[str] | None:
         """Return the items behind `$@`, `${NAME[@]}` and their like. None for a single value."""
         if part.name in ("@", "*"):
             if state.arguments is None:
-                hole = Hole(f"${part.name}", (describe_unknown(part.name, _ARGUMENT),), "", splits=True)
-                return [self.holes.mark(hole)]
+                return [self.mark(part.name, _ARGUMENT, "", splits=True)]
             return list(state.arguments)
         if part.index not in ("@", "*"):
             return None
@@ -195,11 +193,9 @@ class Expansion:
     def open(self, name: str, state: PathState, why: str) -> None:
         """Make a variable unknown, `@` for the arguments."""
         if name == "@":
-            hole = Hole("$@", (describe_unknown("@", why),), splits=True, salt=(state.tick,))
-            state.arguments = (self.holes.mark(hole),)
-            return
-        hole = Hole(f"${name}", (describe_unknown(name, why),), salt=(state.tick,))
-        state.variables[name] = self.holes.mark(hole)
+            state.arguments = (self.mark("@", why, splits=True, salt=(state.tick,)),)
+        else:
+            state.variables[name] = self.mark(name, why, salt=(state.tick,))
 
     def expand(self, word: ShellWord, state: PathState) -> list[str]:
         """Return the words that a shell makes of one.
@@ -285,14 +281,7 @@ class Expansion:
                 return [(self.compute(text, shown, part.line, state), True)]
             case Substitution(shown):
                 self.steps += 1
-                return [
-                    (
-                        self.holes.mark(
-                            Hole(shown, (describe_unknown(shown, _BY_SHELL),), salt=(state.tick, id(part)))
-                        ),
-                        quoted,
-                    )
-                ]
+                return [(self.mark(shown, _BY_SHELL, shown=shown, salt=(state.tick, id(part))), quoted)]
             case Literal(text):
                 return [(text, True)]
         return []
@@ -322,7 +311,7 @@ class Expansion:
         value = self.look_up(part.name, state)
         if isinstance(value, Items):
             index = "0" if part.index == "" else self._get_index(part.index, state)
-            if not is_known(index) or self._has_splits(value.texts):
+            if not is_known(index) or self.has_splits(value.texts):
                 return self._unknown(part)
             items = dict(value.items)
             if index == "-1" and items:
@@ -345,7 +334,7 @@ class Expansion:
         return text
 
     def _unknown(self, part: Parameter) -> str:
-        return self.holes.mark(Hole(part.shown, (describe_unknown(part.shown, _BY_SHELL),)))
+        return self.mark(part.shown, _BY_SHELL, shown=part.shown)
 
     def _get_listed(self, part: Parameter, texts: list[str], state: PathState) -> list[tuple[str, bool]]:
         operator = part.operator
@@ -358,7 +347,7 @@ class Expansion:
             return [(text, True) for text in texts]  # any number of words, like all of them
         elif operator == ":" and part.operand is not None:
             numbers = [number.strip() for number in self.join(part.operand, state).split(":")]
-            if not all(number.isdecimal() for number in numbers) or self._has_splits(texts):
+            if not all(number.isdecimal() for number in numbers) or self.has_splits(texts):
                 return [(self._split_mark(self._unknown(part)), True)]
             begin = int(numbers[0]) - (part.name in ("@", "*"))
             texts = texts[max(begin, 0) :]
@@ -369,7 +358,8 @@ class Expansion:
             return [(" ".join(texts), True)]
         return [(text, part.quoted) for text in texts]
 
-    def _has_splits(self, texts: Iterable[str]) -> bool:
+    def has_splits(self, texts: Iterable[str]) -> bool:
+        """Say whether a part of the texts may be any number of words."""
         return any(self.holes[mark].splits for text in texts for mark in find_holes(text))
 
     def _get_operand(self, part: Parameter, operand: ShellWord, state: PathState) -> list[tuple[str, bool]]:
@@ -433,11 +423,7 @@ class Expansion:
         return not (known or part.prefix or part.index)
 
     def _may_be_unset(self, part: Parameter, state: PathState) -> bool:
-        """Say whether an empty variable of the caller is not set at all.
-
-        Raises:
-            OpenQuestion: it is not known on this way.
-        """
+        """Say whether an empty variable of the caller is not set at all."""
         if not self._is_of_caller(part, state):
             return False
         shown = f"{part.name} is set to nothing"
@@ -482,7 +468,7 @@ class Expansion:
 
     def _measure(self, part: Parameter, listed: list[str] | None, state: PathState) -> str:
         if listed is not None:
-            return self._unknown(part) if self._has_splits(listed) else str(len(listed))
+            return self._unknown(part) if self.has_splits(listed) else str(len(listed))
         value = self._get_one(part, state)
         text = "" if value is UNSET else str(value)
         if is_known(text):

@@ -151,11 +151,7 @@ def compute(text: str) -> int | None:
 
 
 def _evaluate(node: ast.expr) -> int | None:
-    """Return the value of an expression.
-
-    Raises:
-        ValueError: a part of it has none.
-    """
+    """Return the value of an expression."""
     value: int | None = None
     match node:
         case ast.Constant(int() as value):

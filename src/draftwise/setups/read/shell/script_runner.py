@@ -10,7 +10,7 @@ from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.shell.branch_tests import Conditions
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.expansion import ASSIGNMENT, NAME
-from draftwise.setups.read.shell.open_texts import Hole, find_holes, is_known
+from draftwise.setups.read.shell.open_texts import Hole, is_known
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, merge
 from draftwise.setups.read.shell.syntax import (
     AndOr,
@@ -272,7 +272,7 @@ class Shell(Conditions):
                 items = None
         if items is None or len(items) > _MAX_TURNS or self.steps > _MAX_STEPS:
             return None
-        return None if any(self.holes[mark].splits for text in items for mark in find_holes(text)) else items
+        return None if self.has_splits(items) else items
 
     def _turn(self, node: For, state: PathState, items: Sequence[str]) -> list[PathState]:
         states = [state]
@@ -516,9 +516,7 @@ class Shell(Conditions):
         if state.arguments is None:
             return
         count = int(rest[0]) if rest and rest[0].isdecimal() and len(rest[0]) < 5 else 1
-        if any(self.holes[mark].splits for text in state.arguments for mark in find_holes(text)) or (
-            rest and not is_known(rest[0])
-        ):
+        if self.has_splits(state.arguments) or (rest and not is_known(rest[0])):
             self.open("@", state, "shifted by an unknown number")
         elif count <= len(state.arguments):
             state.arguments = state.arguments[count:]

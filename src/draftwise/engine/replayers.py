@@ -1,8 +1,14 @@
-"""Dense replay: one pass of the target over prompts and answers, then the drafter behind every answer token.
+"""Replays logged answers with the engine: densely, or by forced decoding.
 
-A drafter is a function of confirmed tokens and of the target's states at them. Both are known of a logged answer, so
-the target runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if
-each had been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
+*Forced decoding* serves the logged answers, whatever its target says: the truth for every method. Every step drafts,
+verifies and moves on as in serving, only that drafts are verified against the log. Where drafts are not sampled this is
+what serving the answers did: at temperature 0 they are the target's choice, and above the target's draw, which a draft
+has to name whatever its chances were.
+
+*Dense replay* is one pass of the target over prompts and answers, then the drafter behind every answer token. A drafter
+is a function of confirmed tokens and of the target's states at them. Both are known of a logged answer, so the target
+runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if each had
+been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
 
 Where drafts are sampled, the drafter gets the text as its earlier drafts, and a draft token x stands with chance
 min(1, q(x) / p(x)): of what rejection sampling emits as x, acceptance has the mass min(p, q)(x) of p(x) (Leviathan et
@@ -14,21 +20,138 @@ P pages, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.config_json import read_config
+from draftwise.checkpoints.config_values import get_int
+from draftwise.core import SpecConfig
 from draftwise.engine.attention.pass_rows import Spans, plan_attention
-from draftwise.engine.core import Engine
+from draftwise.engine.core import Engine, Pending
+from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.proposers.proposer import Confirmed
-from draftwise.engine.replay.forced import check_fit
 from draftwise.engine.sampling.draft import Draft
-from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.launched import Outcome
+from draftwise.engine.step.scheduler import EngineRequest
+from draftwise.knowledge.messages import refusal
+from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Replayer, Transcript
+
+
+def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
+    """Refuse requests that the engine cannot have served.
+
+    Raises:
+        InvalidSetup: one is longer than the model's context, or has ids that the target does not.
+    """
+    longest, vocab_size = engine.config.max_model_len, engine.shape.vocab_size
+    assert longest is not None
+    for request in requests:
+        if request.num_tokens > longest:
+            raise refusal("answer-too-long", id=request.id, num_tokens=request.num_tokens, longest=longest)
+        if max(*request.prompt_ids, *request.answer_ids) >= vocab_size:
+            raise refusal("unknown-token", id=request.id, largest=vocab_size - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedStep:
+    """One decode step of one request."""
+
+    token: int
+    """Tokens of the answer that are confirmed when it begins."""
+    drafted: tuple[int, ...]
+    accepted: int
+    """Accepted ones of the drafted; behind the end of the answer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedReplayer:
+    """Replays requests at the engine's own k, or a smaller one.
+
+    Args:
+        engine: with a speculative config; nobody else uses it meanwhile.
+        ks: the k to replay, one walk each.
+    """
+
+    engine: Engine
+    ks: Sequence[int]
+    remembers = False
+
+    def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
+        """Yield each request when it is replayed at every k; as many are decoded together as the engine takes.
+
+        Raises:
+            InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
+        """
+        check_fit(self.engine, requests)
+        size = self.engine.config.num_slots
+        for begin in range(0, len(requests), size):
+            batch = requests[begin : begin + size]
+            walks = {k: force(self.engine, batch, k) for k in self.ks}
+            for place, request in enumerate(batch):
+                by_k = {k: _to_rows(request, steps[place]) for k, steps in walks.items()}
+                yield ReplayedRequest(id=request.id, by_k=by_k)
+
+
+def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[ForcedStep]]:
+    """Return the decode steps of each request.
+
+    Args:
+        engine: with a speculative config, and no requests.
+        requests: to be decoded together.
+        k: draft tokens a step at most.
+    """
+    steps: dict[str, list[ForcedStep]] = {str(place): [] for place in range(len(requests))}
+
+    def note(outcome: Outcome) -> None:
+        sequence = outcome.sequence
+        if sequence.num_output:
+            step = ForcedStep(
+                token=sequence.num_output, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1
+            )
+            steps[sequence.request.request_id].append(step)
+
+    engine.on_outcome = note
+    try:
+        for place, request in enumerate(requests):
+            engine.add(_to_request(request, str(place), k))
+        pending: Pending = ()
+        while engine.has_work():
+            pending, _ = engine.step(pending)
+    finally:
+        engine.on_outcome = None
+        for name in steps:
+            engine.abort(name)
+    return list(steps.values())
+
+
+def _to_request(request: Transcript, name: str, k: int) -> EngineRequest:
+    params = SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.limit,
+        ignore_eos=True,
+        num_speculative_tokens=k,
+        forced_token_ids=request.answer_ids,
+    )
+    return EngineRequest(request_id=name, prompt_token_ids=list(request.prompt_ids), params=params)
+
+
+def _to_rows(request: Transcript, steps: Sequence[ForcedStep]) -> DraftRows:
+    """Return the drafts at the places where a step begins; a walk takes of them what lies inside the answer."""
+    drafted, accepted = [0] * len(request.answer_ids), [0] * len(request.answer_ids)
+    for step in steps:
+        drafted[step.token] = len(step.drafted)
+        accepted[step.token] = step.accepted
+    return DraftRows(drafted=drafted, accepted=accepted)
+
 
 _NO_TOKEN = -1
 _LOGIT_ROWS = 256
@@ -291,3 +414,51 @@ class _DraftTable:
         lists = {name: values.tolist() for name, values in found.items() if values is not None}
         sizes = [len(request.answer_ids) for request in requests]
         return [DraftRows(**{name: rows[b][:n] for name, rows in lists.items()}) for b, n in enumerate(sizes)]
+
+
+_BY_LOAD = ("num_speculative_tokens_per_batch_size", "disable_by_batch_size")
+"""Keys that make k depend on the load, which a replay leaves to whoever forecasts."""
+_ON_GPU = 64
+"""Requests that a GPU replays together: the drafter's walk over their answers waits for the host, however many they are
+(3 ms a token on an H200), but memory is set aside for the logits of all. A processor takes the engine's default: a
+batch ends, and is kept, sooner."""
+_TOKENS_ON_GPU = 2048
+"""Tokens of a pass, for the same reason."""
+
+
+def open_replayer(
+    spec: SpecConfig,
+    target: Path,
+    ks: Sequence[int],
+    *,
+    longest: int,
+    forced: bool,
+    settings: Mapping[str, Any],
+) -> Replayer:
+    """Return what replays a candidate with the target and its drafter.
+
+    Args:
+        spec: with the largest k.
+        target: checkpoint.
+        ks: the k to replay.
+        longest: tokens of the longest request with its answer.
+        forced: by forced decoding, step for step, instead of densely.
+        settings: fields of `EngineConfig`; None where the default holds.
+
+    Raises:
+        InvalidSetup: target or drafter cannot be loaded, or do not fit.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("device") != "cpu" and torch.cuda.is_available():
+        given.setdefault("max_num_seqs", _ON_GPU)
+        given.setdefault("max_num_batched_tokens", _TOKENS_ON_GPU)
+    if "max_model_len" not in given:
+        positions = get_int(read_config(target), "max_position_embeddings")
+        wanted = longest + max(ks) + 1  # so that no draft ends where the log does
+        given["max_model_len"] = wanted if positions is None else min(wanted, positions)
+    config = EngineConfig.from_settings(
+        model=str(target), **({"enforce_eager": True, "enable_prefix_caching": False} | given)
+    )
+    options = {key: value for key, value in spec.options.items() if key not in _BY_LOAD}
+    engine = Engine(config, replace(spec, options=options), lag=0)
+    return ForcedReplayer(engine, tuple(ks)) if forced else DenseReplayer(engine, ks)

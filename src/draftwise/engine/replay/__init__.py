@@ -1,1 +1,0 @@
-"""Replays logged answers through the engine's own drafters: their drafts, and how many are accepted."""
