@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("build", "read the wheels and write the data files"),
-        ("probe", "check every rule's probe, and write the topic `probes`"),
+        ("probe", "check every rule's probe, and write the topics `probes` and `judged`"),
         ("defects", "check the probes of known defects"),
         ("page", "print what the newest release changes, as Markdown"),
     ):
@@ -74,11 +74,13 @@ def _missing(wheels: Sequence[Mapping[str, str]], data: Path = DATA) -> list[str
 
 def _probe(folder: Path) -> int:
     from catalogue.probes import report
+    from draftwise.extract.judged_functions import judged
     from draftwise.extract.probes import probes
 
     rotten = report(folder)
     if not _missing(find_wheels(folder)):
-        write_topic(DATA, probes.__name__, build(folder, {probes.__name__: probes})[probes.__name__])
+        for name, rows in build(folder, {each.__name__: each for each in (probes, judged)}).items():
+            write_topic(DATA, name, rows)
     return rotten
 
 

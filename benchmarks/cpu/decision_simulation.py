@@ -31,7 +31,6 @@ from draftwise.statistics import (
     find_lead,
     find_leavers,
     find_pace_change,
-    find_spells,
     find_unrest,
     guard_tail,
     leads_surely,
@@ -82,9 +81,8 @@ def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, fl
     times = np.arange(float(count))
     paces = (plain_step, own_step)
     changed = (
-        any(find_pace_change(paces[n], paces[1 - n]) for n in (0, 1))
-        or any(find_spells(paces[n], paces[1 - n], lags=1 + n, claimed=found.log) for n in (0, 1))
-        or (found.log > 0 and find_unrest(plain_step, own_step, claimed=found.log))
+        any(find_pace_change(paces[n], paces[1 - n], claimed=found.log) for n in (0, 1))
+        or find_unrest(*paces[:: 1 if found.log > 0 else -1], claimed=abs(found.log))
         or find_drift_apart(own_step, plain_step, times, claimed=found.log)
     )
     half = math.log(interval.high / found.value)

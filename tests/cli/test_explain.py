@@ -324,3 +324,20 @@ def test_a_finding_that_lacks_the_name_in_a_question_is_no_answer() -> None:
 def test_an_unknown_question_says_what_was_nearest() -> None:
     with pytest.raises(InvalidSetup, match=r"Nearest: .*acceptance"):
         draftwise.explain("accpetance of pizza")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (
+            "NotImplementedError: Speculative Decoding with draft models or parallel drafting does not support "
+            "multimodal models yet",
+            "draft-model-with-multimodal-target",
+        ),
+        ("Speculative Decoding with draft models does not support M-RoPE yet", "draft-with-mrope"),
+        ("ValueError: Sequence parallelism requires num_tokens to be a multiple of tensor parallel size", None),
+    ],
+)
+def test_a_message_leads_to_the_rule_of_its_function_and_to_no_other(line: str, code: str | None) -> None:
+    related = {rule.code for each in explain(line) for rule in each.related}
+    assert related == ({code} if code else set())

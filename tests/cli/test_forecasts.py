@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft7Validator
 from tests.support.made_calibrations import NGRAM, make_calibration, make_profile
-from tests.support.made_runs import closed, gains, make_run, save_run
+from tests.support.made_runs import closed, gains, make_run, save_run, workload
 
 import draftwise
 from draftwise.cli import main
-from draftwise.core import Calibration
+from draftwise.core import Calibration, Condition, SpecConfig
 from draftwise.runs.documents import read_calibration, write_document
+from draftwise.verbs.loads import make_conditions
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -182,6 +183,25 @@ def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Pa
     assert not (tmp_path / "calibration.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("conditions", "says", "kept"),
+    [
+        (make_conditions(rate=2.0), "arrivals show no steps", False),
+        (closed(1), "Give more --minutes", False),
+        (closed(1, 4), "The layer sizes of", True),
+    ],
+)
+def test_the_fix_of_a_run_that_calibrates_nothing_is_what_mends_it(
+    tmp_path: Path, conditions: tuple[Condition, ...], says: str, kept: bool
+) -> None:
+    short = {} if kept else {"workloads": [workload(num_prompts=2, tokens=4)]}
+    measured = save_run(tmp_path / "run", make_run({"ngram k=3": gains(1.5)}, conditions=conditions, **short))
+    result = run("calibrate", "--from", measured, "--out", tmp_path / "c.json", *(() if kept else ("--target", LLAMA)))
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert ("Add the missing options to" in result.stderr) is kept
+
+
 def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: Path) -> None:
     calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
     assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
@@ -189,7 +209,8 @@ def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: P
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
     assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
-    assert "Calibration and run differ: it was measured" not in result.stdout
+    assert "Calibration and run differ" not in result.stderr
+    assert "not kept" not in result.stdout
     held = read_calibration(calibration).held
     for each in held:
         assert (1 + each.of_acceptance) * (1 + each.of_steps) == pytest.approx(1 + each.error)
@@ -207,8 +228,10 @@ def test_what_differs_between_calibration_and_run_is_said(measured: Path, tmp_pa
     write_document(calibration, replace(read_calibration(calibration), hardware="8x H100", engine_version="0.1.0"))
     write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={}), length=1.9))
     result = run("forecast", profile, calibration, "--against", measured)
-    assert "Calibration and run differ: it was measured on 8x H100" in result.stdout
-    assert "Calibration and run differ: it was measured with" in result.stdout
+    assert "Calibration and run differ: calibrated on 8x H100, run on 2 cores of imaginary." in result.stderr
+    assert "Calibration and run differ: calibrated with 0.1.0, run with" in result.stderr
+    assert "code, c=1, ngram k=3: not kept, because calibration and run differ." in result.stdout
+    assert not read_calibration(calibration).held
 
 
 def test_an_error_that_other_traffic_explains_is_not_kept(measured: Path, tmp_path: Path) -> None:
@@ -217,7 +240,83 @@ def test_an_error_that_other_traffic_explains_is_not_kept(measured: Path, tmp_pa
     write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={})))
     result = run("forecast", profile, calibration, "--against", measured)
     assert result.exit_code == 0, result.output
-    assert "code is not the replayed traffic: a step of ngram k=3 emitted" in result.stdout
+    assert "code, c=1, ngram k=3: not kept, because it is not the replayed traffic." in result.stdout
+    assert not read_calibration(calibration).held
+
+
+SPEC3 = replace(NGRAM, num_speculative_tokens=3, options={})
+
+
+@pytest.mark.parametrize(
+    ("replayed", "change", "said"),
+    [
+        (SPEC3, {"name": "lookup"}, ""),
+        (
+            SPEC3,
+            {"name": "lookup", "spec": SpecConfig(method="suffix", num_speculative_tokens=3)},
+            "ngram k=3 was not cal",
+        ),
+        (SPEC3, {"spec": SpecConfig(method="suffix", num_speculative_tokens=3)}, "under that config"),
+        (
+            SPEC3,
+            {"spec": replace(SPEC3, num_speculative_tokens=2)},
+            "k=3 is more than was calibrated (2) or replayed (3)",
+        ),
+        (replace(SPEC3, num_speculative_tokens=2), {}, "k=3 is more than was calibrated (3) or replayed (2)"),
+    ],
+)
+def test_candidates_are_compared_by_their_config_and_what_is_left_out_is_said(
+    measured: Path, tmp_path: Path, replayed: SpecConfig, change: dict[str, Any], said: str
+) -> None:
+    calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
+    assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
+    found = read_calibration(calibration)
+    plain, drafting = found.settings
+    renamed = replace(drafting, **change)
+    points = [replace(e, setting=renamed.name) if e.setting == drafting.name else e for e in found.points]
+    firsts = [replace(e, setting=renamed.name) if e.setting == drafting.name else e for e in found.firsts]
+    settings = (plain, renamed)
+    write_document(calibration, replace(found, settings=settings, points=tuple(points), firsts=tuple(firsts)))
+    others = [change["spec"]] if "spec" in change else []
+    write_document(profile, make_profile(replayed, *others, length=1.9))
+    result = run("forecast", profile, calibration, "--against", measured)
+    assert result.exit_code == (2 if said else 0), result.output
+    assert said in result.stderr
+    assert bool(re.search(r"^code +c=1 +ngram k=3", result.stdout, re.MULTILINE)) is not bool(said)
+
+
+def test_a_ratio_outside_its_interval_is_taken_apart(tmp_path: Path) -> None:
+    """The candidate's steps take twice as long as when it was calibrated, and sampled requests were not replayed."""
+    calibration, profile, names = tmp_path / "calibration.json", tmp_path / "profile.json", ("usual", "slow")
+    conditions = (*closed(1), *closed(1, temperature=0.8))
+    usual, slow = (
+        save_run(tmp_path / name, make_run({"ngram k=3": gains(factor)}, conditions=conditions))
+        for name, factor in zip(names, (1.5, 0.75), strict=True)
+    )
+    assert run("calibrate", "--from", usual, "--target", LLAMA, "--out", calibration).exit_code == 0
+    write_document(profile, make_profile(SPEC3, length=1.9))
+    result = run("forecast", profile, calibration, "--against", slow)
+    assert result.exit_code == 0, result.output
+    told = (
+        r"code, c=1, ngram k=3: tokens per step forecast 1\.90, measured 1\.9\d; the candidate's step forecast "
+        r"1\d\.\d\d ms, measured 2\d\.\d\d ms; the baseline's step forecast 10\.\d\d ms, measured 10\.\d\d ms\."
+    )
+    assert re.search(told, result.stdout), result.stdout
+    assert "ngram k=3 on code at c=1 T=0.8 has no forecast: nothing was replayed at temperature 0.8." in result.stderr
+    (row,) = json.loads(run("forecast", profile, calibration, "--against", slow, "--json").stdout)
+    assert row["not_kept"] is None
+    assert row["step_ms"][1] == pytest.approx(2 * row["step_ms"][0], rel=0.15)
+
+
+def test_a_number_that_the_run_itself_doubts_is_not_kept(tmp_path: Path) -> None:
+    calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
+    measured = save_run(
+        tmp_path / "run", make_run({"ngram k=3": gains(1.5)}, workloads=[workload(num_prompts=4)], conditions=closed(1))
+    )
+    assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
+    write_document(profile, make_profile(SPEC3, length=1.9))
+    result = run("forecast", profile, calibration, "--against", measured)
+    assert "not kept, because the run itself doubts the number: " in result.stdout
     assert not read_calibration(calibration).held
 
 

@@ -56,6 +56,20 @@ def test_a_stream_without_usage_is_counted_by_counters(factor: float, arms: tupl
     assert [each.code for each in count_soundly(stripped).findings] == ["unit-by-counters"]
 
 
+@pytest.mark.parametrize("arm", ["plain", CANDIDATE])
+def test_counters_that_tell_half_of_what_a_server_wrote_are_no_unit(arm: str) -> None:
+    stripped = without_usage(run_of(1.0), ("plain", CANDIDATE))
+    halved = tuple(
+        replace(turn, counters=replace(turn.counters, generation_tokens=(turn.counters.generation_tokens or 0) // 2))
+        if turn.arm == arm
+        else turn
+        for turn in stripped.turns
+    )
+    half = replace(stripped, turns=halved)
+    assert [each.code for each in count_soundly(half).findings] == ["unit-by-text"]
+    assert conclude_run(half).decision.comparisons[0].speedup.value == pytest.approx(1.0, abs=0.03)
+
+
 @pytest.mark.parametrize("arms", ARMS, ids=["both", "the candidate", "the baseline"])
 @pytest.mark.parametrize("factor", [1.8, 1.27, 0.7])
 def test_without_counters_text_is_the_unit_of_all_arms(factor: float, arms: tuple[str, ...]) -> None:

@@ -120,6 +120,16 @@ def sse(events: list[Any], newline: str = "\n", gap: int = 2) -> str:
 
 STREAM = sse([*chunks(SAID), "[DONE]"])
 
+
+def langchain(name: str, text: str) -> dict[str, Any]:
+    return {
+        "lc": 1,
+        "type": "constructor",
+        "id": ["langchain", "schema", "messages", name],
+        "kwargs": {"content": text},
+    }
+
+
 SHAPES: dict[str, Any] = {
     "bare with response": {**BODY, "response": SAID, "output_tokens": 17},
     "pair with a stream": {"request": BODY, "response": STREAM},
@@ -154,6 +164,32 @@ SHAPES: dict[str, Any] = {
          "tags": [{"key": key, "type": "string", "value": value} for key, value in GENAI.items()]}]}]},
     "phoenix page": {"data": [{"context": {"span_id": "s"}, "span_kind": "LLM", "attributes": NESTED}]},
     "phoenix columns": {f"attributes.{key}": value for key, value in OPENINFERENCE.items()},
+    "langsmith page": {"runs": [{"id": "a", "run_type": "llm", "inputs": BODY, "outputs": ANSWER, "error": None}]},
+    "langsmith of langchain": {
+        "run_type": "llm", "extra": {"invocation_params": {"max_tokens": 50, "temperature": 0.5}},
+        "inputs": {"messages": [[langchain("SystemMessage", "Be short."), langchain("HumanMessage", ASKED)]]},
+        "outputs": {"generations": [[{"text": SAID, "message": langchain("AIMessage", SAID)}]],
+                    "llm_output": {"token_usage": USAGE}}},
+    "weave": {"op_name": "weave:///a/b/op/openai.chat.completions.create:1", "inputs": BODY, "output": ANSWER},
+    "datadog": {"span_id": "s", "ml_app": "x", "metrics": {"output_tokens": 17}, "meta": {
+        "kind": "llm", "metadata": {"max_tokens": 50, "temperature": 0.5}, "input": {"messages": MESSAGES},
+        "output": {"messages": [{"role": "assistant", "content": SAID}]}}},
+    "bedrock": {"operation": "Converse", "requestId": "a", "input": {"inputBodyJson": {
+        "system": [{"text": "Be short."}], "messages": [{"role": "user", "content": ASKED}],
+        "inferenceConfig": {"maxTokens": 50, "temperature": 0.5}}}, "output": {
+            "outputTokenCount": 17,
+            "outputBodyJson": {"output": {"message": {"role": "assistant", "content": [{"text": SAID}]}}}}},
+    "har": {"log": {"version": "1.2", "entries": [{
+        "request": {"url": "http://x/v1/chat/completions", "postData": {"text": json.dumps(BODY)}},
+        "response": {"status": 200, "content": {"text": STREAM}}}]}},
+    "mlflow": {"info": {}, "data": {"spans": [{"attributes": {
+        "mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": json.dumps(BODY),
+        "mlflow.spanOutputs": json.dumps(ANSWER)}}]}},
+    "vercel": otlp({"ai.prompt.messages": json.dumps(MESSAGES), "ai.response.text": SAID, **PLAIN}),
+    "elasticsearch": {"took": 1, "hits": {"total": {"value": 1}, "hits": [
+        {"_index": "x", "_id": "1", "_source": {"request": BODY, "response": ANSWER}}]}},
+    "cloudwatch": {"events": [
+        {"timestamp": 1, "eventId": "1", "message": json.dumps({"request": BODY, "response": ANSWER})}]},
 }  # fmt: skip
 
 
@@ -185,6 +221,35 @@ def test_a_csv_file_of_prompts_and_answers_is_read(column: str) -> None:
     assert (first.text, first.max_tokens) == ('Why, "then"?', 7)
     assert (first.recorded.answer, first.recorded.route) == ("It, is.\nSo.", "a")
     assert (second.text, second.max_tokens, second.recorded.answer) == ("b", 128, None)
+
+
+def test_a_file_of_tab_separated_columns_is_read() -> None:
+    (prompt,) = load("prompt\tresponse\nWhy, then?\tSo.\n", "own.tsv").prompts
+    assert (prompt.text, prompt.recorded.answer) == ("Why, then?", "So.")
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [(b"PAR1\x15", "a Parquet file"), (b"\x28\xb5\x2f\xfd\x04", "packed with zstd"), (b"\xfd7zXZ\0", "packed with xz"),
+     (b"BZh91", "packed with bzip2"), (b"PK\x03\x04\x14", "a ZIP archive"), ("{}".encode("utf-16"), "UTF-16")],
+)  # fmt: skip
+def test_a_file_that_holds_no_text_is_named_once(begin: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(begin + b"\n\xff\n" * 40)
+    with pytest.raises(InvalidSetup) as caught:
+        load_workload(f"log:{tmp_path / 'log.jsonl'}")
+    (finding,) = caught.value.findings
+    assert what in finding.message
+
+
+def test_chats_of_open_webui_are_conversations() -> None:
+    row = {"id": "c", "chat": {"models": ["m"], "messages": [*MESSAGES, {"role": "assistant", "content": SAID}]}}
+    (prompt,) = load(json.dumps([row]), "chats.json").prompts
+    assert ([*prompt.messages], prompt.recorded.answer) == (MESSAGES, SAID)
+
+
+def test_a_page_key_next_to_a_request_is_the_users_own() -> None:
+    rows = [{"prompt": "a", "items": [{"prompt": "x"}]}, {"request": BODY, "data": [{"request": BODY}] * 3}]
+    assert len(load("".join(json.dumps(row) + "\n" for row in rows)).prompts) == 2
 
 
 @pytest.mark.parametrize("row", ["a, b,c", "a", '"a'])

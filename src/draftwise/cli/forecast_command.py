@@ -21,7 +21,7 @@ from draftwise.cli._findings import render_findings
 from draftwise.cli._options import FILE, MILLISECONDS, PATH, ParsedOption, option
 from draftwise.cli._results import json_option, show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
-from draftwise.verbs.forecast import ForecastRequest, ForecastResult
+from draftwise.verbs.forecast import ForecastRequest, ForecastResult, HeldRow
 from draftwise.verbs.forecast import forecast as run_forecast
 from draftwise.verbs.loads import read_range
 
@@ -212,20 +212,17 @@ def _show_held(console: Console, result: ForecastResult) -> None:
         table.add_column(name, justify="right" if name in numbers else "left")
     for each in held:
         measured = f"{each.measured:.2f} ({each.measured_low:.2f}-{each.measured_high:.2f})"
-        error = "-" if each.is_other_traffic else f"{100 * each.error:+.1f} %"
         parts = ["-" if part is None else f"{100 * part:+.1f} %" for part in (each.of_acceptance, each.of_steps)]
-        table.add_row(each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, error, *parts)
+        row = (each.workload, each.load, each.setting, f"{each.predicted:.2f}", measured, f"{100 * each.error:+.1f} %")
+        table.add_row(*row, *parts)
     show_table(console, table)
-    for line in result.differences:
-        tell(f"Calibration and run differ: {line}.")
     for each in held:
-        if each.is_other_traffic:
-            tell(
-                f"{each.workload} is not the replayed traffic: a step of {each.setting} emitted "
-                f"{each.counted_tokens_per_step:.2f} tokens there, and {each.replayed_tokens_per_step:.2f} "
-                "in the replay. Replay a log of it. draftwise does not keep this row."
-            )
-    like = [each for each in held if not each.is_other_traffic]
+        where = f"{each.workload}, {each.load}, {each.setting}"
+        if not each.is_inside:
+            tell(f"{where}: {'; '.join(_explain(each))}.")
+        if each.not_kept is not None:
+            tell(f"{where}: not kept, because {each.not_kept}.")
+    like = [each for each in held if each.not_kept is None]
     if errors := sorted(abs(each.error) for each in like):
         inside = sum(each.is_inside for each in like)
         tell(
@@ -233,3 +230,15 @@ def _show_held(console: Console, result: ForecastResult) -> None:
             f"{inside} of {len(like)} measured ratios lie in the forecast's 90 % interval. "
             f"The next forecast with {result.file or 'this calibration'} takes these errors into account."
         )
+
+
+def _explain(held: HeldRow) -> Iterator[str]:
+    """Yield what the forecast of a row took each part to be, and what was measured of it."""
+    parts = (
+        ("tokens per step", held.replayed_tokens_per_step, held.counted_tokens_per_step, ""),
+        ("the candidate's step", *held.step_ms, " ms"),
+        ("the baseline's step", *held.plain_step_ms, " ms"),
+    )
+    for name, forecast, measured, unit in parts:
+        told = "not measured" if measured is None else f"measured {measured:.2f}{unit}"
+        yield f"{name} forecast {forecast:.2f}{unit}, {told}"

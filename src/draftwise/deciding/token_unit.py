@@ -43,10 +43,12 @@ def count_soundly(run: Run) -> CountedRun:
     if unknown:
         names = f"streams of {', '.join(sorted(unknown))}"
         counted = _count_by_turn(run)
-        if counted is not None:
+        odd = None if counted is None else _find_odd(counted)
+        if counted is not None and odd is None:
             text = f"{names} do not report how many tokens they hold, but the servers' counters do."
             return CountedRun(run=counted, findings=(Finding.info("unit-by-counters", text),))
-        why = f"{names} do not report how many tokens they hold, and no counters do"
+        counters = "no counters do" if odd is None else f"counters tell other numbers of {odd} for the same texts"
+        why = f"{names} do not report how many tokens they hold, and {counters}"
     else:
         why = f"{odd} counts other tokens than the baseline for the same texts"
     return _count_by_text(run, why)

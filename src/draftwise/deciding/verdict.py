@@ -38,11 +38,11 @@ _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. That of a gain is of no
 more than the margin; that of a loss is of none at all, and must be smaller."""
-UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited")
+UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited", "server-queues")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = (
     *("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic"),
-    *("roles-unknown", "other-model", "unit-unsound"),
+    *("roles-unknown", "other-model", "unit-unsound", "counters-of-another-server", "not-speculating"),
 )
 """Errors that make a comparison meaningless: an arm is not what its name claims, or the ratio compares unlike units."""
 _EARLIER, _FAR_LATER, _TWICE = 0.87, 1.35, 2.0
@@ -53,7 +53,7 @@ _SLOWER_STEP = 1.1
 """Times a candidate's decoding step, which drafting makes no shorter, from which the baseline's server is slow."""
 _NO_GAIN = 0.005
 """One-sided error of saying that no gain worth a change is left."""
-_LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
+LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
 """Reasons that leave room for another verdict of the same comparison."""
 _MOST_REPETITIONS = 20
 """More repetitions than these over the same prompts are no advice."""
@@ -78,7 +78,7 @@ def judge_cell(
         repetitions_needed=found.outlook.repetitions,
         losers=name_losers(found.estimates.cell, found.estimates.ratios.speedup),
     )
-    if verdict is Verdict.INCONCLUSIVE and reason.code in _LEAVES_OPEN:
+    if verdict is Verdict.INCONCLUSIVE and reason.code in LEAVES_OPEN:
         verdict, reason = _find_answer(found, reason, findings, thresholds)
         reason = replace(reason, num_prompts=found.comparison.num_prompts)
     is_final = verdict is not Verdict.INCONCLUSIVE

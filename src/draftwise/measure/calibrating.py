@@ -93,7 +93,9 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
             "nothing-calibrated",
             f"The run has too few undisturbed steps of {baseline.name} to calibrate with.",
             where="run",
-            fix="Give more --minutes, and stop other work on the machine.",
+            fix="Give more --minutes, and stop other work on the machine."
+            if any(isinstance(each.load, ClosedLoop) for each in run.plan.conditions)
+            else "Measure with a number of requests in flight (--concurrency): arrivals show no steps.",
         )
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
@@ -116,11 +118,7 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
 def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) -> CalibratedSetting:
     if arm == plan.arms[0]:
         return CalibratedSetting(name=arm.name)
-    spec, told = specs.get(arm.name, arm.spec), _told_spec(context.server(arm.name).version)
-    if spec is None:
-        spec = told
-    elif spec.num_speculative_tokens is None and told is not None:  # it has a default: suffix, modules of the target
-        spec = replace(spec, num_speculative_tokens=told.num_speculative_tokens)
+    spec = find_spec(context, arm, specs)
     if spec is None or spec.num_speculative_tokens is None:
         raise InvalidSetup.because(
             "candidate-unknown",
@@ -137,10 +135,14 @@ def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
     return replace(setting, kv_tokens=told) if isinstance(told, int) and told > 0 else setting
 
 
-def _told_spec(version: Mapping[str, Any]) -> SpecConfig | None:
-    """Return the speculative config that a server says it runs."""
-    told = version.get("speculative_config")
-    return SpecConfig.keep(told) if isinstance(told, Mapping) else None
+def find_spec(context: RunContext, arm: Arm, specs: Specs | None = None) -> SpecConfig | None:
+    """Return the speculative config of an arm, as it was given or as its server tells it; None where neither is so."""
+    given, version = (specs or {}).get(arm.name, arm.spec), context.server(arm.name).version.get("speculative_config")
+    told = SpecConfig.keep(version) if isinstance(version, Mapping) else None
+    if given is not None and given.num_speculative_tokens is None and told is not None:
+        # It has a default: suffix, modules of the target.
+        return replace(given, num_speculative_tokens=told.num_speculative_tokens)
+    return given or told
 
 
 def _find_config(name: str, directory: str) -> Mapping[str, Any]:

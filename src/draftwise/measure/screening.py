@@ -26,7 +26,6 @@ from draftwise.core import (
     Progress,
     RunContext,
     RunPlan,
-    Setup,
     Workload,
 )
 from draftwise.core.finding import join_names
@@ -43,7 +42,8 @@ from draftwise.workloads.reshape import prompt_length
 
 _REACH = 2.0
 """Times the calibrated batch, up to which a load is looked at."""
-_SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
+MODEL_UNKNOWN = "the layers of the run's model are unknown"
+_SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_key_value_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,24 +253,22 @@ def find_differences(calibration: Calibration, plan: RunPlan, context: RunContex
     """Yield what of a calibration is not the run's, or is not known to be."""
     here = describe_machine(context.hardware)
     if not here or here != calibration.hardware:
-        yield (
-            f"it was measured on {calibration.hardware or 'unknown hardware'}, but this machine is {here or 'unknown'}"
-        )
+        yield f"calibrated on {calibration.hardware or 'unknown hardware'}, run on {here or 'unknown hardware'}"
     setup = plan.arms[0].setup
-    found = find_model_config(setup.target)
+    found = find_model_config(setup.target) or find_model_config(context.model_name or "")
     if found is None:
-        yield "the model of this run is unknown"
+        yield MODEL_UNKNOWN
     elif different := [key for key in _SHAPE if found.config.get(key) != calibration.config.get(key)]:
-        yield f"the models differ in {join_names(different)}"
+        values = (f"{key} {calibration.config.get(key)} and {found.config.get(key)}" for key in different)
+        yield f"the models differ (calibrated, run): {join_names(values)}"
     record = context.server(plan.arms[0].name)
     engine = setup.engine or str(record.version.get("engine", ""))
     version = setup.engine_version or record.release or ""
-    if (calibration.engine, calibration.engine_version) != (engine, version):
-        here = "the engine here is unknown so far" if engine else "the engine here is {engine} {version}"
-        yield f"it was measured with {calibration.engine} {calibration.engine_version}, but {here}"
-    if flags := sorted(key for key in calibration.args.keys() | setup.args.keys() if _differ(calibration, setup, key)):
-        yield f"the flags {join_names(flags)} differ"
-
-
-def _differ(calibration: Calibration, setup: Setup, flag: str) -> bool:
-    return bool(calibration.args.get(flag) != setup.args.get(flag))
+    there = (calibration.engine, calibration.engine_version)
+    if there != (engine, version):
+        was, now = (" ".join(filter(None, each)) or "an unknown engine" for each in (there, (engine, version)))
+        yield f"calibrated with {was}, run with {now}"
+    args = {key: (calibration.args.get(key), setup.args.get(key)) for key in {**calibration.args, **setup.args}}
+    told = [[key, *("unset" if each is None else each for each in both)] for key, both in sorted(args.items())]
+    if flags := [f"{key} {old} and {new}" for key, old, new in told if old != new]:
+        yield f"flags differ (calibrated, run): {join_names(flags)}"

@@ -26,7 +26,7 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.stored import read_rows
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
-from draftwise.knowledge.vllm_messages import find_messages
+from draftwise.knowledge.vllm_messages import KnownMessage, find_messages
 
 _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
@@ -312,6 +312,7 @@ def _explain_term(term: Term) -> Explanation:
 def _find_messages(text: str) -> Iterator[Explanation]:
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
+        rules = rules or tuple(_find_read_in(message))
         told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
         yield Explanation(
             kind="message",
@@ -323,6 +324,22 @@ def _find_messages(text: str) -> Iterator[Explanation]:
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
     yield from map(_explain_term, find_said_terms(text))
+
+
+def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:
+    """Yield the rule that was read in the function of a message, if function and rule say one thing, in like words."""
+    source = message.history[-1].source
+    name = source.rpartition(".")[2]
+    found = [rule for rule in all_rules().values() if re.search(rf"\b{name}\b", rule.source)]
+    if len(found) != 1 or re.fullmatch(r"_[a-z]\w+", name) is None:
+        return
+    (rule,) = found
+    said, told = (
+        {*re.findall(r"[a-z]{5,}", text.lower())} for text in (message.template, f"{rule.title} {rule.message}")
+    )
+    places = [history("messages", template)[-1].source for template in all_keys("messages")]
+    if len(said & told) > 1 and places.count(source) == 1:
+        yield rule
 
 
 def _answer(question: str, own: Mapping[str, Explanation]) -> Iterator[Explanation]:

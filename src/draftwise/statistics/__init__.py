@@ -25,7 +25,6 @@ from draftwise.statistics.pace import (
     PaceChange,
     find_drift_apart,
     find_pace_change,
-    find_spells,
     find_unrest,
     has_moved,
 )
@@ -80,7 +79,6 @@ __all__ = [
     "find_outlook",
     "find_pace_change",
     "find_rounding_scale",
-    "find_spells",
     "find_spread",
     "find_unrest",
     "find_unseen_share",

@@ -14,16 +14,13 @@ from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE = 4
 """Readings on either side of a split."""
-_SPLIT_T, _SLOPE_T, _CLAIMED_T = 5.0, 4.0, 2.5
-"""Values of |t| beyond which a split, a slope, and a slope that could be all of what is claimed are no chance: the
+_SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T = 5.0, 4.0, 2.5, 4.0
+"""Values of |t| beyond which a split and a slope are no chance, and those that could be all of what is claimed: the
 largest of all splits is looked at."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest change that is a reason for doubt."""
-_FEWEST_IN_SPELLS, _LEAST_SPELLS, _ALL_OF_IT, _ALIKE_Z = 20, math.log(1.25), 0.8, 3.3
-"""Readings from which on spells are looked for, how much longer the slower half's steps take that is one, the share of
-what is claimed that may be all of it, and standard errors of an autocorrelation that are no chance."""
-_UNREST_ALPHA, _MOST_OF_UNREST, _MOST_SHARED = 0.001, 2.5, 2.0
-"""Error of calling an arm's pace less even than the other's, the multiple of that unevenness (a mean distance from the
+_UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
+"""Error of calling an even pace uneven, fewest readings, the multiple of the unevenness (a mean distance from the
 median) that a ratio may owe to it (2 of what rises evenly, 1 of what is slow half of the time), and how many times as
 far both may be moved by what they share."""
 _SHARED = 0.5
@@ -43,18 +40,22 @@ class PaceChange:
     """Seconds of a step after over before it."""
 
 
-def find_pace_change(own_T: Array, other_T: Array) -> PaceChange | None:
+def find_pace_change(own_T: Array, other_T: Array, *, claimed: float = math.inf) -> PaceChange | None:
     """Return the largest split of an arm's pace, where its partner in the same blocks does not share it; None without.
 
     Args:
         own_T: logarithms of the arm's seconds per decoding step, in the order of time.
         other_T: those of the other arm in the same blocks: what both share is the machine's, and pairing cancels it.
+        claimed: the logarithm of the ratio of the whole: a change as large as that may be all that there is to it.
     """
     place, t = _split(own_T)
-    if abs(t) <= _SPLIT_T:
+    if abs(t) <= _CLAIMED_SPLIT_T:
         return None
     own, other = (float(each[place:].mean() - each[:place].mean()) for each in (own_T, other_T))
-    if abs(own) <= _LEAST_CHANGE or abs(own - other) <= max(_LEAST_CHANGE, _SHARED * abs(own)):
+    least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
+    if abs(t) <= _SPLIT_T and abs(own - other) < abs(claimed):
+        return None
+    if abs(own) <= least or abs(own - other) <= max(least, _SHARED * abs(own)):
         return None
     return PaceChange(place=place, ratio=math.exp(own))
 
@@ -100,54 +101,32 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 
 
-def find_spells(own_T: Array, other_T: Array, *, lags: int = 1, claimed: float = math.inf) -> float | None:
-    """Return how many times as long an arm's steps take in spells that the other arm does not share; None without any.
-
-    Prompts come in an order that is spread over the log, so that one turn's pace says nothing of the next one's; spells
-    make neighbors alike (autocorrelation, one-sided 0.05 %).
-
-    Args:
-        own_T: as for `find_pace_change`.
-        other_T: likewise.
-        lags: distances at which they have to be alike: with drafts a step depends on the prompt, and an ordered log
-            that is asked at a regular distance may have its own rhythm.
-        claimed: the logarithm of the ratio of the whole: spells as large as that may be all that there is to it.
-    """
-    count = len(own_T)
-    if count < _FEWEST_IN_SPELLS:
-        return None
-    apart_T = own_T - other_T
-    series = (apart_T - apart_T.mean(), own_T - own_T.mean())
-    if not all(_is_alike(each, lag) for each in series for lag in range(1, lags + 1)):
-        return None
-    apart = _find_halves(apart_T)
-    least = min(_LEAST_SPELLS, max(_LEAST_DRIFT, _ALL_OF_IT * abs(claimed)))
-    return math.exp(apart) if apart > least else None
-
-
-def find_unrest(own_T: Array, other_T: Array, *, claimed: float) -> float | None:
+def find_unrest(own_N: Array, other_N: Array, explained_NC: Array | None = None, *, claimed: float) -> float | None:
     """Return how many times as long the slower half of an arm's steps takes, where its pace is less even than the other
     arm's, and that may be all of what is claimed; None where it is not.
 
     A balancer over unlike replicas, say, or a limit on one server. What prompts and the machine do to a pace they do to
-    both, and this part is taken off first (paired t test of the distances from the median, 0.1 %, one-sided: Brown and
+    both, and this part is taken off first (paired t test of the distances from the median, one-sided: Brown and
     Forsythe, JASA 1974).
 
     Args:
-        own_T: as for `find_pace_change`, of an arm whose steps hold no drafts.
-        other_T: likewise.
-        claimed: the logarithm of the ratio of the whole.
+        own_N: logarithms of the seconds per decoding step of an arm's requests.
+        other_N: those of the other arm for the same requests.
+        explained_NC: what else the former depend on: how much was drafted, say; None for nothing.
+        claimed: the logarithm of the ratio of the whole, as far as it speaks for the other arm.
     """
-    count = len(own_T)
-    if count < _FEWEST_IN_SPELLS:
+    count = len(own_N)
+    if count < _FEWEST_UNEVEN:
         return None
-    own, other = own_T - own_T.mean(), other_T - other_T.mean()
+    known_NC = np.column_stack([np.ones(count), *(() if explained_NC is None else (explained_NC,))])
+    own = own_N - known_NC @ np.linalg.lstsq(known_NC, own_N, rcond=None)[0]
+    other = other_N - other_N.mean()
     shared = min(_MOST_SHARED, max(0.0, float(other @ own) / max(float(other @ other), _ROUNDING)))
-    own_far_T, other_far_T = (np.abs(each - np.median(each)) for each in (own - shared * other, other))
-    more_T = own_far_T - other_far_T
-    error = max(float(more_T.std(ddof=1)), _ROUNDING) / math.sqrt(count)
-    excess = math.sqrt(max(0.0, float(own_far_T.mean()) ** 2 - float(other_far_T.mean()) ** 2))
-    if more_T.mean() <= student_quantile(1 - _UNREST_ALPHA, count - 1) * error or claimed > _MOST_OF_UNREST * excess:
+    own_far_N, other_far_N = (np.abs(each - np.median(each)) for each in (own - shared * other, other))
+    more_N = own_far_N - other_far_N
+    error = max(float(more_N.std(ddof=1)), _ROUNDING) / math.sqrt(count)
+    excess = math.sqrt(max(0.0, float(own_far_N.mean()) ** 2 - float(other_far_N.mean()) ** 2))
+    if more_N.mean() <= student_quantile(1 - _UNREST_ALPHA, count - 1) * error or claimed > _MOST_OF_UNREST * excess:
         return None
     return math.exp(_find_halves(own))
 
@@ -156,12 +135,6 @@ def _find_halves(series_T: Array) -> float:
     """Return the mean of the larger half of a series minus that of the others."""
     ordered_T, half = np.sort(series_T), len(series_T) // 2
     return float(ordered_T[half:].mean() - ordered_T[:half].mean())
-
-
-def _is_alike(series_T: Array, lag: int) -> bool:
-    """Return whether readings so far apart in a series around 0 are more alike than chance makes them."""
-    total = float(series_T @ series_T)
-    return total > 0 and float(series_T[lag:] @ series_T[:-lag]) / total > _ALIKE_Z / math.sqrt(len(series_T))
 
 
 def has_moved(differences: Sequence[float]) -> bool:

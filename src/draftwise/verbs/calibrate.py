@@ -44,6 +44,8 @@ _NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.*)")
 _LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)}
 """Streams by engine: from one sequence to where computing takes as long as reading the weights."""
 _REPEATS = 2
+_MISSING = ("target-unknown", "candidate-unknown")
+"""Codes of what options tell that were not given."""
 _WORKLOADS = ("code", "rewrite")
 
 
@@ -105,12 +107,11 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     try:
         calibration = make_calibration(directory.read(), target=target, specs=specs)
     except InvalidSetup as error:
-        way = (
-            "Add the missing options to: draftwise calibrate --from"
-            if ending.is_finished
-            else ("Go on with: draftwise calibrate --resume")
-        )
-        kept = f" The readings are kept. {way} {directory.path}"
+        kept, run = "", directory.path
+        if not ending.is_finished:
+            kept = f" The readings are kept. Go on with: draftwise calibrate --resume {run}"
+        elif all(each.code in _MISSING for each in error.findings):
+            kept = f" The readings are kept. Add the missing options to: draftwise calibrate --from {run}"
         raise InvalidSetup(replace(each, fix=f"{each.fix}{kept}") for each in error.findings) from None
     if request.out is not None:
         write_document(Path(request.out), calibration)

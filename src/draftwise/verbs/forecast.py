@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -10,13 +10,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, ClassVar
 
-from draftwise.core import Calibration, Forecast, HeldAgainst, Profile, Run, Severity
+from draftwise.core import (
+    CalibratedSetting,
+    Calibration,
+    Comparison,
+    Finding,
+    Forecast,
+    HeldAgainst,
+    Profile,
+    Run,
+    Severity,
+    SpecConfig,
+    StepPoint,
+    Verdict,
+)
+from draftwise.core.comparison import ALL
 from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import refusal
+from draftwise.plan.forecast.calibrated_server import match_settings
 from draftwise.plan.forecast.forecasting import forecast as make_forecast
-from draftwise.plan.forecast.run_cells import hold_against
+from draftwise.plan.forecast.run_cells import find_cell, hold_against, is_config_of
 from draftwise.plan.forecast.simulate import simulate_services
 from draftwise.runs import RunDirectory
 from draftwise.runs.documents import read_calibration, read_profile, write_document
@@ -25,6 +40,8 @@ from draftwise.verbs.loads import read_range
 from draftwise.verbs.verb import Result, refuse, verb
 
 _CONCURRENCY = "1-128"
+_LIKE = 1.25
+"""Times the usual length of the replayed log, up to which requests of a run are as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,12 @@ class HeldRow(HeldAgainst):
     """A forecast compared with what was measured later, and its error."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "of_acceptance", "of_steps", "is_other_traffic")
+    step_ms: tuple[float, float | None]
+    """Milliseconds of the candidate's decoding step: forecast, and measured; null where the run has too few."""
+    plain_step_ms: tuple[float, float | None]
+    """The same of the baseline."""
+    not_kept: str | None
+    """Why the calibration does not keep this error, in words; null where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +98,9 @@ class ForecastResult(Result):
     held: tuple[HeldRow, ...] = field(default=(), metadata=HIDDEN)
     """Forecasts compared with the measurements of a run; empty where the request names none."""
     differences: tuple[str, ...] = field(default=(), metadata=HIDDEN)
-    """Differences of the run from calibration and replay, in words."""
+    """Differences of the run's deployment from the calibrated one, in words."""
+    not_compared: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    """Parts of the run without a forecast to compare with, and remarks, in words."""
     calibration: Calibration = field(metadata=HIDDEN)
     """The calibration, with the errors of the compared forecasts."""
     file: Path | None = field(default=None, metadata=HIDDEN)
@@ -93,6 +118,15 @@ class ForecastResult(Result):
         if self.made is None:
             raise LookupError("The forecast was compared with a run: its errors are in `held`.")
         return self.made
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """How the run differs from what was calibrated and replayed."""
+        differ = (
+            Finding.warning("calibration-of-another", f"Calibration and run differ: {each}.")
+            for each in self.differences
+        )
+        return (*differ, *(Finding.info("not-compared", each) for each in self.not_compared))
 
     @property
     def exit_code(self) -> int:
@@ -118,15 +152,16 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
     shown = partial(ForecastResult, file=file, group=request.group, slo_tpot_ms=request.slo_tpot_ms)
     if request.against is not None:
         run = request.against if isinstance(request.against, Run) else RunDirectory(Path(request.against)).read()
-        held = _compare(profile, calibration, run)
-        calibration = _remember(calibration, held)
+        held = _Against(profile, calibration, run)
+        calibration = _remember(calibration, held.rows)
         if file is not None:
             write_document(file, calibration)
-        from draftwise.measure.screening import find_differences  # a forecast alone needs nothing that measures
-
-        rows = tuple(copy_fields(HeldRow, each) for each in held)
-        different = tuple(find_differences(calibration, run.plan, run.context))
-        return shown(held=rows, differences=different, calibration=calibration)
+        return shown(
+            held=tuple(held.rows),
+            differences=tuple(held.differences),
+            not_compared=tuple(dict.fromkeys(held.not_compared)),
+            calibration=calibration,
+        )
     made = _make(profile, calibration, request)
     groups = {each.group for each in made.cells}
     if made.cells and request.group not in groups:
@@ -178,40 +213,154 @@ def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, fl
     return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
 
 
-def _compare(profile: Profile, calibration: Calibration, run: Run) -> Sequence[HeldAgainst]:
-    held = list(_hold_all(profile, calibration, run))
-    if not held:
-        raise refusal("no-common-candidate", case="against")
-    return held
-
-
-def _remember(calibration: Calibration, held: Sequence[HeldAgainst]) -> Calibration:
-    """Return the calibration with the errors of its forecasts. Those on other traffic are not kept."""
+def _remember(calibration: Calibration, held: Sequence[HeldRow]) -> Calibration:
+    """Return the calibration with the errors of its forecasts, as far as they tell of it."""
     fresh = {(each.setting, each.workload, each.load) for each in held}
     kept = tuple(each for each in calibration.held if (each.setting, each.workload, each.load) not in fresh)
-    return replace(calibration, held=(*kept, *(each for each in held if not each.is_other_traffic)))
+    like = (copy_fields(HeldAgainst, each) for each in held if each.not_kept is None)
+    return replace(calibration, held=(*kept, *like))
 
 
-def _hold_all(profile: Profile, calibration: Calibration, run: Run) -> Iterator[HeldAgainst]:
-    """Yield every comparison of a run with a forecast for the lengths of its own requests."""
-    from draftwise.deciding.conclusions import conclude_run  # draws on all of statistics: only needed here
+class _Against:
+    """The comparisons of a run with forecasts for the lengths of its own requests.
 
-    found = conclude_run(run)
-    lengths = {setting.name: setting.k for setting in calibration.candidates}
-    for workload in dict.fromkeys(each.workload for each in found.decision.comparisons):
-        same = [each for each in found.decision.comparisons if each.workload == workload and each.candidate in lengths]
-        places = {place for each in same if (place := each.condition.place) is not None}
-        answers = [each for each in run.answers if each.workload == workload and each.measured and not each.error]
-        if not places or not answers:
-            continue
+    Raises:
+        InvalidSetup: nothing of the run was both replayed and calibrated.
+    """
+
+    def __init__(self, profile: Profile, calibration: Calibration, run: Run) -> None:
+        # What measures and all of statistics: not needed for a forecast alone.
+        from draftwise.deciding.conclusions import conclude_run
+        from draftwise.measure.calibrating import find_points, find_spec
+        from draftwise.measure.screening import MODEL_UNKNOWN, find_differences
+
+        self._profile, self._calibration, self._run = profile, calibration, run
+        differences = list(find_differences(calibration, run.plan, run.context))
+        self.differences = [each for each in differences if each != MODEL_UNKNOWN]
+        doubt = f"Whether the run's model is {calibration.target} cannot be told: {MODEL_UNKNOWN}."
+        self.not_compared = [doubt] if MODEL_UNKNOWN in differences else []
+        self.rows: list[HeldRow] = []
+        comparisons = [each for each in conclude_run(run).decision.comparisons if each.workload != ALL]
+        self._settings: dict[str, tuple[CalibratedSetting, int]] = {}
+        for arm in run.plan.arms[1:]:
+            spec = find_spec(run.context, arm)
+            setting = self._find_setting(arm.name, spec)
+            if setting is not None:
+                k = spec.num_speculative_tokens if spec is not None else None
+                self._settings[arm.name] = setting, k or setting.k
+        lengths = {name: k for name, (_, k) in self._settings.items()} | {run.plan.arms[0].name: 0}
+        self._points = {
+            (point.setting, point.load, point.workload): point
+            for point in find_points(run, lengths)
+            if not point.prefill_tokens
+        }
+        for workload in dict.fromkeys(each.workload for each in comparisons):
+            self._compare(workload, [each for each in comparisons if each.workload == workload])
+        if not self.rows:
+            why = " ".join(dict.fromkeys(self.not_compared)) or "It has no comparison."
+            raise refusal("no-common-candidate", case="against", why=why)
+
+    def _find_setting(self, name: str, spec: SpecConfig | None) -> CalibratedSetting | None:
+        """Return the calibrated server that a candidate of the run is, by its config where that is known."""
+        named = next((each for each in self._calibration.candidates if each.name == name), None)
+        if spec is None:
+            same = [named] if named is not None else []
+        else:
+            same = [each for each in self._calibration.candidates if each.spec and is_config_of(spec, each.spec)]
+        if not same:
+            told = f"{name} was not calibrated"
+            if spec is not None and named is not None and named.spec is not None:
+                told += f" under that config: {spec.to_json()} in the run, {named.spec.to_json()} in the calibration"
+            self.not_compared.append(f"{told}.")
+            return None
+        return named if named in same else same[0]
+
+    def _compare(self, workload: str, comparisons: Sequence[Comparison]) -> None:
+        known = [each for each in comparisons if each.candidate in self._settings]
+        places = {place for each in known if (place := each.condition.place) is not None}
+        answers = [each for each in self._run.answers if each.workload == workload and each.measured and not each.error]
+        if not (places and answers):
+            self.not_compared += [f"{each.condition.label} is a load that is not forecast." for each in known]
+            return
+        prompt = fmean(each.num_prompt_tokens or len(each.prompt_token_ids) for each in answers)
+        output = fmean(each.timing.num_tokens for each in answers)
         made = make_forecast(
-            profile,
-            calibration,
+            self._profile,
+            self._calibration,
             concurrency=sorted(load for axis, load in places if axis == "concurrency"),
             rates=sorted(load for axis, load in places if axis == "rate"),
-            prompt_tokens=sum(each.num_prompt_tokens or len(each.prompt_token_ids) for each in answers) / len(answers),
-            output_tokens=sum(each.timing.num_tokens for each in answers) / len(answers),
+            prompt_tokens=prompt,
+            output_tokens=output,
         )
-        for each in same:
-            if (beside := hold_against(made, lengths[each.candidate], each)) is not None:
-                yield beside
+        if any(each.code == "two-models" for each in made.findings):
+            text = f"replayed for {self._profile.target.name}, calibrated with {self._calibration.target}"
+            self.differences += [text] if text not in self.differences else []
+        self._compare_lengths(workload, prompt, output)
+        for each in known:
+            setting, k = self._settings[each.candidate]
+            cell = find_cell(made, setting.name, k, workload, each.condition)
+            if cell is None or cell.is_extrapolated:
+                where = f"{each.candidate} on {workload} at {each.condition.label}"
+                why = self._find_reason(setting, k, each) if cell is None else "more than twice the calibrated batch"
+                self.not_compared.append(f"{where} has no forecast: {why}.")
+                continue
+            held = hold_against(cell, each)
+            at = (each.condition.label, workload)
+            mine, plain = (self._points.get((arm, *at)) for arm in (each.candidate, self._run.plan.arms[0].name))
+            self.rows.append(
+                copy_fields(
+                    HeldRow,
+                    held,
+                    step_ms=(cell.step_ms, _time(mine)),
+                    plain_step_ms=(cell.plain_step_ms, _time(plain)),
+                    not_kept=self._find_flaw(held, each),
+                )
+            )
+
+    def _compare_lengths(self, workload: str, prompt: float, output: float) -> None:
+        log = self._profile.log
+        if not (log.prompt_tokens and log.used):
+            return
+        usual = (log.prompt_tokens[1], log.tokens_out / log.used)
+        ratios = [(new + 1) / (old + 1) for new, old in zip((prompt, output), usual, strict=True)]
+        if not all(1 / _LIKE <= each <= _LIKE for each in ratios):
+            self.not_compared.append(
+                f"{workload} has prompts of {prompt:.0f} tokens and answers of {output:.0f} in the run, but of "
+                f"{usual[0]:.0f} and {usual[1]:.0f} in the replayed log: the forecast here is for those of the run."
+            )
+
+    def _find_reason(self, setting: CalibratedSetting, k: int, each: Comparison) -> str:
+        """Return why a comparison has no forecast."""
+        entries = [entry for one, entry in match_settings(self._profile, self._calibration) if one == setting]
+        if not entries:
+            return "it was not replayed"
+        if k > setting.k or not any(k in entry.by_k for entry in entries):
+            most = max((one for entry in entries for one in entry.by_k), default=0)
+            return f"k={k} is more than was calibrated ({setting.k}) or replayed ({most})"
+        if each.condition.temperature not in {entry.temperature for entry in entries}:
+            return f"nothing was replayed at temperature {each.condition.temperature:g}"
+        if each.condition.place is None:
+            return "such loads are not forecast"
+        groups = {entry.group for entry in entries}
+        return (
+            "the replay has other groups" if not groups & {None, each.workload} else "a server cannot keep up with it"
+        )
+
+    def _find_flaw(self, held: HeldAgainst, comparison: Comparison) -> str | None:
+        """Return why an error tells nothing of the calibration's forecasts."""
+        from draftwise.deciding.verdict import LEAVES_OPEN
+        from draftwise.reporting.sentences import describe_reason
+
+        if self.differences:
+            return "calibration and run differ"
+        if held.is_other_traffic:
+            return "it is not the replayed traffic"
+        reason, verdict = comparison.reason, comparison.verdict
+        is_open = verdict is Verdict.INCONCLUSIVE and reason is not None and reason.code in LEAVES_OPEN
+        if reason is None or is_open or verdict not in (Verdict.INCONCLUSIVE, Verdict.BLOCKED):
+            return None
+        return f"the run itself doubts the number: {describe_reason(reason)}"
+
+
+def _time(point: StepPoint | None) -> float | None:
+    return None if point is None else point.step_ms

@@ -11,6 +11,8 @@ Message = Mapping[str, Any]
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 """ShareGPT's speakers (`from`), as FastChat and vLLM's benchmarks read them."""
+_CLASSES = {"HumanMessage": "user", "AIMessage": "assistant", "SystemMessage": "system", "ToolMessage": "tool"}
+"""LangChain's messages as it serializes them: `{"lc": 1, "id": [..., "HumanMessage"], "kwargs": {"content": ...}}`."""
 _PART_TEXT = ("text", "input_text", "output_text")
 """Types of content parts that hold text: chat completions, Responses API."""
 
@@ -31,6 +33,8 @@ def to_messages(value: Any) -> tuple[Message, ...] | None:
     """
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
+    if len(value) == 1 and isinstance(value[0], list):
+        return to_messages(value[0])  # LangChain: batches of one
     messages = [_to_message(each) for each in value]
     return None if any(message is None for message in messages) else tuple(each for each in messages if each)
 
@@ -41,6 +45,10 @@ def _to_message(value: Any) -> Message | None:
     if "from" in value and isinstance(value.get("value"), str):
         speaker = str(value["from"])
         return {"role": _ROLES.get(speaker, speaker), "content": value["value"]}
+    kwargs, path = value.get("kwargs"), value.get("id")
+    if isinstance(kwargs, Mapping) and isinstance(path, list) and path:
+        name = str(path[-1]).removesuffix("Chunk")
+        return _to_message({**kwargs, "role": _CLASSES.get(name, name)})
     if not isinstance(value.get("role"), str) or not ("content" in value or value.get("tool_calls")):
         return None
     return {**value, "content": _chat_parts(value.get("content"))}
@@ -52,7 +60,7 @@ def _chat_parts(content: Any) -> Any:
         return content
     return [
         {"type": "text", "text": part["text"]}
-        if isinstance(part, Mapping) and part.get("type") in _PART_TEXT and isinstance(part.get("text"), str)
+        if isinstance(part, Mapping) and part.get("type", "text") in _PART_TEXT and isinstance(part.get("text"), str)
         else part
         for part in content
     ]

@@ -19,8 +19,12 @@ _ANSWERS = ("answer", "response", "completion", "output", "generated_text", "gen
 _NUMBERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "arrival_s", "output_tokens", "temperature")
 _BODIES = {"choices": list, "output": list, "usage": Mapping, "error": Mapping, "status_code": int, "role": str}
 """Keys that the bodies of answers have, and what they hold there."""
-_PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "data")
-"""Lists that hold the rows: pages of APIs (Langfuse, Phoenix), a Langfuse trace, OTLP and Jaeger files."""
+_PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords")
+"""Lists that hold the rows: a Langfuse trace, OTLP files."""
+_LOOSE_PAGES = ("data", "hits", "log", "logs", "entries", "events", "items", "records", "results", "rows", "runs")
+"""The same of files of many names: pages of APIs (Langfuse, Phoenix, LangSmith), Jaeger, MLflow, Elasticsearch,
+CloudWatch, HAR. Next to a request they are the user's own."""
+_OF_A_ROW = (*_BODY_KEYS, "request", "body", "inputs", "attributes", "SpanAttributes", "span_attributes")
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "from", "value")
 _LOST = {
     "litellm_truncated": "cut by LiteLLM",
@@ -120,13 +124,16 @@ def _find(row: Line) -> LoggedRequest | None:
 
 def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the rows of a page, such as an API sends or a tracer writes; any other value as it is."""
-    pages = [value.get(key) for key in _PAGES] if isinstance(value, Mapping) and depth < 8 else []
-    if pages and any(key in value for key in (*_BODY_KEYS, "request", "body")):
-        pages.pop()  # "data" is then the user's own
+    is_own = isinstance(value, Mapping) and not any(key in value for key in _OF_A_ROW)
+    keys = (*_PAGES, *_LOOSE_PAGES) if is_own else _PAGES
+    pages = [value.get(key) for key in keys] if isinstance(value, Mapping) and depth < 8 else []
+    nested = [
+        each for each in pages if isinstance(each, Mapping) and any(isinstance(each.get(key), list) for key in keys)
+    ]
     lists = [each for each in pages if isinstance(each, list) and all(isinstance(one, Mapping) for one in each)]
-    if not lists:
+    if not (lists or nested):
         yield value
-    for each in lists:
+    for each in (*lists, nested):
         for row in each:
             yield from open_page(row, depth + 1)
 

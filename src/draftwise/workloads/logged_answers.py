@@ -10,7 +10,7 @@ from draftwise.core import RecordedAnswer
 from draftwise.workloads.conversation import from_json_text, plain_text
 from draftwise.workloads.log_formats import Line, LoggedRequest
 
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxTokens")
 """Keys of a request for the longest answer."""
 _BY_ID = "token_id:"
 """How vLLM writes a token with `return_tokens_as_token_ids`."""
@@ -73,6 +73,11 @@ def _answer_text(response: Any) -> str:
     if isinstance(response, str):
         return response
     body = _body_of(response)
+    generations = body.get("generations")  # LangChain: a list for each prompt
+    while isinstance(generations, list) and generations:
+        generations = generations[0]
+    if isinstance(generations, Mapping):
+        return plain_text(generations.get("text"))
     choice = _first_choice(body)
     said = choice.get("message") or choice.get("text") if choice is not None else body.get("message")
     if choice is not None or isinstance(said, Mapping):

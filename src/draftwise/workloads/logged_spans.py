@@ -36,8 +36,8 @@ def read_span(row: Row) -> Row | None:
     tree = _lists(_nest(attributes))
     context = row.get("context")
     row = {**(context if isinstance(context, Mapping) else {}), **row}
-    body, output = _genai(tree, row) if "gen_ai" in tree else _openinference(tree)
-    if body is None and "gen_ai" in tree:
+    body, output = _genai(tree, row) if {"gen_ai", "ai"} & tree.keys() else _openinference(tree)
+    if body is None:
         body, output = _openinference(tree)
     usage = {
         "completion_tokens": _first(tree, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens",
@@ -180,7 +180,9 @@ def _kind(tree: Row) -> str:
     operation = _first(tree, "gen_ai.operation.name")
     if operation is not None:
         return "chat" if operation in _OPERATIONS else str(operation)
-    return "chat" if "gen_ai" in tree or "llm" in tree else "other"
+    if (kind := _first(tree, "mlflow.spanType")) is not None:
+        return "chat" if str(kind).strip('"') in ("CHAT_MODEL", "LLM") else str(kind)
+    return "chat" if {"gen_ai", "llm", "ai"} & tree.keys() else "other"
 
 
 def _has_failed(row: Row) -> bool:
@@ -190,8 +192,8 @@ def _has_failed(row: Row) -> bool:
 
 def _genai(tree: Row, row: Row) -> tuple[Row | None, Any]:
     """Read GenAI's messages: the conventions of today (parts), those with events, and OpenLLMetry's numbered ones."""
-    given = from_json_text(_first(tree, "gen_ai.input.messages", "gen_ai.prompt"))
-    said = from_json_text(_first(tree, "gen_ai.output.messages", "gen_ai.completion"))
+    given = from_json_text(_first(tree, "gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages"))
+    said = from_json_text(_first(tree, "gen_ai.output.messages", "gen_ai.completion", "ai.response.text"))
     system = from_json_text(_first(tree, "gen_ai.system_instructions"))
     if given is None:
         given, said = _from_events(_list(row.get("events")))
@@ -275,7 +277,7 @@ def _openinference(tree: Row) -> tuple[Row | None, Any]:
     body = dict(body) if isinstance(body, Mapping) else {}
     asked = _openinference_messages(_first(tree, "llm.input_messages"))
     prompts = _list(_first(tree, "llm.prompts"))
-    given = from_json_text(_first(tree, "input.value"))
+    given = from_json_text(_first(tree, "input.value", "mlflow.spanInputs"))
     if asked:
         body["messages"] = asked
     elif prompts and isinstance(text := _first(prompts[0], "prompt.text"), str):
@@ -293,7 +295,9 @@ def _openinference(tree: Row) -> tuple[Row | None, Any]:
     if said:
         return body, {"choices": [{"message": message} for message in said]}
     choices = [_first(each, "completion.text") for each in _list(_first(tree, "llm.choices"))]
-    output = choices[0] if choices else _first(tree, "output.value")
+    output = (
+        choices[0] if choices else from_json_text(_first(tree, "mlflow.spanOutputs")) or _first(tree, "output.value")
+    )
     return body, output
 
 

@@ -177,7 +177,10 @@ def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
 
 def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
     begin = stream.peek(_PEEKED).removeprefix(codecs.BOM_UTF8).lstrip()
-    if name.removesuffix(".gz").endswith(".csv"):
+    if (kind := next((each for mark, each in _BINARY if begin.startswith(mark)), None)) is not None:
+        fix = "Convert it to JSON lines in UTF-8, as they are or packed with gzip."
+        faults.add("unreadable", f"{name} is {kind}, which draftwise does not read.", name, fix)
+    elif name.removesuffix(".gz").endswith((".csv", ".tsv")):
         header = begin.partition(b"\n")[0].decode(errors="replace")
         yield from _csv_rows(stream, name, faults, "," if "," in header else max(",;\t", key=header.count))
     elif _ARRAY.match(begin) or (begin[:1] == b"{" and _SPREAD.match(begin)):
@@ -223,6 +226,18 @@ def _is_text_log(begin: bytes) -> bool:
     return is_engine_log(begin.decode(errors="replace"))
 
 
+_BINARY = (
+    (b"PAR1", "a Parquet file"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+    (b"\xfd7zXZ", "packed with xz"),
+    (b"BZh", "packed with bzip2"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"SQLite format 3", "a SQLite database"),
+    (b"\xff\xfe", "a text in UTF-16"),
+    (b"\xfe\xff", "a text in UTF-16"),
+    (b"Obj\x01", "an Avro file"),
+    (b"ARROW1", "an Arrow file"),
+)
 _ARRAY = re.compile(rb'\[\s*(?:[\[\]{"]|$)')
 _SPREAD = re.compile(rb'\{[ \t]*\r?\n\s*(?:"|\})')
 """An object over several lines, as APIs, `jq` and console exporters write them."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run, workload
 
-from draftwise.core import Interval, InvalidSetup, Run
+from draftwise.core import Interval, InvalidSetup, Run, Verdict
 from draftwise.deciding.compare import PairSide, RunPair, compare_sides, read_side
-from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, make_results
+from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, judge_verdicts, make_results
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
 from draftwise.verbs.compare import CompareResult
@@ -210,3 +210,12 @@ def test_the_interval_of_a_ratio_of_ratios_holds_its_level() -> None:
     assert ratio.value / ratio.low == pytest.approx(1.1 ** (2**0.5))
     unknown = divide_ratios(one, Interval(value=1.0, low=0.0, high=float("inf")))
     assert (unknown.low, unknown.high) == (0.0, float("inf"))
+
+
+@pytest.mark.parametrize("nothing", [Verdict.INCONCLUSIVE, Verdict.BLOCKED])
+@pytest.mark.parametrize("verdict", [each for each in Verdict if each not in (Verdict.INCONCLUSIVE, Verdict.BLOCKED)])
+def test_a_verdict_in_doubt_makes_no_answer_untrue(nothing: Verdict, verdict: Verdict) -> None:
+    assert judge_verdicts(verdict, nothing) is VerdictOutcome.OPEN
+    assert judge_verdicts(nothing, verdict) is VerdictOutcome.NEWLY
+    assert judge_verdicts(nothing, Verdict.BLOCKED) is VerdictOutcome.NEITHER
+    assert judge_verdicts(verdict, verdict) is VerdictOutcome.STILL

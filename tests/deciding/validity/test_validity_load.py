@@ -18,7 +18,7 @@ from tests.support.validity import (
     run_of,
 )
 
-from draftwise.core import Answer, Arm, Run, ServerLoad, Severity, TurnRecord
+from draftwise.core import Answer, Arm, Run, ServerLoad, Severity, TurnRecord, Verdict
 from draftwise.deciding.conclusions import conclude_run
 
 LONG = (make_workload(num_prompts=16, max_tokens=120),)
@@ -72,6 +72,23 @@ def test_streams_that_wait_in_the_server(tmp_path: Path) -> None:
     found = findings(run)["server-queues"]
     assert "never wrote more than 2 of 8 answers at a time" in found.message
     assert found.where == "c=8"
+
+
+@pytest.mark.parametrize(("plain", "candidate"), [(2, None), (None, 2), (4, 2)])
+def test_servers_that_queue_unlike_give_no_verdict(tmp_path: Path, plain: int | None, candidate: int | None) -> None:
+    """What is measured is how many slots each of them has."""
+    run = run_of(
+        tmp_path / "run",
+        replace(QUICKER, max_running=candidate),
+        plain=replace(ENDING, max_running=plain),
+        conditions=(closed(8),),
+        workloads=LONG,
+        repeats=1,
+    )
+    (found,) = conclude_run(run).decision.comparisons
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason is not None
+    assert found.reason.values["code"] == "server-queues"
 
 
 def test_a_full_batch_is_no_queue(tmp_path: Path) -> None:

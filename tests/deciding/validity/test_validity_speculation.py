@@ -15,6 +15,7 @@ from tests.support.validity import (
     codes,
     findings,
     graded,
+    make_workload,
     opened,
     run_of,
 )
@@ -297,6 +298,40 @@ def test_a_queue_can_gain_more_than_its_server(tmp_path: Path) -> None:
 def test_a_plain_server_that_speculates(good: Run) -> None:
     run = counting(good, "plain", SpecStats(num_drafts=3, num_draft_tokens=3, num_accepted_tokens=1))
     assert graded(run)["plain-speculates"] is Severity.ERROR
+
+
+def test_a_plain_server_whose_events_hold_several_tokens_may_speculate(good: Run) -> None:
+    def pairs(answer: Answer) -> Answer:
+        if answer.arm != "plain":
+            return answer
+        chunks = answer.timing.chunks
+        two = ((time, count + before) for (_, before), (time, count) in zip(chunks[1::2], chunks[2::2], strict=False))
+        return replace(answer, timing=replace(answer.timing, chunks=(chunks[0], *two)))
+
+    def silent(turn: TurnRecord) -> TurnRecord:
+        return replace(turn, counters=Counters()) if turn.arm == "plain" else turn
+
+    assert "plain-speculates" not in codes(bend_turns(good, silent))
+    found = findings(bend_turns(bend_answers(good, pairs), silent))["plain-speculates"]
+    assert "holds 2.0 tokens, as if its server speculated" in found.message
+
+
+@pytest.mark.parametrize(
+    ("silent", "is_found"), [(range(60, 96), True), (range(0, 96, 3), False), (range(93, 96), False)]
+)
+def test_a_candidate_that_stops_drafting_is_told_from_one_that_drafts_nothing_now_and_then(
+    tmp_path: Path, silent: range, is_found: bool
+) -> None:
+    run = run_of(tmp_path / "run", workloads=(make_workload(num_prompts=96),), repeats=1)
+    order = [turn.turn for turn in run.turns if turn.arm == "candidate 1"]
+    quiet = {order[place] for place in silent}
+
+    def stop(turn: TurnRecord) -> TurnRecord:
+        return replace(turn, counters=replace(turn.counters, spec=SpecStats())) if turn.turn in quiet else turn
+
+    found = findings(bend_turns(run, stop)).get("not-speculating")
+    assert (found is not None) is is_found
+    assert not is_found or "in the last 36 of its 96 turns" in found.message
 
 
 def test_acceptance_that_was_set_is_said_to_be(good: Run) -> None:

@@ -52,6 +52,21 @@ def test_a_tag_that_moves_is_no_release(name: str, tag: str):
     assert judge(read_pod(f"{name}:v0.32.0-cu129", "--seed", "'1'")).outcome is CheckOutcome.ACCEPTED
 
 
+@pytest.mark.parametrize(
+    ("flags", "outcome"),
+    [
+        (("--speculative-config", "\"{'method':'ngram'}\""), CheckOutcome.REJECTED),
+        (("--seed", "'1'"), CheckOutcome.NOT_JUDGED),
+    ],
+)
+def test_what_every_release_refuses_is_refused_where_nobody_knows_the_release(
+    flags: tuple[str, ...], outcome: CheckOutcome
+):
+    report = judge(read_pod("registry.local/ml/vllm:stable", *flags))
+    assert report.outcome is outcome
+    assert report.fails("error") is (outcome is CheckOutcome.REJECTED)
+
+
 @pytest.mark.parametrize("tag", [":v0.33", ":0.33", ":v0.33-cu130", ":v0.19"])
 @pytest.mark.parametrize("name", ["vllm/vllm-openai", "registry.local/mirror/vllm-openai-cpu"])
 def test_two_numbers_are_no_release(name: str, tag: str):

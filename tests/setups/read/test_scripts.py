@@ -111,6 +111,22 @@ def test_braces_may_be_several_words_where_what_they_enclose_is_quoted(value: st
     assert is_known is not any(word.unknown for way in command.ways for word in way.words)
 
 
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        (r"S={\"a\":1,\"b\":2}", '{"a":1,"b":2}'),
+        ('S={"a":1,"b":2}', "{a:1,b:2}"),
+        ('S="{"a":1,"b":2}"', "{a:1,b:2}"),
+        ('export S={"a":1}', "{a:1}"),
+        (r"export S={\"a\":1,\"b\":2}", None),
+        ("""export S='{"a":1,"b":2}'""", '{"a":1,"b":2}'),
+    ],
+)
+def test_an_assignment_keeps_braces_and_loses_bare_quotes(assignment: str, value: str | None):
+    (way,) = run_script(f'{assignment}\nrun "$S"').commands[-1].ways
+    assert value is None if way.words[-1].unknown else way.words[-1].text == value
+
+
 def test_a_file_that_is_read_may_set_anything():
     (reading,) = read_setups("K=4\nsource ./site.env\n" + SERVE)
     assert [each.code for each in reading.findings] == ["taken-as-not-set"]

@@ -386,6 +386,19 @@ def test_the_file_of_vllm_serve_config(tmp_path):
     assert (codes(reading), reading.findings[0].where) == (["unknown-flag"], f"{path}:5 --no-such-flag")
 
 
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("cat > $F <<EOF\nmodel: m\nEOF\nvllm serve --config $F\n", "config-file-unread"),
+        ("envsubst < t.yaml > made.yaml\nvllm serve --config made.yaml\n", "config-file-unread"),
+        ("vllm serve --config made.yaml\n", "unreadable-file"),
+    ],
+)
+def test_a_config_file_that_the_script_may_write_is_unknown_and_another_is_missing(tmp_path, script, code):
+    readings = read_setups(write(tmp_path, "serve.sh", f"F={tmp_path}/site.yaml\n{script}"))
+    assert code in codes(readings[0])
+
+
 def test_values_of_the_production_stack():
     (reading,) = read_setups(
         "servingEngineSpec:\n  modelSpec:\n  - repository: vllm/vllm-openai\n    tag: v0.20.0\n"

@@ -141,11 +141,11 @@ class VerdictOutcome(StrEnum):
     STILL = "still true"
     CHANGED = "no longer true"
     OPEN = "cannot be told"
-    """The second measurement is inconclusive where the first was not."""
+    """The second measurement is inconclusive, or in doubt, where the first was not."""
     NEWLY = "newly told"
-    """The first was inconclusive, the second is not."""
+    """The first was inconclusive, or in doubt, the second is not."""
     NEITHER = "told by neither"
-    """Inconclusive in both: no answer that could stay true."""
+    """Inconclusive or in doubt in both: no answer that could stay true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) 
                     before=old,
                     after=each,
                     change=divide_ratios(old.deciding, each.deciding),
-                    kept=_judge(old.verdict, each.verdict),
+                    kept=judge_verdicts(old.verdict, each.verdict),
                 )
             )
     return tuple(found)
@@ -199,14 +199,17 @@ def divide_ratios(before: Interval, after: Interval) -> Interval:
     return Interval(value=math.exp(value), low=math.exp(low), high=math.exp(high) if high < 700 else math.inf)
 
 
-def _judge(before: Verdict, after: Verdict) -> VerdictOutcome:
-    if before is after is Verdict.INCONCLUSIVE:
-        return VerdictOutcome.NEITHER
-    if before is after or (before.stays_plain and after.stays_plain):
-        return VerdictOutcome.STILL
-    if after is Verdict.INCONCLUSIVE:
+_TELL_NOTHING = (Verdict.INCONCLUSIVE, Verdict.BLOCKED)
+
+
+def judge_verdicts(before: Verdict, after: Verdict) -> VerdictOutcome:
+    """Return what became of a verdict."""
+    if before in _TELL_NOTHING:
+        return VerdictOutcome.NEITHER if after in _TELL_NOTHING else VerdictOutcome.NEWLY
+    if after in _TELL_NOTHING:
         return VerdictOutcome.OPEN
-    return VerdictOutcome.NEWLY if before is Verdict.INCONCLUSIVE else VerdictOutcome.CHANGED
+    is_same = before is after or (before.stays_plain and after.stays_plain)
+    return VerdictOutcome.STILL if is_same else VerdictOutcome.CHANGED
 
 
 KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")

@@ -35,7 +35,6 @@ from draftwise.statistics import (
     find_order_break,
     find_outlook,
     find_pace_change,
-    find_spells,
     find_unrest,
     goodput_change,
     guard_delay,
@@ -436,13 +435,11 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
         return None
     times, paces = _read_paces(run, cell)
     for own, name in enumerate((cell.baseline, cell.candidate)):
-        if change := find_pace_change(paces[own], paces[1 - own]):
+        if change := find_pace_change(paces[own], paces[1 - own], claimed=claimed):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
-    for own, name in enumerate((cell.baseline, cell.candidate)):
-        if (ratio := find_spells(paces[own], paces[1 - own], lags=1 + own, claimed=claimed)) is not None:
-            return PaceDoubt(arm=name, ratio=ratio, share=None, in_spells=True)
-    if claimed > 0 and (ratio := find_unrest(*paces, claimed=claimed)) is not None:
-        return PaceDoubt(arm=cell.baseline, ratio=ratio, share=None, in_spells=True)
+    slower = int(claimed < 0)
+    if (ratio := find_unrest(*_read_requests(cell, slower), claimed=abs(claimed))) is not None:
+        return PaceDoubt(arm=(cell.baseline, cell.candidate)[slower], ratio=ratio, share=None, in_spells=True)
     if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
     moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
@@ -463,7 +460,10 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
     for pair in blocks.values():
         if len(pair) == 2:
             paces = [
-                _read_pace(pair[arm], answers.get(pair[arm].turn, ()), is_plain=arm == cell.baseline)
+                _read_pace(
+                    answers.get(pair[arm].turn, ()),
+                    1.0 if arm == cell.baseline else pair[arm].counters.tokens_per_step,
+                )
                 for arm in (cell.baseline, cell.candidate)
             ]
             if None not in paces:
@@ -477,16 +477,39 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
     return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1])
 
 
-def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_plain: bool) -> float | None:
-    """Return the logarithm of a turn's seconds per decoding step; None where nothing was decoded.
+def _read_requests(cell: Cell, slower: int) -> tuple[Array, Array, Array | None]:
+    """Return [N] logarithms of the seconds per decoding step of requests to the slower arm and to the other one, and
+    [N, C] what the former depend on, if it drafts: a step that drafts more takes longer.
 
-    Drafts are counted where the server counts them; else what arrives at once is taken for a step. Without drafts each
-    token is one: several arrive at once where the client stalls.
+    Under a load a turn is the mean of its requests, and hides how unlike they are.
+    """
+    counters = {turn.turn: turn.counters for turn in cell.turns}
+    rows: dict[str, list[tuple[float, ...]]] = {}
+    for each in cell.paired:
+        mine, timing = counters[each.candidate.turn], each.candidate.timing
+        is_alone = len(cell.answers_by_turn[each.candidate.turn]) == 1
+        plain = _read_pace((each.baseline,), 1.0)
+        drafting = _read_pace((each.candidate,), mine.tokens_per_step if is_alone else None)
+        if plain is not None and drafting is not None:
+            drafted = mine.spec.num_draft_tokens / max(1, (mine.generation_tokens or 0) - mine.spec.num_accepted_tokens)
+            paces = (drafting, plain) if slower else (plain, drafting)
+            rows.setdefault(each.unit[0], []).append((*paces, drafted, timing.num_tokens / len(timing.chunks)))
+    by_kind = [np.array(found) - np.mean(found, axis=0) for found in rows.values()]
+    found_NC = np.concatenate(by_kind) if by_kind else np.zeros((0, 4))
+    return found_NC[:, 0], found_NC[:, 1], found_NC[:, 2:] if slower else None
+
+
+def _read_pace(answers: Sequence[Answer], per_step: float | None) -> float | None:
+    """Return the logarithm of the seconds per decoding step of answers; None where nothing was decoded.
+
+    Args:
+        answers: of a turn.
+        per_step: tokens of a step, where a server counts its drafts; None: what arrives at once is taken for a step.
+            Without drafts each token is one: several arrive at once where the client stalls.
     """
     whole = [each for each in answers if each.error is None and len(each.timing.chunks) > 1]
     seconds = sum(each.timing.chunks[-1][0] - each.timing.chunks[0][0] for each in whole)
     tokens = sum(each.timing.num_tokens - each.timing.chunks[0][1] for each in whole)
-    per_step = 1.0 if is_plain else turn.counters.tokens_per_step
     steps = tokens / per_step if per_step else sum(each.steps[0] for each in whole)
     return math.log(seconds / steps) if seconds > 0 and steps > 0 else None
 

@@ -13,7 +13,7 @@ from draftwise.deciding.comparison.recall import Recall, list_answers, measure_g
 from draftwise.deciding.disturbance import LostPair, MachineUse
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.drafting_checks import check_drafting
-from draftwise.deciding.validity.load_checks import check_client, check_load, check_refusals
+from draftwise.deciding.validity.load_checks import check_client, check_load, check_queues, check_refusals
 from draftwise.deciding.validity.machine_checks import check_machine
 from draftwise.deciding.validity.output_checks import TextQuality, check_outputs, check_texts
 from draftwise.deciding.validity.server_checks import check_servers
@@ -79,6 +79,7 @@ def _check_comparison(run: Run, found: ComparisonNumbers, thresholds: Thresholds
         *check_drafting(run, cell, found.comparison, thresholds),
         *check_client(run, cell, thresholds),
         *check_refusals(run, cell),
+        *check_queues(run, cell, thresholds),
         *check_outputs(run, found, thresholds),
         *_memory(run, found.estimates, thresholds),
         *_prompts(run, cell),

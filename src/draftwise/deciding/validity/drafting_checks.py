@@ -16,6 +16,10 @@ UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
 _MORE_TEXT = 1.05
 """Times the text in an event of a stream, from which a server drafts and the other one does not."""
+_SEVERAL = 1.3
+"""Tokens in an event of a stream, from which a server that counts no drafts may draft all the same."""
+_MOSTLY, _FEWEST_SILENT = 0.8, 5
+"""Share of a candidate's turns with drafts, after which turns without any are no chance, and how many of them."""
 _NAME_COUNTERS = "Pass its metrics page: --metrics-url ARM=http://HOST:PORT/metrics."
 
 
@@ -35,6 +39,8 @@ class _Evidence:
     """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
     is_baseline_counted: bool
     """The same of the baseline's."""
+    baseline_per_event: float
+    """Tokens in an event of the baseline's stream."""
     text_per_event: float | None
     """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
     what a decoding step brought as one event, so that the events of a server that drafts hold more."""
@@ -71,6 +77,7 @@ def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thr
     evidence = _gather_evidence(run, cell)
     return [
         *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
+        *_find_end_of_drafts([turn.counters for turn in cell.turns if turn.arm == cell.candidate]),
         *_prefix_cache(evidence, comparison.ttft, thresholds, alone=cell.condition.concurrency == 1),
     ]
 
@@ -91,6 +98,7 @@ def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
         is_baseline_counted=_is_counted(
             run, cell.baseline, [turn.counters for turn in run.turns if turn.arm == cell.baseline]
         ),
+        baseline_per_event=_count_per_event(cell.requests[cell.baseline]),
         text_per_event=seen / usual if usual else None,
         outputs_compared=greedy and arm not in run.plan.synthetic,
     )
@@ -108,6 +116,24 @@ def _measure_events(answers: Sequence[Answer]) -> float:
     whole = [answer for answer in answers if answer.error is None]
     events = sum(len(answer.timing.chunks) for answer in whole)
     return sum(len(answer.text) for answer in whole) / events if events else 0.0
+
+
+def _find_end_of_drafts(counters: Sequence[Counters]) -> Iterator[Finding]:
+    """Yield that a candidate stopped drafting in the course of the run, as after a restart without its config."""
+    drafted = [each.spec.num_drafts > 0 for each in counters if each.generation_tokens]
+    last = max((place for place, drafts in enumerate(drafted, 1) if drafts), default=0)
+    silent = len(drafted) - last
+    if last and sum(drafted) > _MOSTLY * last and silent >= max(_FEWEST_SILENT, len(drafted) / 10):
+        text = f"it drafted nothing in the last {silent} of its {len(drafted)} turns, but in nearly every one before"
+        fix = "Look at its log for what happened then: a restart without the config, or a limit on drafting."
+        yield Finding.error("not-speculating", f"{text}.", fix=fix)
+
+
+def _count_per_event(answers: Sequence[Answer]) -> float:
+    """Return the mean tokens of an event after the first, 0 without any."""
+    whole = [answer.timing for answer in answers if answer.error is None]
+    events = sum(len(timing.chunks) - 1 for timing in whole)
+    return sum(timing.num_tokens - timing.chunks[0][1] for timing in whole) / events if events > 0 else 0.0
 
 
 def _speculation(
@@ -131,6 +157,12 @@ def _speculation(
         yield _find_no_drafts(evidence, condition, faster=faster)
     if drafted := evidence.baseline.spec.num_draft_tokens:
         yield Finding.error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
+    elif not evidence.is_baseline_counted and evidence.baseline_per_event > _SEVERAL:
+        text = (
+            f"an event of the baseline's stream holds {evidence.baseline_per_event:.1f} tokens, as if its server "
+            "speculated, and no counter shows that it does not."
+        )
+        yield Finding.error("plain-speculates", text, fix=_NAME_COUNTERS)
     most = evidence.tokens_per_step
     # With arrivals that do not wait, a server just below its limit can be any number of times slower.
     closed = condition.concurrency is not None

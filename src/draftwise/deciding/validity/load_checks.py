@@ -46,7 +46,6 @@ def _loads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             turns = _group_by_turn(run, arm.name, condition)
             if turns and condition.concurrency is not None and condition.concurrency > 1:
                 yield from _not_reached(arm.name, condition, condition.concurrency, turns, thresholds)
-                yield from _queued(arm.name, condition, condition.concurrency, turns, thresholds)
             elif turns and isinstance(condition.load, OpenLoop) and condition.load.rate_per_s is not None:
                 yield from _overload(arm.name, condition, turns, thresholds)
         yield from _short_warm_up(run, arm.name, thresholds)
@@ -88,21 +87,35 @@ def _not_reached(
         )
 
 
-def _queued(
-    arm: str, condition: Condition, wanted: int, turns: Sequence[Sequence[Answer]], thresholds: Thresholds
-) -> Iterator[Finding]:
-    """Requests that waited in the server: answers are long, and yet never all streams were being answered."""
-    most = max(_count_most_decoding(answers) for answers in turns)
-    answers = [each for turn in turns for each in turn if each.measured and each.error is None]
-    timings = [each.timing for each in answers if each.timing.e2e_s > 0]
-    waiting = median([(timing.ttft_s or 0) / timing.e2e_s for timing in timings] or [0.0])
-    if most and most < wanted * thresholds.load_reached and waiting > (1 - most / wanted) / 2:
-        text = (
-            f"{arm} never wrote more than {most} of {wanted} answers at a time, and its requests spent {waiting:.0%} "
-            "of their time before the first token"
-        )
-        fix = "They wait for a slot (max_num_seqs), for KV pages, or for long prompts. This load measures the queue."
-        yield Finding.warning("server-queues", f"{text}.", where=condition.label, fix=fix)
+def check_queues(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield servers of a cell whose requests waited: answers are long, and yet never all streams were being answered.
+
+    Where one of the two queues, the ratio is of their slots or memory, and not of speculation.
+    """
+    wanted, where = cell.condition.concurrency, cell.condition.label
+    if wanted is None or wanted == 1:
+        return
+    found: dict[str, str] = {}
+    slots: dict[str, int] = {}
+    for arm in (cell.baseline, cell.candidate):
+        turns = _group_by_turn(run, arm, cell.condition)
+        most = max((_count_most_decoding(answers) for answers in turns), default=0)
+        answers = [each for turn in turns for each in turn if each.measured and each.error is None]
+        timings = [each.timing for each in answers if each.timing.e2e_s > 0]
+        waiting = median([(timing.ttft_s or 0) / timing.e2e_s for timing in timings] or [0.0])
+        slots[arm] = most
+        if most and most < wanted * thresholds.load_reached and waiting > (1 - most / wanted) / 2:
+            found[arm] = (
+                f"{arm} never wrote more than {most} of {wanted} answers at a time at {where}, and its requests spent "
+                f"{waiting:.0%} of their time before the first token"
+            )
+    fix = "They wait for a slot (max_num_seqs), for KV pages, or for long prompts."
+    unlike = len({*slots.values()}) > 1
+    fix += " Give both servers the same slots and memory." if unlike else " This load measures the queue."
+    for arm, text in found.items():
+        other = next(most for name, most in slots.items() if name != arm)
+        text += f", but the other server wrote {other}" if unlike else ""
+        yield Finding.warning("server-queues", f"{text}.", where=arm if unlike else where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,16 +73,19 @@ class Report:
     def outcome(self) -> CheckOutcome:
         """What becomes of the setup: everything that is said of it as a whole is derived from this.
 
-        An error of reading, such as a `--config` file that is missing, is one of the server too.
+        An error of reading, such as a `--config` file that is missing, is one of the server too. What every release
+        refuses is refused where nobody knows the release.
         """
         errors = [each for each in self.findings if each.severity is Severity.ERROR]
-        effects = {each.effect if isinstance(each, Ruling) else Effect.REJECTED for each in errors}
-        if not self.is_judged:
-            return CheckOutcome.NOT_JUDGED
+        effects = {each.effect for each in errors if isinstance(each, Ruling)}
+        if self.is_judged and any(not isinstance(each, Ruling) for each in errors):
+            effects.add(Effect.REJECTED)
         if Effect.REJECTED in effects:
             return CheckOutcome.REJECTED
         if effects - {Effect.UNKNOWN}:
             return CheckOutcome.FAILS_LATER
+        if not self.is_judged:
+            return CheckOutcome.NOT_JUDGED
         told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
         return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
 

@@ -101,13 +101,9 @@ def _accept_all(k: int) -> AcceptanceAtK:
     )
 
 
-def hold_against(made: Forecast, k: int, comparison: Comparison) -> HeldAgainst | None:
-    """Return a comparison with the forecast for its candidate, workload and load; None without a forecast."""
-    cell = find_cell(made, comparison.candidate, k, comparison.workload, comparison.condition)
-    if cell is None:
-        return None
-    found = cell.speedup
-    measured = comparison.deciding
+def hold_against(cell: ForecastCell, comparison: Comparison) -> HeldAgainst:
+    """Return a comparison with what was forecast of it."""
+    found, measured = cell.speedup, comparison.deciding
     return HeldAgainst(
         setting=comparison.candidate,
         workload=comparison.workload,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -245,7 +246,7 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
         return _read_launches(find_blocks(text), asked, source.folder)
     if bare.startswith("-"):
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
-    readings = _read_launches(find_launches(text, env=env), asked, source.folder)
+    readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
     readings += _read_here_documents(source, asked, env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
 
@@ -284,13 +285,27 @@ def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], asked: _SourceHints, folder: Path) -> list[SetupReading]:
+def _read_launches(
+    launches: Iterator[Launch], asked: _SourceHints, folder: Path, *, script: str = ""
+) -> list[SetupReading]:
     readings: list[SetupReading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        readings.append(read_launch(launch, engine_version=asked.engine_version, folder=folder, left=asked.left))
+        within = None if _makes_config(script, launch, folder) else folder
+        readings.append(read_launch(launch, engine_version=asked.engine_version, folder=within, left=asked.left))
     return readings
+
+
+def _makes_config(script: str, launch: Launch, folder: Path) -> bool:
+    """Say whether a script may write the file behind `--config` before it starts the server."""
+    words = [word.text for word in launch.words]
+    file = next((value for flag, value in pairwise(words) if flag == "--config"), None)
+    if file is None:
+        return False
+    if (folder / file).exists():
+        return re.search(rf"(?:>|\btee )\s*[\"']?{re.escape(file)}", script) is not None
+    return "<<" in script or script.count(file) > 1
 
 
 def _is_evident(setup: Setup) -> bool:

@@ -33,6 +33,7 @@ _ALWAYS_SET = frozenset(
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_]\w*")
 _SPACE = re.compile(r"[ \t\n]+")
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
@@ -204,19 +205,21 @@ class Expansion:
             OpenQuestion: they hang on something that is not decided.
         """
         fields = _Fields()
-        for part in self._with_braces(word.parts):
+        for part in self.open_braces(word.parts):
             self._add(part, fields, state)
         fields.close()
         self.grow(fields.words)
         return fields.words
 
-    def _with_braces(self, parts: Sequence[Part]) -> Iterator[Part]:
+    def open_braces(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Yield the parts, with what braces make unknown: they may enclose what is quoted or escaped."""
         bare = [isinstance(part, Literal) and not part.quoted and not part.is_operand for part in parts]
         texts = [part.text if isinstance(part, Literal) else "" for part in parts]
         masked = "".join(text if is_bare else "_" * len(text) for text, is_bare in zip(texts, bare, strict=True))
         if _BRACES.search(masked) and not any(map(_BRACES.search, texts)):
-            yield Substitution("".join(texts))
+            name = _ASSIGNED.match(masked)
+            yield Literal(name[0] if name else "")
+            yield Substitution("".join(texts)[name.end() if name else 0 :])
             return
         for part, text, is_bare in zip(parts, texts, bare, strict=True):
             yield Substitution(text) if is_bare and _BRACES.search(text) else part

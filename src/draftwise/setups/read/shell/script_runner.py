@@ -381,7 +381,8 @@ class Shell(Conditions):
                 continue
             prefix = not any(not ASSIGNMENT.fullmatch(text) for text in words)
             if (prefix or is_declaring) and _is_assignment(word):
-                texts = [self.join(word, state)]
+                text = self.join(word if prefix else replace(word, parts=tuple(self.open_braces(word.parts))), state)
+                texts = [text.replace('"', "") if word.mistake else text]  # the quotes of JSON that needs more of them
             else:
                 texts = self.expand(word, state)
             is_declaring = is_declaring or (bool(texts) and not words and texts[0] in _DECLARING)
