@@ -108,6 +108,11 @@ def unknown_plan(**settings: Any) -> RunPlan:
             {"target-unknown"},
         ),
         ("nobody/knows-this", {}, {"candidate-unknown", "target-unknown"}),
+        (  # a folder of the server's machine, which is another one here
+            "nobody/knows-this",
+            {"candidate 1": SpecConfig(method="eagle3", model="/", num_speculative_tokens=3)},
+            {"target-unknown"},
+        ),
     ],
 )
 def test_what_a_calibration_would_lack_is_said_before_the_first_load(tmp_path, target, specs, codes) -> None:

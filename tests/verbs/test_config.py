@@ -73,7 +73,16 @@ def test_a_gpu_and_what_fails_count_where_no_option_says_otherwise(folder: Path)
 
 
 @pytest.mark.parametrize(
-    "text", ["release = ", 'relaese = "0.33.0"', "gpu = 3", "[check]\ngpu = 'H200'", "\x00", "gpu = ''"]
+    "text",
+    [
+        "release = ",
+        'relaese = "0.33.0"',
+        "gpu = 3",
+        f"gpu = {'[' * 50_000}",
+        "[check]\ngpu = 'H200'",
+        "\x00",
+        "gpu = ''",
+    ],
 )
 def test_a_file_that_is_wrong_is_a_mistake_of_every_verb(folder: Path, text: str) -> None:
     (folder / "draftwise.toml").write_text(text)
@@ -89,6 +98,11 @@ def test_a_value_that_no_verb_takes_is_refused(folder: Path) -> None:
     (folder / "draftwise.toml").write_text('gpu = "H1000"\nfail-on = "moon"\nrelease = "99"')
     assert run("check", LLAMA).exit_code == 2
     assert run("size", LLAMA, "--vllm", "0.33.0").exit_code == 2
+    for words in (("check", LLAMA), ("check", LLAMA, "--fail-on", "never"), ("size", LLAMA, "--vllm", "0.33.0")):
+        assert "`draftwise config`" in run(*words).stderr
+    typed = run("size", LLAMA, "--vllm", "0.33.0", "--gpu", "H2000")
+    assert "H2000" in typed.stderr
+    assert "`draftwise config`" not in typed.stderr
 
 
 def test_a_workload_does_not_disturb_a_run_that_goes_on(folder: Path) -> None:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from draftwise.core import DraftwiseError, Finding, InvalidSetup, cause_of
 from draftwise.core.exit_codes import ExitCode, exit_code_of
@@ -37,6 +38,7 @@ _INSTEAD = {
     "--out": "Name another --out, or move the old one away.",
 }
 """Options of a verb -> what to do where others have --force."""
+_FROM_DEFAULTS = "You did not type it: `draftwise config` says where it comes from."
 _DURATIONS = "a time, such as 500ms, 30s or 5m"
 _PLAINER = {
     **dict.fromkeys("█▉▊▋▌▍▎▏", "#"), "✓": "+", "✗": "x", "·": "-", "→": "->", "≥": ">=", "≤": "<=", "…": "...",
@@ -142,6 +144,13 @@ class VerbGroup(click.Group):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             options = {name for each in getattr(command, "params", ()) for name in each.opts}
             of_verb = [replace(each, where="") if _is_foreign(each.where, options) else each for each in error.findings]
+            usual = [str(value) for value in (ctx.default_map or {}).get(ctx.invoked_subcommand or "", {}).values()]
+            of_verb = [
+                replace(each, fix=f"{each.fix} {_FROM_DEFAULTS}".strip())
+                if each.where not in ctx.meta[_WORDS] and any(value in each.message for value in usual)
+                else each
+                for each in of_verb
+            ]
             raise type(error)(of_verb).with_traceback(error.__traceback__) from None
 
 
@@ -229,6 +238,9 @@ def _explain(error: click.ClickException) -> None:
         if (told := _NO_CHOICE.match(text)) and isinstance(type_ := getattr(error.param, "type", None), click.Choice):
             near = _find_near(told[1], list(map(str, type_.choices)))
             text += f" Did you mean {near}?" if near else ""
+        name = error.param.name if error.param is not None else None
+        if name and error.ctx and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+            text += f" {_FROM_DEFAULTS}"
     elif isinstance(error, click.NoSuchOption) and error.option_name in ("--force", "--overwrite"):
         own = {name for param in error.ctx.command.params for name in param.opts} if error.ctx is not None else set()
         if hint := next((hint for name, hint in _INSTEAD.items() if name in own), ""):

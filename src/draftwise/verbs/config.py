@@ -108,7 +108,7 @@ def read_values(file: Path) -> dict[str, str]:
     try:
         with file.open("rb") as opened:
             rows: dict[str, Any] = tomllib.loads(opened.read(_LARGEST).decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"{file} cannot be read as TOML ({cause_of(error)})."
         raise InvalidSetup.because("config-unreadable", message, where=str(file), fix="Correct the place.") from None
     for key, value in rows.items():

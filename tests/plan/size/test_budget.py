@@ -290,7 +290,7 @@ def test_a_plan_that_leaves_nothing_for_what_it_does_not_count_is_warned_of() ->
     [
         ({"target": "nobody/nothing"}, "unknown-target"), ({"gpu": "Voodoo2"}, "unknown-gpu"),
         ({"gpu": "0GiB"}, "unknown-gpu"), ({"gpu": "0.001GiB"}, "unknown-gpu"),
-        ({"gpu": f"{10**30}GiB"}, "unknown-gpu"),
+        ({"gpu": f"{10**30}GiB"}, "unknown-gpu"), ({"gpu": "2x L40S"}, "unknown-gpu"),
         ({"gpu_memory_utilization": 1.5}, "config-value"), ({"max_num_seqs": 0}, "config-value"),
         ({"gpu_memory_utilization": 1.5, "version": "0.15.0"}, "bad-utilization"),
         ({"max_num_seqs": 0, "version": "0.15.0"}, "bad-number"),
