@@ -106,7 +106,7 @@ def test_any_manifest_is_held_against_a_setup(spec: Path, tmp_path: Path) -> Non
     script.write_text(command + """'{"method": "ngram", "num_speculative_tokens": 5}'\n""")
     result = run(script, "--setup", spec.parent / "setup.json")
     assert result.exit_code == 0
-    assert "does not show how many GPUs the server gets and which vLLM release it starts" in result.stdout
+    assert "does not show how many GPUs the server gets or which vLLM release it starts" in result.stdout
     script.write_text(script.read_text().replace("ngram", "suffix"))
     assert "not-as-ordered" in codes(script, "--setup", spec.parent / "setup.json")
 

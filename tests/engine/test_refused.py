@@ -27,6 +27,7 @@ from draftwise.engine.resolved_spec import resolve_spec
 from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from draftwise.engine.startup_phases import TimedStartup
+from draftwise.engine.text.chat_template import ChatTemplate
 from draftwise.engine.text.tokenizer import Tokenizer, _end_ids
 from draftwise.lookup.suffix_cache import SuffixCache
 from draftwise.replaying.transcripts import Transcript
@@ -106,6 +107,7 @@ REFUSED: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     ),
     "no-grammar-library": compile_without_the_library,
     "tokenizer-failed": lambda _: encode_with_a_broken_tokenizer(),
+    "bad-chat-template": lambda _: ChatTemplate("{% for %}").compiled,
     "bad-end-token": lambda _: _end_ids(write("generation_config.json", eos_token_id="</s>")),
     "bad-generation-config": lambda _: Defaults.from_checkpoint(write("generation_config.json", temperature=-1)),
     "params-mismatch": lambda _: _one_for_each([SamplingParams()], 2),

@@ -166,7 +166,7 @@ def test_what_a_short_workload_can_carry_is_said_with_figures() -> None:
     )
     assert short.severity is Severity.WARNING
     assert str(short).startswith(
-        "prose: 64 prompts are too few for candidate 1, which must see each prompt only once: measured at c=1 "
+        "prose: too few prompts (64) for candidate 1, which must see each prompt only once: measured at c=1 "
         "and c=4. c=16 needs 128 prompts of its own."
     )
     assert list(explain_sharing(plan_for(NGRAM, conditions=loads))) == []

@@ -164,6 +164,18 @@ def test_a_log_that_ends_with_an_error_says_so(wrapped: str, newest_first: bool)
     assert see_log(again[::-1] if newest_first else again, name="pod.log", now=NOW).findings == ()
 
 
+def test_an_error_of_one_request_is_no_end_and_a_worker_that_died_is_one() -> None:
+    lines = [line for second in range(0, 60, 10) for line in NEW.format(second).splitlines()]
+    request = (
+        "(APIServer pid=7) ERROR 11-22 10:01:00 [serving_chat.py:250] Error in preprocessing prompt inputs",
+        "(APIServer pid=7) ERROR 11-22 10:01:00 [serving_chat.py:250] ValueError: The decoder prompt is too long",
+    )
+    assert see_log([*lines, *request], name="pod.log", now=NOW).findings == ()
+    worker = "(EngineCore_DP0 pid=9) ERROR 11-22 10:01:00 [multiproc.py:381] Worker proc VllmWorker-1 died unexpectedly"
+    (found,) = see_log([*lines, worker], name="pod.log", now=NOW).findings
+    assert (found.code, "VllmWorker-1 died unexpectedly" in found.message) == ("engine-dies", True)
+
+
 def test_a_log_with_the_newest_line_first_is_the_same_log() -> None:
     slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
     lines = [NEW.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute in range(50)]

@@ -235,10 +235,7 @@ class SwitchCommand:
         state = f"The server that was up last is {last}'s." if last else "No arm had been brought up before."
         try:
             child = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
         except OSError as error:
             raise BackendError(f"--switch: {words[0]!r} cannot be run ({cause_of(error)}). {state}") from None

@@ -427,13 +427,7 @@ _TOKENS_ON_GPU = 2048
 
 
 def open_replayer(
-    spec: SpecConfig,
-    target: Path,
-    ks: Sequence[int],
-    *,
-    longest: int,
-    forced: bool,
-    settings: Mapping[str, Any],
+    spec: SpecConfig, target: Path, ks: Sequence[int], *, longest: int, forced: bool, settings: Mapping[str, Any]
 ) -> Replayer:
     """Return what replays a candidate with the target and its drafter.
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, StorageError, cause_of
+from draftwise.core import InvalidSetup, StorageError, cause_of
 from draftwise.knowledge.messages import fault, refusal
 from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
@@ -83,7 +83,7 @@ def read_table(release: AddedRelease, topic: str) -> dict[str, SpanRow]:
         InvalidSetup: the file is damaged.
     """
     if why := release.why_missing(topic):
-        raise MissingFacts(_missing(release, topic, why))
+        raise MissingFacts(fault("facts-missing", topic=topic, version=release.version, why=why))
     start = _head_of(topic)
     try:
         with release.file.open(encoding="utf-8") as lines:
@@ -135,10 +135,6 @@ def _read_head(file: Path) -> AddedRelease:
         return AddedRelease(**{name: row[name] for name in row.keys() & AddedRelease.__slots__})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(file, error) from error
-
-
-def _missing(release: AddedRelease, topic: str, why: str) -> Finding:
-    return fault("facts-missing", topic=topic, version=release.version, why=why)
 
 
 def _damaged(file: Path, error: Exception) -> InvalidSetup:

@@ -108,7 +108,9 @@ class Defect:
     @property
     def last_release(self) -> Version:
         """Last release that has it, or was reported to; an open row says nothing of releases that users added."""
-        return _newest_shipped() if self.last is None else Version(self.last.removeprefix(_REPORTED))
+        if self.last is None:
+            return next(release.version for release in reversed(releases()) if release.added is None)
+        return Version(self.last.removeprefix(_REPORTED))
 
     @property
     def is_end_known(self) -> bool:
@@ -206,10 +208,6 @@ def find_said(text: str) -> Iterator[Defect]:
     """Yield the rows of which a pasted text has something that they say."""
     squeezed = " ".join(text.split()).lower()
     return (row for row in all_defects().values() if any(said.lower() in squeezed for said in row.says))
-
-
-def _newest_shipped() -> Version:
-    return next(release.version for release in reversed(releases()) if release.added is None)
 
 
 def _lower(sentence: str) -> str:

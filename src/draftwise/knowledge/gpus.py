@@ -76,12 +76,10 @@ def _normalize(name: str) -> str:
 @cache
 def _by_name() -> Mapping[str, Gpu]:
     return {
-        _normalize(name): gpu for row, gpu in zip(read_data("gpus"), read_gpus(), strict=True) for name in _names(row)
+        _normalize(name): gpu
+        for row, gpu in zip(read_data("gpus"), read_gpus(), strict=True)
+        for name in (row["name"], *row["also"])
     }
-
-
-def _names(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (row["name"], *row["also"])
 
 
 def _read(row: Mapping[str, Any]) -> Gpu:

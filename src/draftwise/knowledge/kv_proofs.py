@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from packaging.version import Version
@@ -28,16 +27,6 @@ FEATURES: Mapping[str, str] = {
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProofGaps:
-    """Features of a setup whose memory is not proved."""
-
-    unknown: tuple[str, ...] = ()
-    """Those that no comparison with vLLM's own planner confirms."""
-    different: tuple[str, ...] = ()
-    """Those whose size was compared, and is not vLLM's."""
-
-
 @cache
 def _read() -> Mapping[Version, Mapping[str, frozenset[str]]]:
     rows = read_data("kv_proofs")["releases"]
@@ -47,8 +36,10 @@ def _read() -> Mapping[Version, Mapping[str, frozenset[str]]]:
     }
 
 
-def find_unproved(architecture: str, version: Version, features: Collection[str], *, is_simple: bool) -> ProofGaps:
-    """Return the features of a setup whose memory no comparison with vLLM's own code confirms.
+def find_unproved(
+    architecture: str, version: Version, features: Collection[str], *, is_simple: bool
+) -> tuple[Collection[str], Collection[str]]:
+    """Return the features of a setup whose memory nobody compared with vLLM's planner, and those that differ from it.
 
     A release between two compared ones counts as compared where both agree. A model whose layers all keep keys and
     values of every token, in one group, has nothing to lay out: one of the two, or the oldest or the newest, is enough.
@@ -66,7 +57,7 @@ def find_unproved(architecture: str, version: Version, features: Collection[str]
     enough = any if is_simple else all
     covered = is_simple or version in proofs or len(around) == 2
     proved = {name for name in features if covered and enough(name in each for each in said)} - different
-    return ProofGaps(tuple(sorted({*features} - proved - different)), tuple(sorted(different)))
+    return sorted({*features} - proved - different), sorted(different)
 
 
 def _nearest(version: Version, *, older: bool) -> Version | None:

@@ -63,6 +63,8 @@ class StatsLogFacts:
     """Matches an engine's line: its number, or the number of engines that it sums up."""
     drafts: re.Pattern[str]
     """Matches the line about drafts, which follows its engine's."""
+    dies: re.Pattern[str]
+    """Matches what is written when an engine ends, unlike an error of one request."""
     time: re.Pattern[str]
     """Year (vLLM's own lines have none), month, day, hour, minute and second."""
     process: re.Pattern[str]
@@ -78,6 +80,7 @@ def read_stats_log() -> StatsLogFacts:
     return StatsLogFacts(
         begins=re.compile(data["begins"]),
         drafts=re.compile(data["drafts"]),
+        dies=re.compile(data["dies"]),
         time=re.compile(data["time"]),
         process=re.compile(data["process"]),
         readings={row["reading"]: re.compile(row["pattern"]) for row in data["rows"]},

@@ -53,14 +53,10 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
 def _describe(template: str) -> KnownMessage:
     spans = history(_TOPIC, template)
     newest = spans[-1].value
+    by_level = tuple(replace(each, value=each.value["level"]) for each in spans)
     return KnownMessage(
-        template=template, level=newest["level"], rules=tuple(newest.get("rules", ())), history=_merge(spans)
+        template=template, level=newest["level"], rules=tuple(newest.get("rules", ())), history=by_level
     )
-
-
-def _merge(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Return spans by level alone, without the rules at the same place."""
-    return tuple(replace(each, value=each.value["level"]) for each in spans)
 
 
 def _begins(template: str, squeezed: str) -> bool:

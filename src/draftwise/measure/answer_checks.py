@@ -66,12 +66,7 @@ _FIELDS = {
     "year": {"type": "integer"},
     "tags": {"type": "array", "items": {"type": "string"}},
 }
-_SCHEMA = {
-    "type": "object",
-    "properties": _FIELDS,
-    "required": [*_FIELDS],
-    "additionalProperties": False,
-}
+_SCHEMA = {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
 _CUSTOMERS = ("Ada Lovelace", "Kurt Goedel", "Emmy Noether", "Alan Turing", "Grace Hopper", "Claude Shannon")
 _STATES = ("open", "sent", "returned")
 _SUBJECTS = (

@@ -37,11 +37,7 @@ REASONS = {
 _COUNTED = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _READINGS = ("index", "clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw", "power.limit")
 _DIALECTS: tuple[tuple[str, ...], ...] = (
-    (
-        *_READINGS,
-        "clocks_event_reasons.active",
-        *(f"clocks_event_reasons_counters.{reason}" for reason in _COUNTED),
-    ),
+    (*_READINGS, "clocks_event_reasons.active", *(f"clocks_event_reasons_counters.{reason}" for reason in _COUNTED)),
     (*_READINGS, "clocks_event_reasons.active"),
     (*_READINGS, "clocks_throttle_reasons.active"),
 )

@@ -212,11 +212,7 @@ def build_backends(
     if arms[0].setup.engine != "vllm":
         return [
             EmbeddedBackend(
-                arm.name,
-                arm.setup,
-                log=directory.log_of(arm.name),
-                placement=placement,
-                on_wait=reports[arm.name],
+                arm.name, arm.setup, log=directory.log_of(arm.name), placement=placement, on_wait=reports[arm.name]
             )
             for arm, placement in zip(arms, placements, strict=True)
         ]

@@ -284,7 +284,7 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
             measured = f"measured at {join_names(at)}" if at else "not measured"
             yield Finding.warning(
                 "too-few-to-ask-once",
-                f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, which must see "
+                f"too few prompts ({len(workload.prompts)}) for {join_names(plan.remembering)}, which must see "
                 f"each prompt only once: {measured}. {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",

@@ -8,17 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from statistics import fmean
 
-from draftwise.core import (
-    ClosedLoop,
-    Comparison,
-    Condition,
-    Load,
-    OpenLoop,
-    Run,
-    RunPlan,
-    TurnRecord,
-    Verdict,
-)
+from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, RunPlan, TurnRecord, Verdict
 from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.deciding.bands import gather_load_points

@@ -44,13 +44,7 @@ from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
 from draftwise.measure.experiment import Experiment, no_device
 from draftwise.measure.load.client import Client
-from draftwise.measure.output_probes import (
-    answer_greedily,
-    choose_probes,
-    compare_probes,
-    find_null,
-    needs_probes,
-)
+from draftwise.measure.output_probes import answer_greedily, choose_probes, compare_probes, find_null, needs_probes
 from draftwise.measure.pilot import (
     Lengths,
     MachinePace,

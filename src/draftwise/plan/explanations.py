@@ -419,7 +419,8 @@ def _explain_method(name: str, method: Method | None, spans: tuple[Span, ...]) -
     else:
         text = f"{method.meaning}{_tell_lengths(method)}"
         if not spans:
-            text += f" No vLLM release has it. It belongs to draftwise's embedded engine{_tell_origin(method)}."
+            origin = f", added by {method.distribution}" if method.distribution else ""
+            text += f" No vLLM release has it. It belongs to draftwise's embedded engine{origin}."
     return Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
 
 
@@ -430,10 +431,6 @@ def _tell_lengths(method: Method) -> str:
         for each in method.advice.seen_acceptance
     ]
     return f" Tokens per step to expect, with a drafter trained for the target: {'; '.join(rows)}." if rows else ""
-
-
-def _tell_origin(method: Method) -> str:
-    return f", added by {method.distribution}" if method.distribution else ""
 
 
 def _find_rules(name: str) -> tuple[VllmRule, ...]:

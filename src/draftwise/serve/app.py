@@ -84,12 +84,7 @@ def create_app(
 
 class _Endpoints:
     def __init__(
-        self,
-        worker: EngineWorker,
-        tokenizer: Tokenizer,
-        model_name: str,
-        reader: Reader,
-        in_flight: InFlight,
+        self, worker: EngineWorker, tokenizer: Tokenizer, model_name: str, reader: Reader, in_flight: InFlight
     ) -> None:
         self._worker = worker
         self._in_flight = in_flight

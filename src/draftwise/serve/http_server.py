@@ -113,12 +113,7 @@ def serve(
         most = about.num_slots + options.max_waiting
         pool = ReaderPool(readers, max_model_len=about.max_model_len, most_sequences=most)
         app = create_app(
-            worker,
-            tokenizer=tokenizer,
-            model_name=name,
-            reader=pool,
-            access=make_rules(options),
-            in_flight=in_flight,
+            worker, tokenizer=tokenizer, model_name=name, reader=pool, access=make_rules(options), in_flight=in_flight
         )
         config_of_http = make_config(app, log_level="critical")
         server = HttpServer(config_of_http, worker, in_flight, drain_s=options.drain_seconds)

@@ -51,7 +51,7 @@ _WORKLOADS = ("code", "rewrite")
 
 @dataclass(frozen=True, slots=True)
 class CalibrateRequest(ServersRequest):
-    """Servers whose steps are measured, or a run in which they were."""
+    """Servers whose steps to measure, or a run that measured them."""
 
     _: KW_ONLY
     model: str | PathLike[str] | None = None
@@ -63,7 +63,7 @@ class CalibrateRequest(ServersRequest):
     run: str | PathLike[str] | None = None
     """Directory for the raw readings; None for a new one under `runs`."""
     from_run: str | PathLike[str] | None = None
-    """Finished run whose steps are taken instead of measuring, also one of `decide`."""
+    """Finished run, also of `decide`, whose steps to use instead of measuring."""
     out: str | PathLike[str] | None = None
     """File to write the calibration to."""
 
@@ -78,7 +78,7 @@ class CalibrateResult(Result):
     directory: Path = field(metadata=HIDDEN)
     """Run directory with the raw readings."""
     is_finished: bool = field(default=True, metadata=HIDDEN)
-    """Whether the measurement was not stopped; otherwise `resume` goes on with it."""
+    """False if the measurement was stopped; `resume` continues it."""
 
     @property
     def exit_code(self) -> int:
@@ -88,7 +88,7 @@ class CalibrateResult(Result):
 
 @verb(CalibrateRequest)
 def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
-    """Measure how long the steps of servers last: what `forecast` needs of them.
+    """Measure how long the steps of servers last, for `forecast`.
 
     Serves a target as a baseline and once per candidate, or takes servers that run already. Gaps between streamed
     chunks are steps; what is accepted does not matter, so any text calibrates, and so does synthetic acceptance. Steps

@@ -88,11 +88,11 @@ class VerdictRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareResult(Result):
-    """What differs between two measurements, and whether the first answer still holds."""
+    """The differences between two measurements, and whether the first answer still holds."""
 
     VERB: ClassVar[str] = "compare"
     sentence: str
-    """Answers whether the first answer is still true."""
+    """Whether the first answer still holds, in words."""
     like_for_like: bool
     """Whether the numbers differ for no other reason than what was changed on purpose."""
     still_true: bool | None
@@ -134,7 +134,7 @@ class CompareResult(Result):
 
 @verb(CompareRequest)
 def compare(request: CompareRequest, _progress: Progress) -> CompareResult:
-    """Say whether what one measurement found is still true in another.
+    """Say whether the conclusion of one measurement still holds in another.
 
     What differs in model, version, hardware and parameters comes first, then the verdicts, then the readings arm by
     arm.

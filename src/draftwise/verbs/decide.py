@@ -66,7 +66,7 @@ class DecideRequest(ServersRequest):
     lengths: str | int | Sequence[int] | None = None
     """Values of num_speculative_tokens to try every candidate with."""
     adaptive: bool = True
-    """Whether what is settled is left out, and the load at which speculation stops paying is searched for."""
+    """Whether to stop measuring what is settled, and to search for the load at which speculation stops paying."""
     profile: Profile | str | PathLike[str] | None = None
     """Acceptance profile of this traffic, from `replay`; drops candidates that cannot win."""
     calibration: Calibration | str | PathLike[str] | None = None
@@ -86,11 +86,11 @@ class DecideRequest(ServersRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideResult(ConcludedRun):
-    """What a measurement came to."""
+    """The conclusions of a measurement."""
 
     VERB: ClassVar[str] = "decide"
     is_finished: bool = field(default=True, metadata=HIDDEN)
-    """Whether it was not stopped; otherwise `resume` goes on with it."""
+    """False if the measurement was stopped; `resume` continues it."""
 
     @property
     def exit_code(self) -> int:

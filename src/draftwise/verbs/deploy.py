@@ -32,7 +32,7 @@ __all__ = ["TARGETS", "DeployRequest", "DeployResult", "Mode", "ProxyKind", "dep
 
 @dataclass(frozen=True, slots=True)
 class DeployRequest(JudgedRequest):
-    """A run whose adopted candidate is deployed, or a setup; and where to."""
+    """A run whose adopted candidate to deploy, or a setup, and the platform."""
 
     _: KW_ONLY
     to: str | None = None
@@ -40,9 +40,9 @@ class DeployRequest(JudgedRequest):
     out: str | PathLike[str] | None = None
     """New folder for the files."""
     edit: str | PathLike[str] | None = None
-    """File whose server is to speculate as the source does, instead of `to` and `out`."""
+    """File whose server gets the source's speculative config, instead of `to` and `out`."""
     select: str = ""
-    """Name of the server in that file, its object or service, where the file has several."""
+    """The server's container, object or service, if that file has several."""
     write: bool = False
     """Whether to change the file, with `edit`."""
     candidate: str | None = None
@@ -54,7 +54,7 @@ class DeployRequest(JudgedRequest):
     name: str = ""
     """Name of the service; default: made from the target's name."""
     owner: str = ""
-    """Who answers for the service."""
+    """Owner of the service."""
     image: str = ""
     """Server image; default: vLLM's own, by its tag."""
     cold_start_s: Annotated[float, Range(above=0)] | None = None
@@ -80,7 +80,7 @@ class DeployRequest(JudgedRequest):
     verifier: str = ""
     """Image with draftwise: the analysis of a canary runs `draftwise verify` in it."""
     proxy: ProxyKind | None = None
-    """Proxy in front of both twins, which keeps from each what it must not get."""
+    """Proxy in front of both twins, which sends each only the requests it can serve."""
     share: Annotated[int, Range(0, 100)] = 10
     """Percent of the proxy's requests for the pool that speculates."""
     spec_address: str = ""

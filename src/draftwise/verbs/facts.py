@@ -126,7 +126,7 @@ class KnownDefects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseValidators:
-    """How far the refusals of a release's configs are judged."""
+    """Which refusals of a release's configs draftwise judges."""
 
     version: str
     known: int

@@ -46,17 +46,17 @@ _LIKE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """What was replayed and calibrated, and the loads to forecast."""
+    """A replay, a calibration, and the loads to forecast."""
 
     profile: Profile | str | PathLike[str]
-    """What `replay` found: its folder, its file, or the value."""
+    """Profile from `replay`: its folder, its file, or the value."""
     calibration: Calibration | str | PathLike[str]
-    """What `calibrate` measured: its file, or the value."""
+    """Calibration from `calibrate`: its file, or the value."""
     _: KW_ONLY
     concurrency: str | float | Sequence[float] | None = None
     """Requests in flight, e.g. `1,8,64` or `1-256`; None for 1 to 128, or for none of them if `rates` are given."""
     rates: str | float | Sequence[float] | None = None
-    """Requests a second, of arrivals that wait for nothing."""
+    """Requests per second, sent without waiting for answers."""
     traffic: str | None = None
     """Workload whose lengths count, as `decide` takes it, e.g. a log."""
     prompt_tokens: Annotated[float, Range(0)] | None = None
@@ -64,7 +64,7 @@ class ForecastRequest:
     output_tokens: Annotated[float, Range(1)] | None = None
     """Mean tokens of an answer; None for the mean of the replayed log."""
     simulate: bool = False
-    """Whether 1,000 requests are also served step by step: percentiles of TTFT and TPOT at each load."""
+    """Whether to simulate 1,000 requests step by step, for percentiles of TTFT and TPOT at each load."""
     group: str | None = None
     """Group of the replayed log to show instead of all requests."""
     slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
@@ -90,7 +90,7 @@ class HeldRow(HeldAgainst):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastResult(Result):
-    """The forecast; or, where it was compared with a run, how far off it was."""
+    """The forecast, or its error if the request names a run."""
 
     VERB: ClassVar[str] = "forecast"
     made: Forecast | None = field(default=None, metadata=HIDDEN)
@@ -98,9 +98,9 @@ class ForecastResult(Result):
     held: tuple[HeldRow, ...] = field(default=(), metadata=HIDDEN)
     """Forecasts compared with the measurements of a run; empty where the request names none."""
     differences: tuple[str, ...] = field(default=(), metadata=HIDDEN)
-    """What of the run's deployment is not as it was calibrated, in words."""
+    """Differences of the run's deployment from the calibrated one, in words."""
     not_compared: tuple[str, ...] = field(default=(), metadata=HIDDEN)
-    """What of the run has no forecast to compare with, and what else a reader must know, in words."""
+    """Parts of the run without a forecast to compare with, and remarks, in words."""
     calibration: Calibration = field(metadata=HIDDEN)
     """The calibration, with the errors of the compared forecasts."""
     file: Path | None = field(default=None, metadata=HIDDEN)

@@ -34,13 +34,13 @@ _POOLS = ("spec", "plain")
 
 @dataclass(frozen=True, slots=True)
 class GuardRequest:
-    """The replicas of one service, and what may be done about them."""
+    """The replicas of one service, and the steps that the guard may take."""
 
     urls: str | Sequence[str] = ()
     """Replicas that speculate."""
     _: KW_ONLY
     state: str | PathLike[str]
-    """File for what is known and was done, over restarts; steps and history lie next to it."""
+    """File that keeps the guard's state over restarts; steps and history lie next to it."""
     plain: Sequence[str] = ()
     """Replicas of the same model without speculation; they are never acted on."""
     baseline: Baseline | str | PathLike[str] | None = None
@@ -52,9 +52,9 @@ class GuardRequest:
     min_spec: Annotated[int, Range(0)] | None = None
     """Replicas with speculation that stay in the traffic; default: those that the plain ones could not replace."""
     trickle: bool = False
-    """Whether a replica that is out is tried with a twentieth of the traffic."""
+    """Whether to try a drained replica with a twentieth of the traffic."""
     probe: bool = False
-    """Whether replicas that are out are asked a few prompts, every 15 minutes."""
+    """Whether to send drained replicas a few prompts every 15 minutes."""
     prometheus: str | None = None
     """URL of a Prometheus with the history of the service: drift is then learned at once."""
     model: str | None = None
@@ -62,7 +62,7 @@ class GuardRequest:
     once: bool = False
     """Whether to end when one decision could be made (three windows)."""
     undo: bool = False
-    """Whether to put back all that was taken out, and end."""
+    """Whether to put every drained replica back, and end."""
     acknowledge: bool = False
     """Whether to learn the service anew after a known change, and end."""
     headers: Sequence[Header | str] = ()
@@ -85,7 +85,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult(Result):
-    """What one look led to."""
+    """The outcome of one look."""
 
     VERB: ClassVar[str] = "guard"
     at_s: float

@@ -98,7 +98,7 @@ class InspectedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult(Result):
-    """What was found in one checkpoint, or in two and between them."""
+    """The contents of one checkpoint, or of two with their differences."""
 
     VERB: ClassVar[str] = "inspect"
     sides: tuple[Inspection, ...]

@@ -66,7 +66,7 @@ class PickRequest:
     uses: Sequence[str] = ()
     """Sampling parameters in use: min_p, logit_bias, structured_outputs ..."""
     text_in_pictures: bool = False
-    """Whether what answers repeat of the prompt is in pictures, where lookups find nothing."""
+    """Whether answers repeat text from pictures, where lookups find nothing."""
     drafters: Sequence[str] = ()
     """Directories of drafters that you have."""
     can_train: bool = False
@@ -78,9 +78,9 @@ class PickRequest:
     engine_flags: Sequence[str] = ()
     """Flags of the deployment, as they stand on vLLM's command line."""
     config_from: str | PathLike[str] | None = None
-    """Directory, config.json or URL of either: what the target is, where it is not known by its name."""
+    """Directory, config.json, or URL of either, for a target that draftwise does not know by name."""
     hub: bool = False
-    """Whether config.json and index of models that are not known here are fetched from the Hugging Face hub."""
+    """Whether to fetch config.json and the weights' index of unknown models from the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

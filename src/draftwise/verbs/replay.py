@@ -61,27 +61,27 @@ class ReplayRequest:
     candidates: Sequence[SpecConfig | Mapping[str, Any] | str]
     """Speculative configs; their num_speculative_tokens is the largest k."""
     out: str | PathLike[str] = "profile"
-    """Folder of the profile; goes on with a replay that was cut off."""
+    """Folder of the profile; an interrupted replay in it is continued."""
     ks: str | Sequence[int] = ()
     """Draft lengths to answer for; empty for all."""
     group_by: Grouping | str | None = None
     """What the log's requests are grouped by; the acceptance of each group is given too."""
     default_temperature: Annotated[float, Range(0)] = 1.0
-    """Temperature of requests that do not say theirs."""
+    """Temperature of requests that name none."""
     max_model_len: Annotated[int, Range(2)] | None = None
     """Longest context of the server that wrote the log, in tokens."""
     in_flight: Annotated[int, Range(1)] = 1
-    """Requests decoded together, for what is drafted from other answers."""
+    """Requests that are decoded together, for methods that draft from other answers."""
     prompts: Annotated[int, Range(1)] | None = None
-    """Requests to replay, drawn over the log as `decide` draws them; None for all that is read of it."""
+    """Requests to replay, drawn over the log as `decide` draws them; None for all."""
     seed: int = 0
     """Seed of the draw; with that of a `decide` run, the requests that it asks first."""
     warm: Annotated[int, Range(0)] = 0
-    """First requests of the log that a method with a memory has seen, not counted."""
+    """Requests at the start of the log that fill a method's memory and are not counted."""
     to_the_end: bool = False
     """Whether drafts reach up to the last token of max_tokens, as vLLM's do."""
     forced: bool = False
-    """Whether every answer is decoded again, step for step: slower, and the truth for every method."""
+    """Whether to decode every answer again, step by step: slower, but exact for every method."""
     draft_url: str | None = None
     """Server of the draft model: its prompt_logprobs replace the models."""
     target_url: str | None = None

@@ -25,7 +25,7 @@ __all__ = ["FORMATS", "ReportRequest", "ReportResult", "report"]
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """A run, and what else is written of it."""
+    """A run, and the files to write."""
 
     run: str | PathLike[str]
     """Run directory of `decide`."""
@@ -43,7 +43,7 @@ class ReportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportResult(ConcludedRun):
-    """What a run came to."""
+    """The conclusions of a run."""
 
     VERB: ClassVar[str] = "report"
     written: tuple[Path, ...] = field(default=(), metadata=HIDDEN)

@@ -29,7 +29,7 @@ class RollbackRequest:
     remove: bool = False
     """Whether to remove the twin that ran next to the service, once it has no traffic."""
     confirm: Callable[[str, str], bool] | None = None
-    """Asked before each command, with what to know first and the command; False stops. None runs without asking."""
+    """Called before each command with a remark and the command; False stops. None runs without asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

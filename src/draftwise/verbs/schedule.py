@@ -21,12 +21,12 @@ __all__ = ["FORMATS", "WORTH_A_CHANGE", "ScheduleRequest", "ScheduleResult", "Sc
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRequest:
-    """What was replayed and calibrated, and who is to follow the schedule."""
+    """A replay, a calibration, and the release that follows the schedule."""
 
     profile: Profile | str | PathLike[str]
-    """What `replay` found: its folder, its file, or the value."""
+    """Profile from `replay`: its folder, its file, or the value."""
     calibration: Calibration | str | PathLike[str]
-    """What `calibrate` measured: its file, or the value."""
+    """Calibration from `calibrate`: its file, or the value."""
     _: KW_ONLY
     vllm: str | None = None
     """Release that is to follow the schedule; None for the calibrated one."""
@@ -38,7 +38,7 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRow:
-    """What to draft with one server."""
+    """The schedule of one server."""
 
     setting: str
     """Name of the calibrated server."""
@@ -51,9 +51,9 @@ class ScheduleRow:
     ranges: tuple[tuple[int, int, int], ...]
     """First batch size, last, k."""
     schedule_gain: float
-    """Speed-up of the schedule over that of the best fixed k, under what the release makes of a schedule."""
+    """Speed-up of the schedule over the best fixed k, as the release follows the schedule."""
     ideal_gain: float
-    """The same on a release that drafts as the schedule says."""
+    """The same on a release that follows the schedule exactly."""
     fixed: SpecConfig
     """Config with the best fixed k."""
     scheduled: str | None
@@ -84,7 +84,7 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleResult(Result):
-    """What to draft with each server that was replayed and calibrated."""
+    """The schedule of each server that was replayed and calibrated."""
 
     VERB: ClassVar[str] = "schedule"
     JSON_OF: ClassVar[str] = "rows"

@@ -37,7 +37,7 @@ class ServeRequest:
     enable_auto_tool_choice: bool = False
     """Whether the model may choose to call tools."""
     tool_call_parser: str | None = None
-    """What calls look like in its answers: one of `TOOL_CALL_PARSERS`."""
+    """Format of the model's tool calls: one of `TOOL_CALL_PARSERS`."""
     allow_remote: bool = False
     """Whether `host` may be reachable from other machines."""
     allowed_hosts: Sequence[str] = ()
@@ -46,7 +46,7 @@ class ServeRequest:
     allowed_origins: Sequence[str] = ()
     """Web pages that may use the server, such as `https://example.com`; `*` allows all."""
     drain_seconds: Annotated[float, Range(0, 86400)] = 10
-    """Time for running requests to end after SIGTERM or SIGINT; what is left then ends with an error."""
+    """Seconds for running requests to end after SIGTERM or SIGINT; the rest then ends with an error."""
     max_waiting: Annotated[int, Range(0)] = 1024
     """Longest queue; 503 beyond."""
     kernel_cache: str | None = None
@@ -57,7 +57,7 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeResult(Result):
-    """A server that has ended as it was asked to."""
+    """A server that has stopped on request."""
 
     VERB: ClassVar[str] = "serve"
     model: str

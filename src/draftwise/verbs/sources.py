@@ -83,9 +83,9 @@ class JudgedRequest(SetupRequest):
 
     _: KW_ONLY
     config_from: str | PathLike[str] | None = None
-    """Directory, config.json or URL of either: what the target is, where it is not known by its name."""
+    """Directory, config.json, or URL of either, for a target that draftwise does not know by name."""
     hub: bool = False
-    """Whether config.json and index of models that are not known here are fetched from the Hugging Face hub."""
+    """Whether to fetch config.json and the weights' index of unknown models from the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from draftwise.verbs.verb import refuse, verb
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """Files, a server, a log or objects, and the setup that they should be.
+    """Files, a server, a log or objects, and the setup to compare them with.
 
     A source that is given as `-` is read from standard input.
     """

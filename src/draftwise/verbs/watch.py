@@ -79,17 +79,17 @@ class WatchRequest:
     setup: str | PathLike[str] | None = None
     """The service's manifest or setup.json: `check` of it separates causes."""
     start_log: str | PathLike[str] | None = None
-    """What a server logged when it started."""
+    """Start-up log of a server."""
     probe: bool = False
-    """Whether every URL is asked a few prompts at temperature 0: are engine and drafter the baseline's?"""
+    """Whether to send every URL a few prompts at temperature 0: are engine and drafter the baseline's?"""
     workload: str | None = None
     """Prompts of your own for the probe, in addition to 24 bundled ones."""
     record_baseline: str | PathLike[str] | None = None
-    """File to write how the service is now: one window, and the probe four times."""
+    """File for the service's present state: one window, and the probe four times."""
     since_rollout: str | None = None
     """Time of a roll-out, or `last`: compares now with the minutes before it, with `prometheus`."""
     setup_before: str | PathLike[str] | None = None
-    """Setup before the roll-out: adds what `upgrade` says of the step to `setup`."""
+    """Setup before the roll-out: adds the findings of `upgrade` from it to `setup`."""
     headers: Sequence[Header | str] = ()
     """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} is replaced."""
     key_variables: Sequence[str] = ()

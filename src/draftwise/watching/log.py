@@ -57,8 +57,8 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     head, kept, tail = _keep_statistics(str(line.value) for line in unwrap(wrapped))
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
-    cause = find_root_cause(tail)
-    died = () if cause is None else (_died(name, cause),)
+    told = next((line for line in tail if read_stats_log().dies.search(line)), None)
+    died = () if told is None else (_died(name, find_root_cause(tail) or told),)
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])

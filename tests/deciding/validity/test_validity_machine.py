@@ -64,7 +64,7 @@ def test_a_machine_that_serves_its_own_run(good: Run) -> None:
         ("machine-shared", lambda n: cpu(busy_s=1.9 * n, own_s=1.1 * n), "0.80 of this machine's 4 cores"),
         ("cpu-stolen", lambda n: cpu(steal_s=0.2 * n), "5.0%"),
         ("cpu-quota", lambda n: cpu(quota_stopped_s=0.05 * n), "0.05 s in every second"),
-        ("cpu-throttled", lambda n: cpu(thermal_stops=3 + (n > 20)), "1 times"),
+        ("cpu-throttled", lambda n: cpu(thermal_stops=3 + (n > 20)), "1 time."),
         ("gpu-throttled", lambda n: gpu(limited_s={"hw_thermal_slowdown": 0.03 * n}), "3.0% of the time"),
         ("gpu-throttled", lambda n: gpu(reasons=["hw_slowdown"] if n % 12 == 0 else []), "at 4 of 48 readings"),
         ("clock-fell", lambda n: gpu(sm_mhz=1980 - 8 * n), "GPU clock fell"),

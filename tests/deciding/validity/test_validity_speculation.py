@@ -312,6 +312,7 @@ def test_a_plain_server_whose_events_hold_several_tokens_may_speculate(good: Run
         return replace(turn, counters=Counters()) if turn.arm == "plain" else turn
 
     assert "plain-speculates" not in codes(bend_turns(good, silent))
+    assert "plain-speculates" in codes(bend_answers(good, pairs)), "events are steps, as the candidate's show"
     found = findings(bend_turns(bend_answers(good, pairs), silent))["plain-speculates"]
     assert "holds 2.0 tokens, as if its server speculated" in found.message
 

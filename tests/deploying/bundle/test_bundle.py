@@ -146,6 +146,11 @@ def test_a_head_whose_name_tells_its_method_needs_no_more(checkpoints: Setup, tm
     assert (tmp_path / "out" / "models" / "EAGLE3-tiny" / "config.json").is_file()
 
 
+def test_absent_defaults_of_generation_are_a_note(checkpoints: Setup, tmp_path: Path) -> None:
+    (Path(checkpoints.target) / "generation_config.json").unlink()
+    assert "generation-config-absent" in {each.code for each in write(checkpoints, tmp_path / "out")}
+
+
 def test_an_interrupted_bundle_goes_on_where_it_was(checkpoints: Setup, tmp_path: Path) -> None:
     out, copied = tmp_path / "out", list[int]()
 

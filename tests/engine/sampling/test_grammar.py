@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(case: str, gramm
         grammars.compile(StructuredOutputsParams.parse(given))
     assert "\n" not in str(caught.value)
     assert not grammars.has(StructuredOutputsParams.parse(given))
+
+
+CHAINS: dict[str, Callable[[int], dict[str, str]]] = {
+    "rules": lambda n: {"grammar": "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(n)) + f'r{n}: "c"'},
+    "terminals": lambda n: {"grammar": CHAINS["rules"](n)["grammar"].replace("r", "T").replace("staTt", "start")},
+    "references": lambda n: {
+        "json": json.dumps(
+            {"$ref": "#/$defs/0", "$defs": {i: {"$ref": f"#/$defs/{i + 1}"} for i in range(n)} | {n: {}}}
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_a_long_chain_ends_no_process(case: str, grammars: Grammars) -> None:
+    """llguidance recurses along it, and an overflow of the stack cannot be caught."""
+    assert grammars.compile(StructuredOutputsParams(**CHAINS[case](5000))).is_slow
+    with pytest.raises(InvalidSetup, match="at most 1048576 are compiled"):
+        grammars.compile(StructuredOutputsParams(**CHAINS[case](10**5)))
 
 
 def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path) -> None:
@@ -180,7 +200,7 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, ids: Any, monkeypatch: p
     for number in range(100):
         grammars.compile(StructuredOutputsParams(regex=f"{number}"))
     assert not grammars.has(StructuredOutputsParams(json={"const": "a"})), "not more than fit are kept"
-    large = StructuredOutputsParams(json={"const": "a", "description": "a" * 2**20})
+    large = StructuredOutputsParams(json={"const": "a", "description": "a" * (2**20 - 200)})
     grammars.compile(large)
     assert grammars.has(large)
     assert not grammars.has(StructuredOutputsParams(regex="99")), "nor larger ones than fit"

@@ -16,8 +16,9 @@ UNPROVEN = "speculation-unproven"
 """Code of the finding that no counter proves a candidate's speculation."""
 _MORE_TEXT = 1.05
 """Times the text in an event of a stream, from which a server drafts and the other one does not."""
-_SEVERAL = 1.3
-"""Tokens in an event of a stream, from which a server that counts no drafts may draft all the same."""
+_SEVERAL, _AS_COUNTED = 1.3, 0.1
+"""Tokens in an event of a stream, from which a server that counts no drafts may draft all the same, and how far events
+may be from counted steps."""
 _MOSTLY, _FEWEST_SILENT = 0.8, 5
 """Share of a candidate's turns with drafts, after which turns without any are no chance, and how many of them."""
 _NAME_COUNTERS = "Pass its metrics page: --metrics-url ARM=http://HOST:PORT/metrics."
@@ -41,6 +42,8 @@ class _Evidence:
     """The same of the baseline's."""
     baseline_per_event: float
     """Tokens in an event of the baseline's stream."""
+    candidate_per_event: float
+    """The same of the candidate's."""
     text_per_event: float | None
     """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
     what a decoding step brought as one event, so that the events of a server that drafts hold more."""
@@ -63,6 +66,14 @@ class _Evidence:
         if self.elsewhere.spec.num_drafts or (self.is_baseline_counted and not self.baseline.spec.num_drafts):
             return True
         return self.text_per_event is not None and self.text_per_event > _MORE_TEXT
+
+    @property
+    def has_silent_baseline(self) -> bool:
+        """Whether the baseline may draft uncounted: its events hold several tokens, and nothing joins steps on the way,
+        as the candidate's show."""
+        steps = self.candidate.tokens_per_step
+        joins = not steps or abs(self.candidate_per_event / steps - 1) > _AS_COUNTED
+        return self.baseline_per_event > _SEVERAL and not (self.is_baseline_counted and joins)
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -99,6 +110,7 @@ def _gather_evidence(run: Run, cell: Cell) -> _Evidence:
             run, cell.baseline, [turn.counters for turn in run.turns if turn.arm == cell.baseline]
         ),
         baseline_per_event=_count_per_event(cell.requests[cell.baseline]),
+        candidate_per_event=_count_per_event(cell.requests[arm]),
         text_per_event=seen / usual if usual else None,
         outputs_compared=greedy and arm not in run.plan.synthetic,
     )
@@ -157,10 +169,10 @@ def _speculation(
         yield _find_no_drafts(evidence, condition, faster=faster)
     if drafted := evidence.baseline.spec.num_draft_tokens:
         yield Finding.error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
-    elif not evidence.is_baseline_counted and evidence.baseline_per_event > _SEVERAL:
+    elif evidence.has_silent_baseline:
         text = (
             f"an event of the baseline's stream holds {evidence.baseline_per_event:.1f} tokens, as if its server "
-            "speculated, and no counter shows that it does not."
+            "speculated, and no counter of drafts explains it."
         )
         yield Finding.error("plain-speculates", text, fix=_NAME_COUNTERS)
     most = evidence.tokens_per_step

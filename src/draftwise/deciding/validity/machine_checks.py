@@ -67,7 +67,7 @@ def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresho
         yield Finding.warning("cpu-stolen", text, fix="Measure on a dedicated machine.")
     if heat := sum(each.cpu.get("thermal_stops", 0) for each in uses):
         yield Finding.warning(
-            "cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", fix="Cool it, or lower the load."
+            "cpu-throttled", f"heat slowed cores {heat:.0f} time{'s' * (heat > 1)}.", fix="Cool it, or lower the load."
         )
 
 

@@ -136,7 +136,7 @@ def _find_lost(found: Setup) -> Iterator[str]:
 def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
     words = {"device": "how many GPUs the server gets", "engine_version": "which vLLM release it starts"}
     if lost:
-        text = f"{name} does not show {' and '.join(words[field] for field in lost)}."
+        text = f"{name} does not show {' or '.join(words[field] for field in lost)}."
         yield Finding.info("not-told", text, where=name)
 
 

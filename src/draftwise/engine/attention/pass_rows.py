@@ -109,14 +109,8 @@ class Spans:
 
     def and_then(self, others: Spans) -> Spans:
         """Return these runs and then others, ragged; the host knows all of them."""
-        assert self.host is not None
-        assert others.host is not None
-        return Spans(
-            starts_B=torch.cat((self.starts_B, others.starts_B)),
-            lengths_B=torch.cat((self.lengths_B, others.lengths_B)),
-            width=max(self.width, others.width),
-            host=self.host + others.host,
-        )
+        runs = (*(self.host or ()), *(others.host or ()))
+        return Spans.of([start for start, _ in runs], [length for _, length in runs], self.starts_B.device)
 
     @property
     def num_seqs(self) -> int:

@@ -81,12 +81,7 @@ class ChainDrafter(DraftNetwork, Protocol):
         """Return what `forward` gets, [N, H], for the target's states."""
 
     def forward(
-        self,
-        tokens_N: Tensor,
-        carry_NH: Tensor | None,
-        positions_N: Tensor,
-        kv: PagedKV,
-        plan: AttentionPlan,
+        self, tokens_N: Tensor, carry_NH: Tensor | None, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows of (token, state before it).
 

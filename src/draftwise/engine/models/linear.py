@@ -144,12 +144,7 @@ class CudaLinear:
     """
 
     def __init__(
-        self,
-        weight_OK: Tensor,
-        bias_O: Tensor | None = None,
-        scale_O: Tensor | None = None,
-        *,
-        for_sum: bool = False,
+        self, weight_OK: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None, *, for_sum: bool = False
     ) -> None:
         from draftwise.engine.kernels.cuda import layer, matmul  # Triton is there only where a GPU is
 

@@ -318,12 +318,7 @@ class WeightReader:
             experts = CudaExperts(gate_up, down, count, self._quantization)
         else:
             experts = CpuExperts([self._mlp(name, inner) for name in names])
-        return ExpertsMlp(
-            router=router,
-            experts=experts,
-            num_chosen=mixture.num_chosen,
-            normalize=mixture.normalize,
-        )
+        return ExpertsMlp(router=router, experts=experts, num_chosen=mixture.num_chosen, normalize=mixture.normalize)
 
     def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
         size = self._shape.head_dim

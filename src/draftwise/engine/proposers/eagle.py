@@ -38,12 +38,7 @@ class EagleDrafter(DraftHead):
         self._join(self._layers, projection=self._fc, last_norm=None, carries_normed=False)
 
     def forward(
-        self,
-        tokens_N: Tensor,
-        carry_NH: Tensor | None,
-        positions_N: Tensor,
-        kv: PagedKV,
-        plan: AttentionPlan,
+        self, tokens_N: Tensor, carry_NH: Tensor | None, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None

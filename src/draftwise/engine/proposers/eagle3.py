@@ -105,12 +105,7 @@ class Eagle3Drafter(DraftHead):
         return features_NF if self._fusion is None else self._fusion(features_NF)
 
     def forward(
-        self,
-        tokens_N: Tensor,
-        carry_NH: Tensor | None,
-        positions_N: Tensor,
-        kv: PagedKV,
-        plan: AttentionPlan,
+        self, tokens_N: Tensor, carry_NH: Tensor | None, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None

@@ -63,12 +63,7 @@ class MtpDrafter(DraftHead):
         )
 
     def forward(
-        self,
-        tokens_N: Tensor,
-        carry_NH: Tensor | None,
-        positions_N: Tensor,
-        kv: PagedKV,
-        plan: AttentionPlan,
+        self, tokens_N: Tensor, carry_NH: Tensor | None, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `ChainDrafter.forward`."""
         assert carry_NH is not None

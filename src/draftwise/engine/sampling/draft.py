@@ -46,8 +46,5 @@ class Draft:
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
         confidence_BK = None if self.confidence_BK is None else self.confidence_BK[:, :k]
         return Draft(
-            tokens_BK=self.tokens_BK[:, :k],
-            lengths_B=self.lengths_B,
-            probs_BKV=probs_BKV,
-            confidence_BK=confidence_BK,
+            tokens_BK=self.tokens_BK[:, :k], lengths_B=self.lengths_B, probs_BKV=probs_BKV, confidence_BK=confidence_BK
         )

@@ -53,6 +53,9 @@ _COMPILERS, _NICE = 2, 10
 
 The threads of a step wait for each other many times, each time for as long as one of them lacks a core.
 """
+_STACK, _LONGEST = 2**30, 2**20
+"""Bytes of a compiler's stack, of which only what is used takes memory, and characters of a grammar at most: llguidance
+recurses along a chain of rules or references, 1 to 8 KiB each, and an overflow would end the process."""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
@@ -61,6 +64,20 @@ def _give_way() -> None:
     """Let threads of a step go first; only what holds no interpreter lock may be done after this."""
     if sys.platform == "linux":  # where threads have a niceness of their own
         os.nice(_NICE)
+
+
+class _DeepThreads(ThreadPoolExecutor):
+    """Threads that give way, with stacks of `_STACK`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(_COMPILERS, name, _give_way)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        before = threading.stack_size(_STACK)  # of the thread that this may start
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            threading.stack_size(before)
 
 
 class Grammar:
@@ -133,8 +150,7 @@ class Grammars:
         self.num_compiling = 0
         """Grammars that threads compile now."""
         self._lock = threading.Lock()
-        self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar", _give_way)
-        self._maskers = ThreadPoolExecutor(_COMPILERS, "draftwise-mask", _give_way)
+        self._compilers, self._maskers = _DeepThreads("draftwise-grammar"), _DeepThreads("draftwise-mask")
 
     def has(self, params: StructuredOutputsParams) -> bool:
         """Return whether a grammar is compiled already."""
@@ -287,6 +303,8 @@ def _to_llguidance(params: StructuredOutputsParams) -> str:
     """Return the grammar in llguidance's own form; raises ValueError where it cannot be read."""
     from llguidance import LLMatcher, grammar_from
 
+    if len(params.key) > _LONGEST:
+        raise ValueError(f"it has {len(params.key)} characters, and at most {_LONGEST} are compiled")
     if params.choice is not None:
         # As a regex, since a grammar may have no more than 2,000 alternatives.
         return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(r"\\\1", each) for each in params.choice))

@@ -118,9 +118,9 @@ class Passes:
         Only where the host knows all lengths.
         """
         view, draft, spans, decoded_N = self._draft(slots_B, shape)
-        count, prompts = spans.num_rows, self._spans_of(chunks)
-        tokens_N = torch.cat((decoded_N, self._tokens_of(chunks)))
-        pages_BP = torch.cat((view.page_table_BP, self._pages_of(chunks)))
+        prompts, tokens_N, pages_BP = self._lay_out(chunks)
+        tokens_N, pages_BP = torch.cat((decoded_N, tokens_N)), torch.cat((view.page_table_BP, pages_BP))
+        count = spans.num_rows
         last_C, wanted = prompts.last_row_B + count, None
         if not ranks_prompts(chunks):
             rows_R = torch.cat((torch.arange(count, device=last_C.device), last_C))
@@ -192,20 +192,18 @@ class Passes:
             last_CH, the hidden state of the last row of each; features_NF, the auxiliary hidden states of all rows; and
             the ranks of prompt tokens, where a request wants them.
         """
-        spans, tokens_N, pages_CP = self._spans_of(chunks), self._tokens_of(chunks), self._pages_of(chunks)
+        spans, tokens_N, pages_CP = self._lay_out(chunks)
         if not ranks_prompts(chunks):
             return *self.forward(tokens_N, spans, pages_CP, wanted=(spans.last_row_B, spans.ends())), ()
         hidden_NH, features_NF = self.forward(tokens_N, spans, pages_CP)
         return hidden_NH[spans.last_row_B], features_NF, tuple(self._rank(chunks, hidden_NH))
 
-    def _spans_of(self, chunks: list[Chunk]) -> Spans:
-        return Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
-
-    def _tokens_of(self, chunks: list[Chunk]) -> Tensor:
-        return upload([token for c in chunks for token in c.sequence.tokens[c.start : c.end]], self.model.device)
-
-    def _pages_of(self, chunks: list[Chunk]) -> Tensor:
-        return self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
+    def _lay_out(self, chunks: list[Chunk]) -> tuple[Spans, Tensor, Tensor]:
+        """Return where the rows of prompts are, their tokens, and the pages of their sequences."""
+        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
+        tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
+        slots_C = upload([c.sequence.row for c in chunks], self.model.device)
+        return spans, upload(tokens, self.model.device), self.table.pages(slots_C)
 
     def forward(
         self,

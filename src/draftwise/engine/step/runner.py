@@ -188,11 +188,7 @@ class StepRunner:
         return choose_size(chunks, self.prompt_sizes, reach=reach, mixed=mixed, max_num_rows=self.max_num_rows)
 
     def _end_prompts(
-        self,
-        chunks: list[Chunk],
-        last_CH: Tensor,
-        features_NF: Tensor | None,
-        ranks: tuple[PromptRanks, ...] = (),
+        self, chunks: list[Chunk], last_CH: Tensor, features_NF: Tensor | None, ranks: tuple[PromptRanks, ...] = ()
     ) -> LaunchedStep:
         """Sample after prompts that are complete, let these decode, and notify the proposer of all prompts.
 

@@ -230,10 +230,7 @@ def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse
         copy=request.copy,
         measured=request.measured,
         timing=Timing(
-            sent=exchange.sent,
-            chunks=tuple(response.chunks),
-            finished=exchange.finished,
-            intended=request.intended,
+            sent=exchange.sent, chunks=tuple(response.chunks), finished=exchange.finished, intended=request.intended
         ),
         text=response.text,
         token_ids=tuple(response.token_ids),

@@ -82,10 +82,10 @@ class Report:
             effects.add(Effect.REJECTED)
         if Effect.REJECTED in effects:
             return CheckOutcome.REJECTED
-        if effects - {Effect.UNKNOWN}:
-            return CheckOutcome.FAILS_LATER
         if not self.is_judged:
             return CheckOutcome.NOT_JUDGED
+        if effects - {Effect.UNKNOWN}:
+            return CheckOutcome.FAILS_LATER
         told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
         return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
 

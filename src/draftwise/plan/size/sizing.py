@@ -50,15 +50,15 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     for flag in request.uncounted:
         yield _unknown(f"the effect of {flag}", flag, "Size the setup without it.")
     shape = request.shape
-    unproved = find_unproved(
+    unknown, different = find_unproved(
         request.architecture,
         request.release.version,
         _features(request),
         is_simple=not (shape.windows or shape.stateful_layers or shape.state_layers or shape.latent_dim),
     )
     for names, why in (
-        (unproved.unknown, "has not been compared with vLLM's own planner"),
-        (unproved.different, "was compared with vLLM's own planner, and differs"),
+        (unknown, "has not been compared with vLLM's own planner"),
+        (different, "was compared with vLLM's own planner, and differs"),
     ):
         if names:
             named = " and ".join(FEATURES.get(each, f"a KV cache in {each}") for each in names)

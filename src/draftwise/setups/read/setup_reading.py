@@ -164,7 +164,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
     findings += [*_about_templates(words, found), *_about_directories(launch, found)]
     setup = Setup(
-        target=_get_target(found.model, launch.mounts),
+        target=dict(_find_origins(launch.mounts)).get(found.model.rstrip("/"), found.model),
         engine="vllm",
         engine_version=version or "",
         device=_get_device(launch),
@@ -304,11 +304,6 @@ def _find_origins(mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for path, uri in mounts.items():
         if uri.startswith("hf://"):
             yield path, uri.removeprefix("hf://").partition(":")[0]
-
-
-def _get_target(model: str, mounts: Mapping[str, str]) -> str:
-    """Return a model's name: the Hugging Face id where a mount says that the directory holds it."""
-    return dict(_find_origins(mounts)).get(model.rstrip("/"), model)
 
 
 def _get_device(launch: Launch) -> Device | None:

@@ -38,7 +38,7 @@ def _find_asleep(case: PoolCase) -> RuleMatch | None:
     asleep = [window for window in case.windows if window.sleeping and not window.output_tokens]
     if not asleep:
         return None
-    return RuleMatch(message=f"{_count(asleep, case)} asleep and answer nothing.", where=_name(asleep, case))
+    return RuleMatch(message=f"{_count(asleep, case)} asleep, with no answers.", where=_name(asleep, case))
 
 
 def _find_spec_off(case: PoolCase) -> RuleMatch | None:

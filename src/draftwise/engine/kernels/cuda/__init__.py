@@ -104,11 +104,5 @@ class CudaKernels(Kernels):
     ) -> Tensor:
         """Norm, rotate and store in one launch; q stays where it was."""
         return code.rotate_and_store(
-            qkv_NSD,
-            norms,
-            *rotations,
-            kv.layers[layer],
-            slots_N,
-            num_kv_heads=self.shape.num_kv_heads,
-            eps=self.eps,
+            qkv_NSD, norms, *rotations, kv.layers[layer], slots_N, num_kv_heads=self.shape.num_kv_heads, eps=self.eps
         )

@@ -90,11 +90,7 @@ class _Draws:
         self._rows = rows_RV, rows_RV.stride(0), vocab_size, self._shape[1], temperature_B
         self._noise = seeds_B.contiguous(), positions_B.contiguous()
         self._lane = int(lane)
-        self._form = {
-            "TEMPERED": temperature_B is not None,
-            "PDL": pdl(),
-            "launch_pdl": pdl(),
-        }
+        self._form = {"TEMPERED": temperature_B is not None, "PDL": pdl(), "launch_pdl": pdl()}
 
     def empty(self, dtype: torch.dtype, *width: int) -> Tensor:
         """Return room for something of each row."""

@@ -158,13 +158,7 @@ def _group(
 
 
 def multiply(
-    x_XK: Tensor,
-    weight_EOK: Tensor,
-    blocks: Blocks,
-    num_pairs: int,
-    *,
-    gated: bool,
-    scale_EO: Tensor | None = None,
+    x_XK: Tensor, weight_EOK: Tensor, blocks: Blocks, num_pairs: int, *, gated: bool, scale_EO: Tensor | None = None
 ) -> Tensor:
     """Return each pair's product with its expert's weights, [P, O], in the order of the pairs.
 

@@ -164,11 +164,7 @@ def has_copy_engine() -> bool:
 
 
 def run_matmul(
-    config: Config,
-    x_RK: Tensor,
-    weight_OK: Tensor,
-    bias_O: Tensor | None = None,
-    scale_O: Tensor | None = None,
+    config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None
 ) -> Tensor:
     """Return `matmul`'s result, computed as `config` says."""
     (num_rows, num_in), num_out = x_RK.shape, len(weight_OK)

@@ -134,7 +134,8 @@ class _Judge:
 
     def _read_field(self, row: Mapping[str, Any], value: Any, flag: str, place: str) -> Any:
         if "config" in row and value is not None and not row.get("opaque"):
-            return self._read_config(row["config"], value, flag, place) if _takes_only(row) else UNKNOWN
+            takes_only = {part.strip() for part in str(row["type"]).split("|")} <= {row["config"], "None"}
+            return self._read_config(row["config"], value, flag, place) if takes_only else UNKNOWN
         try:
             return _read(row, value)
         except _ValueRefusal as refused:
@@ -310,10 +311,6 @@ def _told_by_rules() -> frozenset[str]:
     return frozenset(key for rule in all_rules().values() for key in rule.stands_for)
 
 
-def _takes_only(row: Mapping[str, Any]) -> bool:
-    return {part.strip() for part in str(row["type"]).split("|")} <= {row["config"], "None"}
-
-
 def _read(row: Mapping[str, Any], value: Any) -> Any:
     """Return a value as a field holds it, UNKNOWN where a validator decides that is not known here."""
     if row.get("opaque") or (value is None and row.get("unset")):
@@ -360,14 +357,10 @@ def _fill(says: str, names: Mapping[str, Any]) -> str:
     """Return what vLLM says, with the values that are known in their places."""
 
     def show(place: re.Match[str]) -> str:
-        value = decide(place[1], names) if _is_expression(place[1]) else UNKNOWN
+        value = decide(place[1], names) if re.fullmatch(r"(?!\d)[\w.]+", place[1]) else UNKNOWN
         return "..." if value is UNKNOWN else str(value)
 
     return _PLACE.sub(show, says)
-
-
-def _is_expression(text: str) -> bool:
-    return re.fullmatch(r"[\w.]+", text) is not None and not text[0].isdigit()
 
 
 def _show(value: Any) -> str:

@@ -243,8 +243,8 @@ def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
     first = config.architectures[0] if config.architectures else ""
     for key in (_type_key(table, config.model_type), first):
         row = table.get(key)
-        if row is not None and (row["by"] == "architecture") == (key == first) and _meets_row(row, config):
-            config = _apply(row, config)
+        if row is not None and (row["by"] == "architecture") == (key == first):
+            config = _apply(row, config) if all(_look_up(config, path) for path in row.get("requires", ())) else config
     return config
 
 
@@ -254,10 +254,6 @@ def _type_key(table: Mapping[str, Any], model_type: str) -> str:
         return model_type
     parts = (key for key, row in table.items() if row["by"] == "part_of_model_type" and key in model_type)
     return next(parts, "")
-
-
-def _meets_row(row: Mapping[str, Any], config: HfConfig) -> bool:
-    return all(_look_up(config, path) for path in row.get("requires", ()))
 
 
 def _apply(row: Mapping[str, Any], config: HfConfig) -> HfConfig:

@@ -175,21 +175,17 @@ def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[R
 
 
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
+    places = (spec.model, str(Path(spec.model or "")), str(Path(spec.model or "", "config.json")))
     if not spec.model or find_placeholder(spec.model) is not None:
         yield from context.rules.ruling("drafter-config-unreadable", model=spec.model)
     elif spec.model in context.release.table("methods") and not Path(spec.model).exists():
         yield from context.rules.ruling("method-named-as-model", model=spec.model)
     elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
         yield from context.rules.ruling("class-path-without-custom-class", model=spec.model)
-    elif fault := next((fault for fault in context.faults if fault.where in _places(spec.model)), None):
+    elif fault := next((fault for fault in context.faults if fault.where in places), None):
         yield from context.rules.ruling("drafter-config-unreadable", message=fault.message, fix=fault.fix)
     else:
         yield from find_other_name(context.rules, spec.model, None, where="model")
-
-
-def _places(model: str) -> tuple[str, ...]:
-    """Return the places that findings about a drafter's config.json name."""
-    return model, str(Path(model)), str(Path(model, "config.json"))
 
 
 def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:

@@ -88,7 +88,9 @@ def find_groups(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     )
     started = [_get_shared(each.words) for each in leaders]
     yield from leaders
-    yield from (each for each in workers if not (_is_worker(each) and _get_shared(each.words) in started))
+    for each in workers:
+        if all(word.text != _HEADLESS for word in each.words) or _get_shared(each.words) not in started:
+            yield each
 
 
 def _find_in_group(document: YamlDocument, role: str, num_pods: int | None, stores: Stores) -> Iterator[Launch]:
@@ -126,10 +128,6 @@ def _drop_settled(words: Sequence[Word]) -> Iterator[Word]:
         elif not separator:
             index += 1
         index += 1
-
-
-def _is_worker(launch: Launch) -> bool:
-    return any(word.text == _HEADLESS for word in launch.words)
 
 
 def _get_shared(words: Sequence[Word]) -> list[str]:

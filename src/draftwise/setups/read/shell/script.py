@@ -131,7 +131,7 @@ def _tell_run(shell: Shell) -> ScriptRun:
     found: dict[object, ScriptCommand] = {}
     for (node, _), reached in shell.reached.items():
         command = _get_command(shell, reached)
-        key = (node, *((way.words, _get_environment(way)) for way in command.ways))
+        key = (node, *((way.words, *(way.variables[name].text for name in way.exported)) for way in command.ways))
         found.setdefault(key, command)  # turns of a loop may start the same
     commands = tuple(found.values())
     documents = tuple(_get_document(shell, *each) for each in shell.documents.values())
@@ -177,10 +177,6 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         deviations=state.deviations,
         open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
-
-
-def _get_environment(way: Way) -> tuple[str, ...]:
-    return tuple(way.variables[name].text for name in way.exported)
 
 
 _ALL_ARGUMENTS = ("$@", "$*")
