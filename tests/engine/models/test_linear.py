@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwise.engine.models import linear as linear_module
-from draftwise.engine.models.linear import ROWS_TOGETHER, PackedLinear, find_most_alike, make_linear, pack, quantize
+from draftwise.engine.models.linear import find_most_alike, make_linear, quantize
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
@@ -58,19 +57,6 @@ def test_a_row_has_the_same_bits_alone_and_among_others(shape, dtype):
     for count in (1, 2, 3, 4, 5, 8, 16, 31, 33, most - 1):
         assert torch.equal(linear(x[:count]), together[:count])
     assert torch.equal(linear(x[7:8]), together[7:8])
-
-
-def test_a_row_has_the_same_bits_where_they_depend_on_the_number_of_rows(dtype, monkeypatch):
-    """As those of AMX do in bfloat16: up to 32 rows are computed as 32."""
-    real = torch.ops.mkldnn._linear_pointwise.default
-    monkeypatch.setattr(linear_module, "_fewest", {})
-    monkeypatch.setattr(torch.ops.mkldnn._linear_pointwise, "default", lambda x, *rest: real(x, *rest) + len(x))
-    packed, x = pack(torch.randn(96, 64).to(dtype)), torch.randn(ROWS_TOGETHER, 64).to(dtype)
-    linear = PackedLinear(packed)
-    together = linear(x)
-    assert torch.equal(together, real(x, packed, None, "none", [], "") + ROWS_TOGETHER)
-    for count in range(ROWS_TOGETHER):
-        assert torch.equal(linear(x[:count]), together[:count])
 
 
 @pytest.fixture

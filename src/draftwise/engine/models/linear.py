@@ -18,12 +18,6 @@ ALIGNMENT = 64
 """Outputs of a product on a GPU come in multiples of this: cuBLAS takes 15 to 18 % longer for a step with an odd
 vocabulary (benchmarks/h200/NOTES.md). vLLM pads its vocabularies to 64 as well."""
 
-ROWS_TOGETHER = 32
-"""Fewer rows are computed as the first of so many where their bits would depend on their number: see `PackedLinear`."""
-
-_fewest: dict[tuple[torch.Size, torch.dtype], int] = {}
-"""What `find_fewest_rows` found on this processor, by the weights' [O, K] and type."""
-
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
 
@@ -70,35 +64,15 @@ class PackedLinear:
     def __init__(self, packed: Tensor, bias_O: Tensor | None = None, memory: Tensor | None = None) -> None:
         self._packed, self._bias_O, self._memory = packed, bias_O, memory
         self._product = torch.ops.mkldnn._linear_pointwise.default
-        self._fewest_rows = find_fewest_rows(packed, self._product)
 
     def __call__(self, x_RK: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [R, out].
 
-        oneDNN has code of its own for one row, whose sums have other bits: a single row is computed as one of two. In
-        bfloat16, AMX has code of its own for other numbers too: there, few rows are computed as the first of 32.
+        oneDNN has code of its own for one row, whose sums have other bits: a single row is computed as one of two.
         """
-        count = len(x_RK)
-        if 0 < count < self._fewest_rows:
-            x_RK = x_RK.expand(2, -1) if self._fewest_rows == 2 else F.pad(x_RK, (0, 0, 0, self._fewest_rows - count))
-        return self._product(x_RK, self._packed, self._bias_O, "none", [], "")[:count]
-
-
-def find_fewest_rows(packed: Tensor, product: Callable[..., Tensor]) -> int:
-    """Return the number of rows with which this processor has to compute fewer, so that each keeps its bits.
-
-    Args:
-        packed: from `pack`; other weights of its shape and type are taken to behave alike.
-        product: oneDNN's.
-    """
-    key = packed.shape, packed.dtype
-    if key not in _fewest:
-        x = torch.randn(ROWS_TOGETHER, packed.shape[1], generator=torch.Generator().manual_seed(0)).to(packed.dtype)
-        first, *others = (
-            product(x[:count], packed, None, "none", [], "") for count in (ROWS_TOGETHER, 2, 3, 8, 9, 16, 17, 31)
-        )
-        _fewest[key] = 2 if all(torch.equal(y, first[: len(y)]) for y in others) else ROWS_TOGETHER
-    return _fewest[key]
+        is_one = len(x_RK) == 1
+        y_RO = self._product(x_RK.expand(2, -1) if is_one else x_RK, self._packed, self._bias_O, "none", [], "")
+        return y_RO[:1] if is_one else y_RO
 
 
 def pack(weight_OK: Tensor) -> Tensor:
