@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,6 +61,26 @@ def test_a_row_has_the_same_bits_alone_and_among_others(shape, dtype):
     for count in (1, 2, 3, 4, 5, 8, 16, 31, 33, most - 1):
         assert torch.equal(linear(x[:count]), together[:count])
     assert torch.equal(linear(x[7:8]), together[7:8])
+
+
+def test_amx_is_left_out():
+    """oneDNN says up to which instructions it goes; processes that are started later do not see the limit."""
+    script = """
+import os, torch
+torch.cpu._is_amx_tile_supported = lambda: True
+from draftwise.engine.models import linear
+linear._WITHOUT_AMX = "AVX2"
+linear.make_linear(torch.zeros(64, 64))(torch.zeros(4, 64))
+print(linear.limit_instructions(), os.environ.get("ONEDNN_MAX_CPU_ISA"))"""
+    variables = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    variables["ONEDNN_VERBOSE"] = "1"
+    for own, expected in (({}, "AVX2 None"), ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "SSE41 SSE41")):
+        command = [sys.executable, "-c", script]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, env=variables | own)
+        lines = ran.stdout.splitlines()
+        assert lines[-1] == expected
+        (isa,) = (line for line in lines if ",isa:" in line)
+        assert "AVX-512" not in isa
 
 
 @pytest.fixture

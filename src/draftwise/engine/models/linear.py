@@ -5,6 +5,8 @@ Shape letters: R rows, O outputs, K inputs.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 
 import torch
@@ -17,6 +19,8 @@ Linear = Callable[[Tensor], Tensor]
 ALIGNMENT = 64
 """Outputs of a product on a GPU come in multiples of this: cuBLAS takes 15 to 18 % longer for a step with an odd
 vocabulary (benchmarks/h200/NOTES.md). vLLM pads its vocabularies to 64 as well."""
+
+_INSTRUCTIONS, _WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
@@ -47,7 +51,7 @@ def make_linear(
     weight_OK, scale_O = quantized(weight_OK, quantization)
     if weight_OK.is_cuda:
         return CudaLinear(weight_OK, bias_O, scale_O, for_sum=for_sum)
-    if not copy or not can_pack(weight_OK.device, weight_OK.dtype):
+    if not can_pack(weight_OK.device, weight_OK.dtype) or not copy:
         return lambda x: F.linear(x, weight_OK, bias_O)
     return PackedLinear(pack(weight_OK), bias_O)
 
@@ -82,11 +86,33 @@ def pack(weight_OK: Tensor) -> Tensor:
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether such a layout is there, and faster."""
+    limit_instructions()
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+@functools.cache
+def limit_instructions() -> str | None:
+    """Have oneDNN leave AMX out, and return the most instructions that it uses, or None for all.
+
+    With AMX, the bits of a row in bfloat16 depend on the number of rows and threads: in 8 of 19 runs on a Xeon, drafts
+    changed the output, without AMX in none. Without it, 2 rows of 2,048 x 8,192 take 0.6 of the time, 32 rows 3.3 times
+    as long.
+
+    oneDNN reads the variable at its first product in a process. It is set until then, so that processes started later
+    do not see it. An operator's own value stands. Where torch has multiplied before, AMX stays.
+    """
+    if _INSTRUCTIONS in os.environ or not torch.cpu._is_amx_tile_supported():
+        return os.environ.get(_INSTRUCTIONS)
+    os.environ[_INSTRUCTIONS] = _WITHOUT_AMX
+    try:
+        pack(torch.zeros(1, 1))
+    finally:
+        del os.environ[_INSTRUCTIONS]
+    return _WITHOUT_AMX
 
 
 def find_most_alike(dtype: torch.dtype) -> int:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from draftwise.engine.models.linear import PackedLinear, can_pack, pack
+from draftwise.engine.models.linear import PackedLinear, can_pack, limit_instructions, pack
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
 _LEAST_BYTES = 32 * 2**20
@@ -213,10 +213,8 @@ def _remove_unused(folder: Path) -> None:
 def _key(files: list[Path], dtype: torch.dtype, how: str) -> str:
     """Return a name that changes with whatever the packed bytes depend on."""
     stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    isa = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    return hashlib.sha256(
-        json.dumps([stamps, str(dtype), torch.__version__, _processor(), isa, how]).encode()
-    ).hexdigest()
+    depends = [stamps, str(dtype), torch.__version__, _processor(), limit_instructions(), how]
+    return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 
 
 def _processor() -> list[str]:
