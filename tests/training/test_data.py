@@ -88,7 +88,7 @@ def test_samples_stay_on_their_side_when_others_come_and_go():
     assert {id(each) for each in fewer_out} <= {id(each) for each in held_out}
     twin = TextSample(np.append(held_out[0].tokens, 1).astype(np.int32), held_out[0].num_prompt)
     assert split([*samples, twin], 0.2, most_tokens=10**9)[0] == learned, "the same prompt goes the same way"
-    with pytest.raises(InvalidSetup, match="none is left"):
+    with pytest.raises(InvalidSetup, match="No sample is left"):
         split(samples[:1], 0.2, most_tokens=10**9)
 
 

@@ -199,7 +199,7 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
 
 @pytest.mark.parametrize(
     ("word", "package", "users"),
-    [("mcp", "mcp", "draftwise.verbs.mcp_server"), ("ui", "starlette", "draftwise.verbs.pages")],
+    [("mcp", "mcp_types", "draftwise.verbs.mcp_"), ("ui", "uvicorn", "draftwise.verbs.pages")],
 )
 def test_a_command_names_the_extra_that_it_needs(
     word: str, package: str, users: str, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +207,7 @@ def test_a_command_names_the_extra_that_it_needs(
     hide(monkeypatch, package, users, f"{package}.")
     result = CliRunner().invoke(main, [word])
     assert result.exit_code == ExitCode.USAGE
-    assert re.search(rf"{package}.*, which is not installed.*draftwise\[{word}\]", result.output, re.DOTALL)
+    assert re.search(rf"needs? {package}, which is not installed.*draftwise\[{word}\]", result.output, re.DOTALL)
 
 
 def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,10 @@ def mcp(request: McpRequest, progress: Progress) -> McpResult:
     try:
         from draftwise.verbs.mcp_server import serve_http, serve_stdio
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("draftwise"):
+        name = (error.name or "").partition(".")[0]
+        if name == "draftwise":
             raise
-        raise refusal("extra-not-installed", name=error.name, install=tell_install("mcp")) from None
+        raise refusal("extra-not-installed", name=name, install=tell_install("mcp")) from None
     if request.http is None:
         serve_stdio(permissions)
         return McpResult(transport="stdio")

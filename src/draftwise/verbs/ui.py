@@ -53,7 +53,8 @@ def ui(request: UiRequest, progress: Progress) -> UiResult:
     try:
         from draftwise.verbs.pages.pages_app import serve
     except ImportError as error:
-        raise refusal("ui-not-installed", name=error.name, install=tell_install("ui")) from None
+        name = (error.name or "").partition(".")[0]
+        raise refusal("ui-not-installed", name=name, install=tell_install("ui")) from None
     token = secrets.token_urlsafe(24)
 
     def tell(address: str) -> None:
