@@ -83,17 +83,17 @@ def diagnose(
         plain: windows of servers without speculation, over the same stretch of time.
         asked: side information, which the counters do not tell.
     """
-    beside = Window.pooled(plain)
+    plain_window = Window.pooled(plain)
     found = [
         diagnosis
         for pool, windows in pools.items()
         for diagnosis in _diagnose_pool(
-            pool, tuple(windows), expected or PoolExpectation(), beside, asked or SideInfo()
+            pool, tuple(windows), expected or PoolExpectation(), plain_window, asked or SideInfo()
         )
     ]
-    if beside is not None:
+    if plain_window is not None:
         whole = Window.pooled(window for windows in pools.values() for window in windows)
-        is_like = whole is not None and not differ_in_prompts(whole, beside)
+        is_like = whole is not None and not differ_in_prompts(whole, plain_window)
         ill = (_OF_PLAIN | {"kv-squeeze" if is_like else ""}) - {diagnosis.code for diagnosis in found}
         hits = [hit for hit in _apply(PoolCase(windows=tuple(plain))) if hit.code in ill]
         found += [_write(hit, where=hit.found.where or _name_pool(plain)) for hit in hits]
