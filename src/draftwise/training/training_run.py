@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -122,6 +123,8 @@ _NO_ROOM_IN_RUST = "os error 28"
 """Text in errors of safetensors, which is written in Rust."""
 _STOP_S = 120
 """How long the ranks have to end their step and write a checkpoint before they are killed."""
+_PEER_S = 3
+"""How long a rank that lost another one waits, for the launcher to see which one ended first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,6 +431,9 @@ def _run_rank(method: str, settings: TrainSettings, quiet: bool, notes: str) -> 
         _leave(notes, {"stopped": str(stopped)})
     except StorageError as error:
         _leave(notes, {"storage": str(error)})
+    except RuntimeError:
+        time.sleep(_PEER_S)
+        raise
     sys.exit(1)
 
 
