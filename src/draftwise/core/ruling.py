@@ -37,6 +37,8 @@ class CheckOutcome(StrEnum):
     REJECTED = "rejected"
     NOT_JUDGED = "not judged"
     """Nothing was found against it, and rules wait for what was not given."""
+    CANNOT_BE_JUDGED = "cannot be judged"
+    """An error of the source hides what starts: a value that it leaves open, an unknown release, broken YAML."""
 
 
 class Stage(StrEnum):

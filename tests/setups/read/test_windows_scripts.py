@@ -49,7 +49,7 @@ def test_lines_that_go_on_and_plain_values_are_read(name: str, lines: tuple[str,
 def test_what_only_the_script_s_interpreter_knows_is_not_judged(
     name: str, lines: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert judge(tmp_path, name, *lines)[0] == "not judged"
+    assert judge(tmp_path, name, *lines)[0] == "cannot be judged"
 
 
 def test_a_batch_file_keeps_escaped_quotes_and_takes_single_ones_for_letters(tmp_path: Path) -> None:

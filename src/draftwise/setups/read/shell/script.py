@@ -7,7 +7,7 @@ ways. What is computed by other programs is not known, and what has a bound here
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 
 from draftwise.core import InvalidSetup
@@ -51,6 +51,8 @@ class Way:
     """What was taken as not set where that leaves no word, each with where it comes from."""
     deviations: int = 0
     """How many decisions differ from those of a caller who sets nothing."""
+    files: Mapping[str, Word] = field(default_factory=dict)
+    """Texts of the files that the script has written, by their paths."""
     open_words: tuple[OpenText, ...] = ()
     """The words with what is open in them left open, for `catalogue.oracle`."""
 
@@ -175,6 +177,7 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         version=state.version,
         assumed=tuple(gone),
         deviations=state.deviations,
+        files=dict(_tell_files(shell, state)),
         open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
 
@@ -220,6 +223,14 @@ def _get_document(shell: Shell, document: Document, texts: Sequence[tuple[str, P
     if several:
         unknown[""] = "the way that the script takes"
     return HereDocument(text, document.line, unknown)
+
+
+def _tell_files(shell: Shell, state: PathState) -> Iterator[tuple[str, Word]]:
+    for path, text in state.files.items():
+        told, unknown, _ = shell.holes.tell(state.get(path))
+        word = _tell(shell, state.get(text))
+        if word is not None and not unknown:
+            yield told, word
 
 
 class _Variables(Mapping[str, Word]):
