@@ -455,8 +455,7 @@ class Shell(Conditions):
     def _write_files(self, outputs: Iterable[Document | Output], text: str | None, state: PathState) -> None:
         """Note what redirections write; None for a text that is not known."""
         for each in outputs:
-            path = normpath(self.join(each.file, state)) if isinstance(each, Output) else ""
-            if path.endswith((".yaml", ".yml")):
+            if isinstance(each, Output) and (path := normpath(self.join(each.file, state))).endswith((".yaml", ".yml")):
                 before = state.files.get(path) if each.appends else ""
                 unknown = self.mark(path, "written by the script", salt=(state.tick,))
                 state.files[path] = unknown if text is None or before is None else before + text
