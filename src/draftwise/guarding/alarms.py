@@ -13,7 +13,7 @@ from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArray
 
 
 def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
-    """Yield what an operator should know of a state and a reading."""
+    """Yield findings on a state and a reading for the operator."""
     if not rules.break_even:
         yield Finding.warning(
             "break-even-unknown",
@@ -62,7 +62,7 @@ def _drifted(alarm_s: int) -> Finding:
 
 
 def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
-    """Return that drift is not judged yet, and how much is missing."""
+    """Return the note that drift is not judged yet, with the missing amount of data."""
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return Finding.info(
         "drift-not-learned",
@@ -72,7 +72,7 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
 
 
 def failed(action: Action, error: Exception) -> Finding:
-    """Return that a step was not done."""
+    """Return the finding for a failed step."""
     return Finding.error(
         "step-failed",
         f"The step {action.step} on {', '.join(action.replicas) or 'the service'} failed. {error}",
@@ -81,7 +81,7 @@ def failed(action: Action, error: Exception) -> Finding:
 
 
 def put_back(replica: str) -> Finding:
-    """Return that somebody else put a replica back."""
+    """Return the note that another party put a replica back."""
     return Finding.error(
         "step-undone-elsewhere",
         f"Someone, or --undo, put {replica} back into the traffic. The guard has left it alone since.",
@@ -91,7 +91,7 @@ def put_back(replica: str) -> Finding:
 
 
 def unconfirmed(replica: str) -> Finding:
-    """Return that a step had begun when the guard ended, and that nobody can say whether it was done."""
+    """Return the finding for a step that was in progress when the guard ended: its outcome is unknown."""
     return Finding.error(
         "step-unconfirmed",
         f"The guard ended during a step on {replica}. The result of the step is unknown.",
