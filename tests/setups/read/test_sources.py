@@ -4,7 +4,7 @@ import pytest
 
 from draftwise.core import InvalidSetup, Severity
 from draftwise.plan.check import judge
-from draftwise.setups.read import SetupReading, read_setups
+from draftwise.setups.read import NoServer, SetupReading, read_setups
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 5}
 SPEC_TEXT = '{"method": "ngram", "num_speculative_tokens": 5}'
@@ -512,3 +512,26 @@ def test_the_release_that_one_task_installs_is_that_of_the_others():
 def test_yaml_with_quoted_keys_and_lists_is_yaml(text):
     (reading,) = read_setups(text)
     assert (reading.setup.target, reading.setup.extra_args) == ("gpt2", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "args"),
+    [
+        ('{"model": "gpt2", "tensor_parallel_size": 2}', "gpt2", {"tensor_parallel_size": 2}),
+        ('{"model": "head", "num_speculative_tokens": 2}', "", {}),
+    ],
+)
+def test_json_of_engine_arguments_is_no_speculative_config(text, target, args):
+    (reading,) = read_setups(text)
+    assert (reading.setup.target, reading.setup.args, reading.setup.spec is None) == (target, args, bool(target))
+
+
+def test_json_that_is_no_setup_is_no_speculative_config_with_odd_keys(tmp_path):
+    notebook = '{"cells": [{"source": ["!vllm serve gpt2"]}], "metadata": {}, "nbformat": 4}'
+    with pytest.raises(NoServer, match="Jupyter notebook"):
+        read_setups(write(tmp_path, "a.ipynb", notebook))
+
+
+def test_the_image_whose_commands_stand_beside_it_names_the_release():
+    (reading,) = read_setups("image: vllm/vllm-openai:v0.29.0\ncommands:\n- vllm serve gpt2\n")
+    assert reading.setup.engine_version == "0.29.0"

@@ -167,7 +167,7 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
     try:
         readings = _read(source, asked)
     except InvalidSetup as error:
-        raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
+        raise type(error)(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
         raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:

@@ -146,7 +146,8 @@ def _get_command(shell: Shell, reached: Sequence[ReachedCommand]) -> ScriptComma
         passed = each.state.exported
         items = each.state.variables.items()
         shown = tuple((name, value) for name, value in items if name.startswith(("VLLM_", "ARCTIC_")) or name in passed)
-        groups.setdefault((each.words, shown, each.state.version), []).append(each)
+        read = tuple(text for path, text in each.state.files.items() if any(path in word for word in each.words))
+        groups.setdefault((each.words, shown, each.state.version, read), []).append(each)
     ways = sorted((_get_way(shell, each) for each in groups.values()), key=lambda way: way.deviations)
     partial = len(ways) > _MAX_WAYS or any(each.state.is_partial for each in reached)
     lost = reached[0].node.lost
