@@ -60,7 +60,7 @@ class RankedMethod:
 
     @property
     def pays(self) -> bool:
-        """Whether its expected acceptance reaches break-even, as far as that can be estimated."""
+        """Whether its expected acceptance reaches break-even; true if that cannot be estimated."""
         return self.estimate is None or self.estimate.gain is None or self.estimate.gain >= 1
 
 
@@ -306,7 +306,7 @@ class MethodRanking:
     requirements: Requirements
     version: str
     levers: tuple[Lever, ...]
-    """Reasons against speculation, the heaviest first."""
+    """Reasons against speculation, strongest first."""
     ranked: tuple[RankedMethod, ...]
     """Each is accepted by the release and fits into memory."""
     refused: tuple[Refusal, ...]
