@@ -12,7 +12,7 @@ from rich.console import Console
 from draftwise.cli._findings import render_findings
 from draftwise.cli._options import PATH, option
 from draftwise.cli._results import json_option, show
-from draftwise.knowledge.messages import refusal
+from draftwise.core import InvalidSetup
 from draftwise.verbs.bundle import BundleRequest, BundleResult
 from draftwise.verbs.bundle import bundle as run_bundle
 
@@ -86,5 +86,7 @@ def render(console: Console, result: BundleResult) -> None:
 def _read_source(text: str) -> tuple[str, Path]:
     name, is_given, path = text.partition("=")
     if not is_given or not name or not path:
-        raise refusal("source-unreadable", text=text)
+        raise InvalidSetup.because(
+            "source-unreadable", f"{text!r} names no checkpoint and directory.", where="--from", fix="Write NAME=DIR."
+        )
     return name, Path(path)
