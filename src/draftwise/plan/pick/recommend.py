@@ -43,14 +43,14 @@ class RankedMethod:
     method: str
     setup: Setup
     report: Report
-    """What `check` says: the release accepts the setup, and the server starts."""
+    """Report of `check`: the release accepts the setup, and the server starts."""
     sizing: Sizing | None
-    """Memory of each GPU; None where the target's size cannot be computed."""
+    """Memory of each GPU; None if the target's size cannot be computed."""
     estimate: SpeedupEstimate | None
     scheduled: Mapping[str, Any] | None
     """The config with k by batch size, for varying load; None if one k is best, or the release has no such key."""
     place: int
-    """Position in the guides' order of methods: the smallest is tried first."""
+    """Position in the guides' order of methods; the smallest is tried first."""
     at_hand: bool
     """Whether the operator gave its drafter."""
     reasons: tuple[Finding, ...]
@@ -313,7 +313,7 @@ class MethodRanking:
 
     @property
     def is_against(self) -> bool:
-        """Whether something speaks against speculation so strongly that no method is recommended."""
+        """Whether a reason against speculation is so strong that no method is recommended."""
         return any(lever.weight is not Weight.DOUBT for lever in self.levers)
 
     @property
