@@ -1,8 +1,6 @@
 """Checks an object as an API server does: its fields against the schema of its kind, and the returned object.
 
-An API server that is not asked to be strict takes an object with an unknown field and drops the field.
-
-An API server that is not asked to be strict accepts an object with an unknown field, and drops the field.
+Without strict validation, an API server accepts an object with an unknown field, and drops the field.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ _Path = tuple[str | int, ...]
 
 
 def validate_text(text: str, *, name: str, release: str = "") -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind."""
+    """Yield what an API server would reject or drop in the objects of a file; nothing for other files."""
     for document in read_yaml(text, name=name) if name.endswith((".yaml", ".yml")) else ():
         if isinstance(document.value, Mapping) and "kind" in document.value:
             yield from (replace(each, where=f"{name} {each.where}") for each in validate(document.value, release))
 
 
 def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding]:
-    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here."""
+    """Yield what is rejected or dropped in an object; nothing for a kind with an unknown schema."""
     kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")), release)
     if kind is not None:
         # A webhook sees what the schema takes.
@@ -145,11 +143,11 @@ def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding
 
     Args:
         sent: the manifest.
-        returned: what `kubectl apply --dry-run=server -o json` (or `-o yaml`) printed of it.
+        returned: output of `kubectl apply --dry-run=server -o json` (or `-o yaml`).
 
     Raises:
         InvalidSetup: a text is not YAML.
-        UnreadableSource: nothing was returned, as kubectl prints a refusal elsewhere.
+        UnreadableSource: nothing was returned; kubectl prints rejections to standard error.
     """
     found = {_name(each): each for each in _find_objects(returned)}
     for document in read_yaml(sent.text, name=sent.name):

@@ -54,7 +54,7 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
 
 
 def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
-    """Yield each difference that a log tells, why the start failed, and what the log does not tell."""
+    """Yield each difference that a log shows, why the start failed, and what the log does not show."""
     lines, log = source.text.splitlines(), StartupLog(0.0)
     log.take(lines, 0.0)
     yield from _compare_release(setup, log.values.get("engine_version"), source.name)
@@ -83,10 +83,10 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     """Yield each difference, what was seen, and what could not be seen.
 
     Args:
-        setup: that was ordered.
-        probed: what the servers were seen to do.
-        where: the server is.
-        expected: tokens per step that the same prompts had before.
+        setup: the ordered setup.
+        probed: results of probing the servers.
+        where: address of the server.
+        expected: earlier tokens per step of the same prompts.
     """
     server = probed.server
     yield from _compare_release(setup, _get_text(server, "version"), where)
