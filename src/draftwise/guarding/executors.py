@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.core.action import OUT, Action, Step
 from draftwise.deploying.deployment_folder import Record, read_record
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 
@@ -347,12 +348,7 @@ def parse_executor(text: str, *, patch_file: Path) -> Executor:
         return CommandExecutor(text, given)
     if kind == "patch" and given:
         return Patch(text, Path(given), patch_file)
-    raise InvalidSetup.because(
-        "unknown-executor",
-        f"--act {text} is not a known executor.",
-        where="--act",
-        fix="Use haproxy=SOCKET, command='WORDS {step} {replica}' or patch=DIR.",
-    )
+    raise refusal("unknown-executor", text=text)
 
 
 def find_executor(executors: Sequence[Executor], step: Step) -> Executor | None:

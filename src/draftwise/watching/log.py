@@ -13,6 +13,7 @@ from draftwise.backends.vllm_log import find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
+from draftwise.knowledge.messages import fault, warning
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import Recent, Snapshot
 from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
@@ -99,12 +100,7 @@ def _is_newest_first(lines: list[str], now: datetime) -> bool:
 
 
 def _died(name: str, cause: str) -> Finding:
-    return Finding.error(
-        "engine-dies",
-        f"The log ends with an error: {cause}",
-        where=name,
-        fix="Roll back, or restart the server, and report the error with the log.",
-    )
+    return fault("engine-dies", case="log", cause=cause, name=name)
 
 
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
@@ -116,13 +112,7 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     _, before, after, at_s, engine = surest
     of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
     at = datetime.fromtimestamp(at_s, tz=UTC)
-    return Finding.warning(
-        "fell-in-log",
-        f"The acceptance length{of} fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
-        where=name,
-        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
-        "server as a test.",
-    )
+    return warning("fell-in-log", of=of, before=before, after=after, at=at, name=name)
 
 
 def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:
@@ -258,9 +248,4 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
 
 
 def _nothing_in(name: str) -> Finding:
-    return Finding.warning(
-        "no-statistics",
-        f"{name} has no engine statistics, so nothing is known about the engine.",
-        where=name,
-        fix="vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats.",
-    )
+    return warning("no-statistics", name=name)
