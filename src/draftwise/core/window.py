@@ -110,6 +110,8 @@ class Window:
     """Type of the KV cache's elements; None where it is not told or differs among pooled windows."""
     revision: str = ""
     """Label of the roll-out that the server is of, as `deploy` sets it; empty where it is not told or they differ."""
+    model: str = ""
+    """Name that the server gives its model; the same of pooled windows."""
     slower_than: tuple[tuple[float, float], ...] = ()
     """Finished requests whose mean time per output token is beyond each edge, in seconds, fewest seconds first: a
     histogram's. The edge 0 has all of them."""
@@ -134,6 +136,7 @@ class Window:
             uptime_s=min(uptimes, default=None),
             cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
             revision=self.revision if self.revision == other.revision else "",
+            model=self.model if self.model == other.model else "",
             slower_than=_add_edges(self.slower_than, other.slower_than),
         )
 

@@ -1,7 +1,5 @@
 """Checks an object as an API server does: its fields against the schema of its kind, and the returned object.
 
-An API server that is not asked to be strict takes an object with an unknown field and drops the field.
-
 An API server that is not asked to be strict accepts an object with an unknown field, and drops the field.
 """
 

@@ -141,6 +141,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
         cache_dtype=later.cache_dtype,
         revision=after.revision,
+        model=later.model,
         slower_than=later.slower_than if restarted else _grow_edges(earlier.slower_than, later.slower_than),
     )
 
@@ -183,9 +184,13 @@ def _are_several(before: Look, after: Look, fastest: float) -> bool:
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fits = _FASTER * fastest * (after.clock_s - before.clock_s)
-    fresh = _count_tokens(after) < min(_count_tokens(before), fits)
+    fresh = _count_tokens(after) < _count_tokens(before) and _is_fresh(before, after, fastest)
     return after.started_s < before.started_s or (was_there and not fresh)
+
+
+def _is_fresh(before: Look, after: Look, pace: float) -> bool:
+    """Return whether a page has no more tokens than a process that began between two looks makes at a pace."""
+    return _count_tokens(after) < _FASTER * pace * (after.clock_s - before.clock_s)
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -471,6 +476,8 @@ class Recent:
 
     def _append(self, chunks: deque[Window], window: Window) -> None:
         """Join it to the newest chunk while that is short, and drop the oldest ones that the span does not need."""
+        if chunks and _end(chunks[-1]) > _end(window):
+            chunks.clear()  # the clock was set back
         if chunks and chunks[-1].duration_s + window.duration_s <= self._span_s / _CHUNKS:
             window = chunks.pop().followed_by(window)
         chunks.append(window)
@@ -504,6 +511,7 @@ class Watcher:
         self._starts: dict[tuple[str, str], deque[float]] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
+        self._paces: dict[tuple[str, str], deque[float]] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -565,8 +573,10 @@ class Watcher:
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
-        falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        if falls_back(before, look):
+        falls, paces = self._falls.setdefault(key, deque(maxlen=FALLS)), self._paces.setdefault(key, deque(maxlen=8))
+        if falls_back(before, look) and _is_fresh(before, look, min(paces, default=0.0)):
+            self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
+        elif falls_back(before, look):
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
@@ -585,6 +595,7 @@ class Watcher:
         self._several.pop(key, None)
         made = sum(window.output_tokens_per_s or 0.0 for window in windows if not window.restarted)
         self._fastest[key] = max(self._fastest.get(key, 0.0), made)
+        paces.extend([made] if made else [])
         return iter(windows)
 
 
