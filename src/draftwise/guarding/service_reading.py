@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import exp, inf, sqrt
 
 from draftwise.backends.backend import ServerProbe
-from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
+from draftwise.core import Baseline, Diagnosis, Finding, Window
 from draftwise.core.action import Step
+from draftwise.knowledge.messages import refusal
 from draftwise.watching.fingerprint import compare_probe, take_answers
 from draftwise.watching.yardstick import Yardstick
 
@@ -214,12 +215,7 @@ def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
         InvalidSetup: it has no probe, or does not say what to expect of the traffic.
     """
     if baseline is None or not baseline.probe or baseline.expected is None:
-        raise InvalidSetup.because(
-            "probe-without-baseline",
-            ("The probe's prompts are not the service's. Compare it only with the same probe of a healthy server."),
-            where="--probe",
-            fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
-        )
+        raise refusal("probe-without-baseline")
     return baseline
 
 

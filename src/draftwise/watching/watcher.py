@@ -18,6 +18,7 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
 from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
@@ -542,7 +543,7 @@ class Watcher:
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
-        faults += map(find_alone, sorted(self._alone & shown))
+        faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._find_dying(at_s)
@@ -616,13 +617,7 @@ async def tick_every(interval_s: float, *, since_s: float | None = None) -> Asyn
 
 def find_several(where: str) -> Finding:
     """Return the finding for an address at which several servers answer."""
-    return Finding.error(
-        "several-behind-url",
-        f"Several servers answer in turn at {where}: their pages come from several processes. "
-        "draftwise computes nothing from them.",
-        where=where,
-        fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
-    )
+    return fault("several-behind-url", where=where)
 
 
 def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
@@ -632,42 +627,15 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
-            yield Finding.warning(
-                "metrics-v0",
-                f"{look.instance} shows {old}, a metric of vLLM's V0 engine. How it speculates is unknown.",
-                where=look.instance,
-                fix="Upgrade vLLM, and write the rules again with `draftwise deploy`.",
-            )
+            yield warning("metrics-v0", where=look.instance, old=old)
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
-            yield Finding.warning(
-                "metrics-renamed",
-                f"{look.instance} shows no counter of {' and '.join(lacks)} under a known name{shown}. "
-                "How it speculates is unknown.",
-                where=look.instance,
-                fix="Compare its release with the newest one that `draftwise facts` lists, and look at its /metrics.",
-            )
+            yield warning("metrics-renamed", where=look.instance, lacks=" and ".join(lacks), shown=shown)
 
 
 def find_dying(where: str, count: float, span: str) -> Finding:
     """Return the finding for a server that starts again and again."""
-    return Finding.error(
-        "engine-dies",
-        f"{where} started anew {count:.0f} times within {span}.",
-        where=where,
-        fix="Take it out of the traffic, and read the log of the process that ended (`kubectl logs --previous`, "
-        "`draftwise verify --log`).",
-    )
-
-
-def find_alone(where: str) -> Finding:
-    """Return the note on an address whose pages are of one server, whatever else is behind it."""
-    return Finding.info(
-        "one-page-one-address",
-        f"{where} is one page behind one address, so this may be one replica of several.",
-        where=where,
-        fix="If several replicas serve it, pass the address of each pod, or use --prometheus.",
-    )
+    return fault("engine-dies", where=where, count=count, span=span)
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
@@ -682,15 +650,7 @@ def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) 
         grown = _count_tokens(second) - _count_tokens(first)
         few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
         if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
-            yield Finding.error(
-                "same-server-twice",
-                (
-                    f"{first.instance} and {second.instance} are the same server: they share one process and its "
-                    "counters."
-                ),
-                where=second.instance,
-                fix="Pass each server once, in its own pool.",
-            )
+            yield fault("same-server-twice", first=first.instance, where=second.instance)
 
 
 def _count_tokens(look: Look) -> int:
@@ -703,9 +663,4 @@ def _end(window: Window) -> float:
 
 def unread(where: str, error: BackendError) -> Finding:
     """Return the finding for a server that cannot be read, whatever it does meanwhile."""
-    return Finding.error(
-        UNREAD,
-        str(error),
-        where=where,
-        fix="Check that the server runs and that this machine reaches it. Its state is unknown.",
-    )
+    return fault("server-unread", where=where, error=error)
