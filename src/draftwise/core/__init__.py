@@ -1,6 +1,6 @@
-"""The nouns: frozen values and errors that every other module speaks in.
+"""The nouns: frozen values and errors that every other module uses.
 
-A noun's module is imported with its first use: making the values of a whole measurement takes longer than a check.
+A noun's module is imported on first use: building the classes of a whole measurement takes longer than a check.
 """
 
 from __future__ import annotations

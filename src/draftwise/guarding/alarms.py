@@ -14,7 +14,7 @@ from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArray
 
 
 def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
-    """Yield what an operator should know of a state and a reading."""
+    """Yield findings on a state and a reading for the operator."""
     if not rules.break_even:
         yield warning("break-even-unknown")
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
@@ -32,13 +32,13 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
 
 
 def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
-    """Return that drift is not judged yet, and how much is missing."""
+    """Return the note that drift is not judged yet, with the missing amount of data."""
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return note("drift-not-learned", known=len(find_learned_days(rows)), days=LEARN_DAYS)
 
 
 def failed(action: Action, error: Exception) -> Finding:
-    """Return that a step was not done."""
+    """Return the finding for a failed step."""
     return fault("step-failed", step=action.step, on=", ".join(action.replicas) or "the service", error=error)
 
 

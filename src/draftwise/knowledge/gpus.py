@@ -1,4 +1,4 @@
-"""GPUs that models are served on: memory as the driver reports it, bandwidth and arithmetic speed."""
+"""GPUs: memory as the driver reports it, bandwidth and arithmetic speed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Gpu:
 
     name: str
     architecture: str
-    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` for a GPU of which only the memory is given."""
+    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` if only the memory is given."""
     memory_bytes: int
-    """Total memory as CUDA reports it, less than the data sheet's: `gpu_memory_utilization` is a share of it."""
+    """Total memory as CUDA reports it, below the data sheet's; `gpu_memory_utilization` is a share of it."""
     bandwidth_gbs: float = 0.0
-    """Memory bandwidth, GB/s; 0 where it is not known."""
+    """Memory bandwidth in GB/s; 0 if unknown."""
     bf16_tflops: float = 0.0
-    """Dense matrix products, TFLOP/s; FP16 for GPUs older than Ampere."""
+    """Dense matrix products in TFLOP/s; FP16 for GPUs older than Ampere."""
     fp8_tflops: float | None = None
-    """The same in FP8; None for a GPU without it."""
+    """Likewise in FP8; None for a GPU without it."""
     multiprocessors: int = 132
     l2_bytes: int = 60 << 20
     source: str = ""

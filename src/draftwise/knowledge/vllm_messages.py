@@ -1,4 +1,4 @@
-"""The messages of vLLM's releases, found again in a pasted error, log line or whole log."""
+"""Finds the messages of vLLM's releases in a pasted error, log line or whole log."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class KnownMessage:
     """One message of vLLM."""
 
     template: str
-    """Text of the message, `{}` for a value."""
+    """Text of the message, with `{}` for each value."""
     level: str
     """Class of the exception, or level of the line."""
     rules: tuple[str, ...]
-    """Rules whose condition stands at the same place."""
+    """Rules whose condition is at the same place in the source."""
     history: tuple[Span, ...]
 
 
 def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
-    """Return the messages that a text holds, those of which most is constant first."""
+    """Return the messages in a text, those with the most constant text first."""
     squeezed = _squeeze(text[-_LONGEST:])
     lowered = squeezed.lower()
     parts = {template: part for template, part in _parts().items() if part in lowered}

@@ -1,4 +1,4 @@
-"""Defines access to running servers: headers, keys and pages of counters, for all servers or one of them."""
+"""Defines access to running servers: headers, API keys and metrics pages, for all servers or one of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _OF_METRICS = ".metrics"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A header of the requests to servers that run already; its value is kept in memory only."""
+    """An HTTP header for requests to running servers. Its value stays in memory and is never stored."""
 
     name: str
     value: str = field(repr=False)
     arm: str | None = None
-    """Whose server gets it (`ARM`), or whose page of counters (`ARM.metrics`); None for all servers."""
+    """Arm whose server gets it (`ARM`), or whose metrics page does (`ARM.metrics`). None: all servers."""
 
     @classmethod
     def parse(cls, text: str) -> Header:
-        """Return the header of `NAME: VALUE` or `ARM=NAME: VALUE`.
+        """Parse `NAME: VALUE` or `ARM=NAME: VALUE`.
 
         Raises:
-            InvalidSetup: the text is no header, or names one that the client sets itself.
+            InvalidSetup: the text is not a header, or names one that the client sets itself.
         """
         head, colon, value = text.partition(":")
         arm, _, name = head.rpartition("=")
@@ -51,7 +51,7 @@ class Header:
 
 
 def find_headers(headers: Iterable[Header], arm: str, *, of_metrics: bool = False) -> dict[str, str]:
-    """Return what is sent to an arm's server: its own headers before those of all; or to its page of counters only."""
+    """Return the headers for an arm's server (its own replace general ones), or only those for its metrics page."""
     owner = f"{arm}{_OF_METRICS}" if of_metrics else arm
     mine = [each for each in headers if each.arm == owner or (each.arm is None and not of_metrics)]
     by_name = {each.name.lower(): each for each in sorted(mine, key=lambda each: each.arm is not None)}
@@ -59,10 +59,10 @@ def find_headers(headers: Iterable[Header], arm: str, *, of_metrics: bool = Fals
 
 
 def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
-    """Refuse headers for arms that there are not, a run that goes on without its headers, and arms that are one server.
+    """Check that each header names an arm, that a resumed run has its headers, and that no two arms are one server.
 
     Raises:
-        InvalidSetup: one of these.
+        InvalidSetup: a check fails.
     """
     _check_names("--header", (each.arm.removesuffix(_OF_METRICS) for each in headers if each.arm), arms)
     for arm in arms:
@@ -77,13 +77,13 @@ def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
 
 
 def with_access(arms: Sequence[Arm], headers: Sequence[Header], metrics_urls: Sequence[str]) -> tuple[Arm, ...]:
-    """Return the arms with their pages of counters and the names of their headers.
+    """Return the arms with their metrics URLs and the names of their headers.
 
     Args:
-        metrics_urls: as `--metrics-url` takes them: one for each arm in its order, or `ARM=URL`.
+        metrics_urls: values of `--metrics-url`: one per arm, in order, or `ARM=URL`.
 
     Raises:
-        InvalidSetup: an arm is unknown, a URL is invalid, there are fewer than arms, or two arms are one server.
+        InvalidSetup: an arm is unknown, a URL is invalid, there are fewer URLs than arms, or two arms are one server.
     """
     pages = _read_pages(metrics_urls, arms)
     reached = tuple(

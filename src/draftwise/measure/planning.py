@@ -25,11 +25,11 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
     """Return the plan of a new run.
 
     Args:
-        spec: what to measure.
-        progress: receives what was chosen, a line on each workload, and what weakens the plan.
+        spec: the measurement that was asked for.
+        progress: receives what was chosen, one line per workload, and what weakens the plan.
 
     Raises:
-        InvalidSetup: the options contradict each other, or name what is not there or cannot carry a conclusion.
+        InvalidSetup: options contradict each other, name something that does not exist, or cannot give a verdict.
     """
     if conflict := spec.find_conflict():
         raise InvalidSetup.because("options-conflict", conflict, where="decide")
@@ -108,10 +108,10 @@ _READ_OTHERWISE = frozenset({"flag-given-twice", "abbreviated-flag"})
 
 
 def make_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
-    """Return the arms, the baseline first; each candidate's name is the one it was given, or method and k.
+    """Return the arms, the baseline first. A candidate without a name is named by method and k.
 
     Raises:
-        InvalidSetup: a name is taken, a URL is invalid, or the engine refuses the arguments.
+        InvalidSetup: a name is taken, a URL is invalid, or the engine rejects the arguments.
     """
     if spec.target is None:
         return _running_arms(spec)
@@ -198,7 +198,7 @@ def _with_places(setup: Setup, spec: MeasurementSpec) -> Setup:
 
 
 def is_covered(version: str) -> bool:
-    """Return whether the catalogue holds just this release of vLLM, whatever it was built for."""
+    """Return whether the catalog holds exactly this vLLM release, for any platform."""
     try:
         get_release(version)
     except InvalidSetup:

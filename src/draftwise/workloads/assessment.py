@@ -23,7 +23,7 @@ class Lengths:
 
     @classmethod
     def of(cls, values: list[int]) -> Lengths:
-        """Return those of a list that is not empty."""
+        """Return the percentiles of a list that is not empty."""
         p50, p90 = np.percentile(values, (50, 90))
         return cls(p50=float(p50), p90=float(p90), most=max(values))
 
@@ -33,17 +33,17 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadProfile:
-    """What a workload is, in numbers."""
+    """Statistics of a workload."""
 
     prompts: int
     distinct: int
-    """Prompts that differ in what they send."""
+    """Number of distinct prompts."""
     chats: int
     prompt_tokens: Lengths
     output_tokens: Lengths
     """Lengths of `max_tokens`: forced answers reach it, other answers never exceed it."""
     forced: int
-    """Prompts whose answers go on to `max_tokens`."""
+    """Number of prompts whose answers continue to `max_tokens`."""
     span_s: float | None
     """Seconds from the first recorded arrival to the last; None without recorded arrivals."""
     rate_per_s: float | None
@@ -67,7 +67,7 @@ class WorkloadProfile:
 
 
 def profile_workload(workload: Workload, tokens: Tokens | None = None) -> WorkloadProfile:
-    """Return the statistics of a workload that has prompts; without `tokens`, lengths are estimated."""
+    """Return the statistics of a workload with prompts; without `tokens`, lengths are estimated."""
     tokens = tokens or EstimatedTokens()
     prompts = workload.prompts
     arrivals = sorted(prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None)
@@ -98,13 +98,13 @@ _REPEATED = 0.1
 def check_workloads(
     workloads: Sequence[Workload], *, measures_acceptance: bool, needs_arrivals: bool = False
 ) -> list[Finding]:
-    """Return what keeps these workloads from being measured as planned.
+    """Return findings about workloads that cannot be measured as planned.
 
     Args:
-        workloads: what is to be sent.
-        measures_acceptance: whether drafts are judged by the prompts: false when the engine draws acceptance
-            itself (`rejection_sample_method: synthetic`), or when nothing but load is wanted.
-        needs_arrivals: whether recorded arrival times are to be replayed.
+        workloads: the workloads to send.
+        measures_acceptance: whether the prompts decide acceptance: false if acceptance is synthetic
+            (`rejection_sample_method: synthetic`), or if the workloads only load the server.
+        needs_arrivals: whether recorded arrival times are replayed.
     """
     return [
         finding

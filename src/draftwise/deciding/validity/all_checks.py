@@ -23,7 +23,7 @@ from draftwise.workloads import check_workloads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidityReport:
-    """What the validity checks found."""
+    """Results of the validity checks."""
 
     of_run: tuple[Finding, ...]
     """Findings about the whole run; an error blocks every adoption."""
@@ -40,14 +40,14 @@ def check_validity(
     uses: Sequence[MachineUse],
     thresholds: Thresholds,
 ) -> ValidityReport:
-    """Return what is wrong with a run and with each of its comparisons.
+    """Check a run and each of its comparisons.
 
     Args:
-        run: with what counts.
+        run: the run without disturbed turns.
         found: its comparisons.
-        lost: what disturbances cost its candidates.
-        uses: of the machine in all its turns, also those that do not count.
-        thresholds: of the run.
+        lost: pairs that candidates lost to disturbances.
+        uses: use of the machine in all turns, including disturbed ones.
+        thresholds: the run's thresholds.
     """
     of_baseline = _list_baseline_answers(run)
     every_turn, is_ours = (*run.turns, *run.set_aside), all(arm.url is None for arm in run.plan.arms)

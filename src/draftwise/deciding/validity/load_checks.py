@@ -18,12 +18,12 @@ _FEWEST_TURNS = 8
 
 
 def check_load(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -> list[Finding]:
-    """Return where a load was not what its name says, arm by arm and condition by condition."""
+    """Return findings on loads that do not match their names, by arm and condition."""
     return [*_failures(run), *_loads(run, thresholds), *_noise(run, of_baseline, thresholds)]
 
 
 def check_refusals(run: Run, cell: Cell) -> Iterator[Finding]:
-    """Yield which server of a cell refused requests for want of time: under a load its limit is what is measured."""
+    """Yield each server of a cell that rejected requests as overloaded: the run then measures its limit."""
     for arm in (cell.baseline, cell.candidate):
         place = (arm, cell.condition.label)
         mine = [each for each in run.answers if (each.arm, each.condition) == place and each.refusals]
@@ -88,9 +88,9 @@ def _not_reached(
 
 
 def check_queues(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield servers of a cell whose requests waited: answers are long, and yet never all streams were being answered.
+    """Yield servers of a cell whose requests queued: never all streams were being answered, although answers are long.
 
-    Where one of the two queues, the ratio is of their slots or memory, and not of speculation.
+    If only one of the two queues, the ratio compares their slots or memory, not speculation.
     """
     wanted, where = cell.condition.concurrency, cell.condition.label
     if wanted is None or wanted == 1:
@@ -128,7 +128,7 @@ class _Third:
 
     @property
     def mean(self) -> float:
-        """Requests in flight, over all turns."""
+        """Mean requests in flight over all turns."""
         return sum(self.in_flight) / len(self.in_flight)
 
 
@@ -250,7 +250,7 @@ _MANY_GAPS = 10
 
 
 def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> list[Finding]:
-    """Return where the load generator, or a selection of the requests, may have set the numbers of a comparison."""
+    """Return findings on numbers that the load generator, or a selection of requests, may have determined."""
     return [*_check_strain(run, cell, thresholds), *_missing(cell, thresholds)]
 
 
@@ -273,7 +273,7 @@ class _Strain:
     busy: float
     """CPU seconds per second and client process."""
     cores: float
-    """CPU seconds per second, all its processes together."""
+    """CPU seconds per second, over all its processes."""
     late_s: float
     """P99 of the event loop's delay in the typical turn."""
     lag_s: float
@@ -281,7 +281,7 @@ class _Strain:
     usual_lag_s: float
     """Median over answers."""
     gap_s: float
-    """Median over answers of the time between two chunks."""
+    """Median over answers of the seconds between two chunks."""
     ttft_s: float
     """Median over answers."""
     e2e_s: float

@@ -1,4 +1,4 @@
-"""Checks that the servers are the intended ones: ours alone, alike except for speculation, with the given config."""
+"""Checks that the servers are the intended ones: used by this run only, and equal except for speculation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
 
 ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
-"""Options with which an engine drafts less under load because it was asked to."""
+"""Options that tell an engine to draft less under load."""
 _AFTERWARDS = 16
-"""Tokens that a server may still write for a request that was withdrawn, until it notices."""
+"""Tokens that a server may still generate for a canceled request."""
 _SAME = ("engine", "version", "dtype", "device")
-"""What /version tells and no speculative config changes."""
+"""Entries of /version that no speculative config changes."""
 _FOLLOWS = {
     "async_scheduling": "asynchronous scheduling",
     "runner": "model runner",
     "attention_backend": "attention backend",
 }
-"""What an engine may choose otherwise because it speculates."""
+"""Settings that an engine may choose differently because it speculates."""
 _OWN = (
     "--speculative-config",
     "--spec-",
@@ -36,12 +36,12 @@ _OWN = (
     "--publish",
     "--gpus",
 )
-"""Arguments that may differ from arm to arm (beginnings of their names); the last three are those of containers."""
+"""Arguments that may differ between arms, by the beginnings of their names. The last three are those of containers."""
 _LESS_CACHE = 0.9
 
 
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
-    """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
+    """Return findings on servers with other traffic, and on differences between arms or from the request."""
     return [
         *(() if run.plan.one_at_a_time else find_same_servers(run.plan.arms)),
         *_foreign_tokens(run, thresholds),
@@ -51,9 +51,9 @@ def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
 
 
 def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
-    """Yield arms that have one address, and no header by which a gateway tells them apart.
+    """Yield arms that share an address and have no header by which a gateway could distinguish them.
 
-    That the values of such headers differ is made sure of before a run: they are not written down.
+    The values of such headers are checked before a run, because they are not stored.
     """
     told = (arm for arm in arms if arm.address is not None and not arm.routing_headers)
     for alike in group_by(lambda arm: arm.address, told).values():
@@ -89,7 +89,7 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
-    """Yield what differs between the baseline's server, that of the first arm, and each candidate's."""
+    """Yield differences between the baseline's server (the first arm) and each candidate's."""
     baseline, *candidates = arms
     for name in candidates:
         if baseline in servers and name in servers:
@@ -254,7 +254,7 @@ class _Drafting:
     label: str
     load: float
     per_step: float
-    """Draft tokens per decoding step of a sequence."""
+    """Draft tokens per decoding step and sequence."""
 
 
 def _drafting_under_load(run: Run, arm: str, asked: SpecConfig, thresholds: Thresholds) -> Iterator[Finding]:
