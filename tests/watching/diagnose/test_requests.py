@@ -65,7 +65,7 @@ def test_what_a_server_counts_is_a_share_of_all_its_ranks(ranks: int, name: str,
     def serve(share: float) -> Sequence[Diagnosis]:
         """Return what is said of ranks, the first of which has all that the server counted."""
         windows = [ending({name: share * ranks if not rank else 0.0}, engine=str(rank)) for rank in range(ranks)]
-        return judge(windows)
+        return judge([replace(each, load=ServerLoad(running=1.0)) for each in windows])
 
     assert serve(0.005) == ()
     (found,) = serve(0.5)
