@@ -37,6 +37,8 @@ class CheckOutcome(StrEnum):
     REJECTED = "rejected"
     NOT_JUDGED = "not judged"
     """No problem was found, but some rules were not checked for lack of input."""
+    CANNOT_BE_JUDGED = "cannot be judged"
+    """An error in the source hides what starts: an open value, an unknown release, or a file that cannot be read."""
 
 
 class Stage(StrEnum):

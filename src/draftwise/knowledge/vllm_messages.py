@@ -17,6 +17,8 @@ _ENOUGH = 24
 """Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
 _FIRST, _SECOND, _BOTH = 8, 24, 20
 """A message's beginning: least letters before the first value, characters compared after it, least letters in both."""
+_TOLD = 7
+"""Words, in their order, that tell a message of which others are left out."""
 _PART = 12
 """Letters of a message's longest part without a value: where that is not found, the message is not."""
 
@@ -42,9 +44,10 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
     whole = [template for template in parts if _pattern(template).search(squeezed) is not None]
     cut_off = [template for template, part in parts.items() if sum(map(str.isalpha, part)) >= _ENOUGH]
     begun = () if whole or cut_off else (each for each in all_keys(_TOPIC) if _begins(each, squeezed))
-    found = {
-        template.lower(): template for template in (*whole, *(() if whole else cut_off), *begun)
-    }  # of two spellings the newer one
+    taken = (*whole, *(() if whole else cut_off), *begun) or (
+        each for each in all_keys(_TOPIC) if _retells(lowered, each)
+    )
+    found = {template.lower(): template for template in taken}  # of two spellings the newer one
     alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
     ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
     return tuple(map(_describe, ordered[:most]))
@@ -68,6 +71,13 @@ def _begins(template: str, squeezed: str) -> bool:
     letters = [sum(map(str.isalpha, part)) for part in (first, second)]
     pattern = re.escape(first) + _VALUE + re.escape(second.rstrip(". "))
     return letters[0] >= _FIRST and sum(letters) >= _BOTH and re.search(pattern, squeezed, re.IGNORECASE) is not None
+
+
+def _retells(lowered: str, template: str) -> bool:
+    """Say whether a text is a message with words left out, as people shorten them."""
+    words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
+    rest = iter(re.findall(r"[a-z_]{2,}", template.lower()))
+    return len(words) >= _TOLD and all(word in rest for word in words)
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from packaging.version import Version
 
-from draftwise.core import CheckOutcome, Finding, Ruling, Severity
+from draftwise.core import Finding, Ruling, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
@@ -107,7 +107,7 @@ class UpgradeResult(Result):
     def _fails(self, setup: UpgradedSetup) -> bool:
         if setup.breaks or setup.starts_on_neither or _has_errors(setup.unknown):
             return True
-        is_open = setup.after.outcome is CheckOutcome.NOT_JUDGED or setup.before.outcome is CheckOutcome.NOT_JUDGED
+        is_open = None in (setup.before.accepted, setup.after.accepted)
         warns = any(each.severity is Severity.WARNING for each in setup.other)
         return self.fail_on in ("unknown", "warning") and (is_open or (warns and self.fail_on == "warning"))
 

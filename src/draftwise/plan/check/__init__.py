@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
@@ -184,8 +184,8 @@ _MOST_WAYS = 8
 def _rank(report: Report) -> int:
     """Return how much of a setup works: nothing, only its start, what nobody can say, or all of it."""
     unknown = 2 if _find_failures(report) else 3
-    ranks = {CheckOutcome.REJECTED: 0, CheckOutcome.FAILS_LATER: 1, CheckOutcome.NOT_JUDGED: unknown}
-    return ranks.get(report.outcome, 4)
+    ranks = {"rejected": 0, "fails later": 1, "cannot be judged": 2, "not judged": unknown, "accepted": 4}
+    return ranks[report.outcome]
 
 
 def _find_failures(report: Report) -> list[Finding]:

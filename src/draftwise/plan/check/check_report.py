@@ -76,32 +76,32 @@ class Report:
         An error of reading, such as a missing `--config` file, is also an error of the server. What every release
         rejects is rejected for an unknown release too.
         """
+        of_reading = Effect.REJECTED if self.is_judged else Effect.UNKNOWN
         errors = [each for each in self.findings if each.severity is Severity.ERROR]
-        effects = {each.effect for each in errors if isinstance(each, Ruling)}
-        if self.is_judged and any(not isinstance(each, Ruling) for each in errors):
-            effects.add(Effect.REJECTED)
+        effects = {each.effect if isinstance(each, Ruling) else of_reading for each in errors}
         if Effect.REJECTED in effects:
             return CheckOutcome.REJECTED
+        if self.is_judged and effects - {Effect.UNKNOWN}:
+            return CheckOutcome.FAILS_LATER
+        if errors:
+            return CheckOutcome.CANNOT_BE_JUDGED
         if not self.is_judged:
             return CheckOutcome.NOT_JUDGED
-        if effects - {Effect.UNKNOWN}:
-            return CheckOutcome.FAILS_LATER
         told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
         return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
 
     @property
     def accepted(self) -> bool | None:
         """Whether the server would create its configuration objects; start-up may still fail. None if unknown."""
-        return {CheckOutcome.REJECTED: False, CheckOutcome.NOT_JUDGED: None}.get(self.outcome, True)
+        unknown = (CheckOutcome.NOT_JUDGED, CheckOutcome.CANNOT_BE_JUDGED)
+        return None if self.outcome in unknown else self.outcome is not CheckOutcome.REJECTED
 
     def fails(self, fail_on: FailOn) -> bool:
-        """Return whether the setup fails a gate; `error` includes setups about which nothing can be said."""
-        severities = {each.severity for each in self.findings}
-        is_wrong = self.outcome in (CheckOutcome.REJECTED, CheckOutcome.FAILS_LATER) or Severity.ERROR in severities
-        is_unknown = self.outcome is CheckOutcome.NOT_JUDGED
+        """Return whether the setup fails a gate; `error` includes setups that an error keeps from being judged."""
+        is_fine = self.outcome is CheckOutcome.ACCEPTED
         return {
             "never": False,
-            "error": is_wrong,
-            "unknown": is_wrong or is_unknown,
-            "warning": is_wrong or is_unknown or Severity.WARNING in severities,
+            "error": not is_fine and self.outcome is not CheckOutcome.NOT_JUDGED,
+            "unknown": not is_fine,
+            "warning": not is_fine or any(each.severity is Severity.WARNING for each in self.findings),
         }[fail_on]
