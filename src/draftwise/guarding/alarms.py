@@ -23,9 +23,9 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
         if window is not None and window.restarted:
             yield warning("replica-restarted", name=name)
     for name, since_s in state.low_since_s.items():
-        yield warning("fell-below-break-even", name=name, break_even=rules.break_even, since=_time(since_s))
+        yield warning("fell-below-break-even", name=name, break_even=rules.break_even, time=_time(since_s))
     for name, latch in state.latches.items():
-        yield warning("is-out-of-traffic", name=name, since=_time(latch.out_since_s), cause=latch.cause)
+        yield warning("is-out-of-traffic", name=name, time=_time(latch.out_since_s), cause=latch.cause)
     if state.drift.alarm_s is not None:
         *causes, last = CONFOUNDERS
         yield warning("acceptance-drifted", since=_time(state.drift.alarm_s), causes=", ".join(causes), last=last)
@@ -34,12 +34,12 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
 def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     """Return the note that drift is not judged yet, with the missing amount of data."""
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
-    return note("drift-not-learned", known=len(find_learned_days(rows)), days=LEARN_DAYS)
+    return note("drift-not-learned", known=len(find_learned_days(rows)), learn_days=LEARN_DAYS)
 
 
 def failed(action: Action, error: Exception) -> Finding:
     """Return the finding for a failed step."""
-    return fault("step-failed", step=action.step, on=", ".join(action.replicas) or "the service", error=error)
+    return fault("step-failed", step=action.step, names=", ".join(action.replicas) or "the service", error=error)
 
 
 def _time(at_s: float) -> str:

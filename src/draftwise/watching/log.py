@@ -59,14 +59,14 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
-    died = () if told is None else (fault("engine-dies", case="log", where=name, cause=find_root_cause(tail) or told),)
+    died = () if told is None else (fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told),)
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
         past.append(window)
         last = window
     if last is None:
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", where=name)))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     fall = _find_fall(past, name)
@@ -108,7 +108,7 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     _, before, after, at_s, engine = surest
     of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
     at = datetime.fromtimestamp(at_s, tz=UTC)
-    return warning("fell-in-log", of=of, before=before, after=after, at=at, where=name)
+    return warning("fell-in-log", of=of, before=before, after=after, at=at, name=name)
 
 
 def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:

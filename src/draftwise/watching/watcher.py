@@ -627,15 +627,15 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
-            yield warning("metrics-v0", where=look.instance, old=old)
+            yield warning("metrics-v0", instance=look.instance, old=old)
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
-            yield warning("metrics-renamed", where=look.instance, lacks=" and ".join(lacks), shown=shown)
+            yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)
 
 
 def find_dying(where: str, count: float, span: str) -> Finding:
     """Return the finding for a server that restarts repeatedly."""
-    return fault("engine-dies", where=where, count=count, span=span)
+    return fault("engine-dies", case="restarts", where=where, count=count, span=span)
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
@@ -650,7 +650,7 @@ def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) 
         grown = _count_tokens(second) - _count_tokens(first)
         few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
         if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
-            yield fault("same-server-twice", first=first.instance, where=second.instance)
+            yield fault("same-server-twice", instance=first.instance, second_instance=second.instance)
 
 
 def _count_tokens(look: Look) -> int:
