@@ -346,5 +346,7 @@ def test_a_message_leads_to_the_rule_of_its_function_and_to_no_other(line: str, 
 def test_a_message_with_words_left_out_is_found_and_other_words_find_none() -> None:
     found = explain("max_num_scheduled_tokens is set to -1792, which does not allow any tokens to be scheduled")
     assert {each.name[:50] for each in found} == {"max_num_scheduled_tokens is set to {} based on the"}
+    (found,) = explain("draft_tensor_parallel_size=2 cannot be other than 1 or target model tensor_parallel_size")
+    assert {rule.code for rule in found.related} == {"draft-tensor-parallel"}
     with pytest.raises(InvalidSetup):
         draftwise.explain("max_num_scheduled_tokens is set to nothing, and tokens do not allow any to be scheduled")
