@@ -38,6 +38,7 @@ from draftwise.deciding.validity.all_checks import check_validity
 from draftwise.deciding.validity.drafting_checks import UNPROVEN
 from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
+from draftwise.knowledge.messages import fault, note
 from draftwise.runs.turn_order import count_needed, list_planned
 
 
@@ -187,13 +188,7 @@ def _without_failed(run: Run) -> RunPlan:
 def _describe_failures(run: Run) -> Iterator[Finding]:
     for each in run.omissions:
         if each.candidate is not None and each.error:
-            text = f"{each.candidate} was not measured because its server failed: {each.error}"
-            yield Finding.error(
-                "server-failed",
-                text,
-                where=each.candidate,
-                fix="Fix it, then continue with --resume, which tries the server again.",
-            )
+            yield fault("server-failed", candidate=each.candidate, error=each.error)
 
 
 _USED = 0.9
@@ -209,11 +204,7 @@ def find_early_end(run: Run) -> Iterator[Finding]:
         return  # what was left out for lack of time would use more of it
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
-        text = (
-            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes, because every prompt was sent as often as "
-            "planned. More prompts would narrow the intervals; more time would not."
-        )
-        yield Finding.info("ended-early", text, fix="Give more --prompts or --repeats.")
+        yield note("ended-early", at_min=last.at_s / 60, minutes=minutes)
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:

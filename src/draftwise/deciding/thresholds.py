@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from draftwise.core import InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from draftwise.core import Run
@@ -123,8 +123,7 @@ def get_thresholds(run: Run) -> Thresholds:
     given = run.context.thresholds
     known = {each.name for each in fields(Thresholds)}
     if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
-        where = "manifest.json"
-        raise InvalidSetup.because("damaged-run", f"{where} holds no thresholds: {given!r}.", where=where)
+        raise refusal("damaged-run", given=given)
     return Thresholds(**given)
 
 

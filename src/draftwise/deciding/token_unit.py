@@ -14,6 +14,7 @@ from statistics import fmean, median, variance
 
 from draftwise.core import Answer, Finding, Run, Timing
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import note
 
 _FEWEST = 6
 """Number of equal texts needed to compare two servers' counts."""
@@ -44,8 +45,7 @@ def count_soundly(run: Run) -> CountedRun:
         counted = _count_by_turn(run)
         odd = None if counted is None else _find_odd(counted)
         if counted is not None and odd is None:
-            text = f"{names} do not report how many tokens they hold, but the servers' counters do."
-            return CountedRun(run=counted, findings=(Finding.info("unit-by-counters", text),))
+            return CountedRun(run=counted, findings=(note("unit-by-counters", names=names),))
         counters = "no counters do" if odd is None else f"counters tell other numbers of {odd} for the same texts"
         why = f"{names} do not report how many tokens they hold, and {counters}"
     else:

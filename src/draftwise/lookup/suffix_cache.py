@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from draftwise.core.finding import Finding, InvalidSetup
+from draftwise.core.finding import InvalidSetup
+from draftwise.knowledge.messages import fault
 from draftwise.lookup.suffix_forest import SuffixForest, check_integrity
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
 from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
@@ -197,11 +198,7 @@ def _check_options(depth: int, max_cached_requests: int, factor: float, min_prob
         ("min_token_prob", min_prob, 0 <= min_prob <= 1, "between 0 and 1"),
     )
     findings = [
-        Finding.error(
-            "suffix-option", f"suffix_decoding_{name} is {value}, but must be {rule}.", where="--speculative-config"
-        )
-        for name, value, good, rule in rules
-        if not good
+        fault("suffix-option", name=name, value=value, rule=rule) for name, value, good, rule in rules if not good
     ]
     if findings:
         raise InvalidSetup(findings)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from draftwise.backends.address import check_url
 from draftwise.core import Arm, InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110, section 5.1)."""
@@ -67,12 +68,7 @@ def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
     _check_names("--header", (each.arm.removesuffix(_OF_METRICS) for each in headers if each.arm), arms)
     for arm in arms:
         if lost := set(arm.header_names) - set(_list_names(headers, arm.name)):
-            raise InvalidSetup.because(
-                "headers-missing",
-                f"When the run began, requests to {arm.name} had the headers {', '.join(sorted(lost))}.",
-                where="--header",
-                fix="Pass them again (--header, --api-key-env): draftwise does not store their values.",
-            )
+            raise refusal("headers-missing", name=arm.name, names=", ".join(sorted(lost)))
     _check_distinct(headers, arms)
 
 
@@ -104,13 +100,12 @@ def _read_pages(texts: Sequence[str], arms: Sequence[Arm]) -> dict[str, str]:
     in_order = [text for text, each in found if each is None]
     _check_names("--metrics-url", named, arms)
     if in_order and (named or len(in_order) != len(arms)):
-        raise InvalidSetup.because(
+        raise refusal(
             "options-conflict",
-            f"You gave {len(in_order)} metrics URLs, but there are {len(arms)} servers.",
-            where="--metrics-url",
-            fix=(
-                f"Pass one URL each for {', '.join(arm.name for arm in arms)}, in this order, or {arms[-1].name}=URL."
-            ),
+            given=len(in_order),
+            servers=len(arms),
+            names=", ".join(arm.name for arm in arms),
+            name=arms[-1].name,
         )
     pages = named or dict(zip((arm.name for arm in arms), in_order, strict=False))
     return {name: _complete(url) for name, url in pages.items()}
@@ -126,9 +121,7 @@ def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None
     known = [arm.name for arm in arms]
     for name in names:
         if name not in known:
-            raise InvalidSetup.because(
-                "unknown-arm", f"There is no arm {name!r}.", where=option, fix=f"Choose one of: {', '.join(known)}."
-            )
+            raise refusal("unknown-arm", case="option", name=name, option=option, names=", ".join(known))
 
 
 def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
@@ -138,12 +131,7 @@ def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
         sent = find_headers(headers, arm.name)
         place = (arm.address, tuple((name, sent.get(name)) for name in arm.routing_headers))
         if arm.routing_headers and (other := seen.setdefault(place, arm.name)) != arm.name:
-            raise InvalidSetup.because(
-                "same-server",
-                f"{other} and {arm.name} are the same server ({arm.url}): their headers are the same.",
-                where="--header",
-                fix=f"Pass each the header that the gateway routes by: --header '{arm.name}=Host: NAME'.",
-            )
+            raise refusal("same-server", case="headers", other=other, name=arm.name, url=arm.url)
 
 
 def _bad_header(text: str, fix: str) -> InvalidSetup:

@@ -40,6 +40,7 @@ from draftwise.core import (
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.messages import refusal
 from draftwise.measure.run_context import describe_machine
 
 Specs = Mapping[str, SpecConfig]
@@ -120,12 +121,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
         return CalibratedSetting(name=arm.name)
     spec = find_spec(context, arm, specs)
     if spec is None or spec.num_speculative_tokens is None:
-        raise InvalidSetup.because(
-            "candidate-unknown",
-            f"The server of {arm.name} does not report its drafting method, so its steps cannot be priced.",
-            where="--candidate",
-            fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
-        )
+        raise refusal("candidate-unknown", name=arm.name)
     return CalibratedSetting(name=arm.name, spec=spec, drafter=_find_here(spec.model or ""))
 
 
@@ -149,12 +145,7 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
     given = find_model_config(directory)
     if (found := given.config if given is not None else _find_here(name)) is not None:
         return found
-    raise InvalidSetup.because(
-        "target-unknown",
-        f"The layer sizes of {name} are unknown: it is neither a directory here nor a well-known model.",
-        where="--target",
-        fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
-    )
+    raise refusal("target-unknown", case="calibrate", name=name)
 
 
 def _find_here(name: str) -> Mapping[str, Any] | None:

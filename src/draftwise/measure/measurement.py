@@ -27,6 +27,7 @@ from draftwise.core import (
     Severity,
 )
 from draftwise.core.finding import join_names
+from draftwise.knowledge.messages import refusal, warning
 from draftwise.machine.cores import count_cores
 from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
@@ -241,9 +242,7 @@ def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOpti
     if launch.switch is not None:
         stay = launch.leave or arms[0].name
         if stay not in [arm.name for arm in arms]:
-            text = f"there is no arm {stay!r}."
-            fix = f"Choose one of: {', '.join(arm.name for arm in arms)}."
-            raise InvalidSetup.because("unknown-arm", text, where="--leave", fix=fix)
+            raise refusal("unknown-arm", case="leave", stay=stay, names=", ".join(arm.name for arm in arms))
         replacing = SwitchCommand(command=launch.switch, baseline=arms[0].name, stay=stay)
     joined = LineUp(replacing)
     return [OneAtATime(each, joined) for each in backends if isinstance(each, UrlBackend)], joined
@@ -310,8 +309,4 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
 
 
 def _unjudged(version: str) -> Finding:
-    return Finding.warning(
-        "setup-unjudged",
-        f"draftwise does not know vLLM {version}, so it did not check this setup before the start.",
-        fix=f"Add the release: `draftwise facts add vllm=={version}`.",
-    )
+    return warning("setup-unjudged", version=version)

@@ -11,6 +11,7 @@ from pathlib import Path
 from draftwise.backends.address import check_url
 from draftwise.backends.vllm_command import check_arguments, find_version, split_command
 from draftwise.core import Arm, Finding, InvalidSetup, Progress, Replay, RunPlan, Setup, Severity, Workload
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering
 from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
@@ -77,9 +78,7 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
-        raise InvalidSetup.because(
-            "duplicate-workload", f"Two candidates have the same name: {', '.join(names)}.", where="--workload"
-        )
+        raise refusal("duplicate-workload", names=", ".join(names))
     return workloads
 
 
@@ -154,12 +153,7 @@ def _name_all(candidates: Sequence[Candidate]) -> list[str]:
     for each in candidates:
         base = each.name or (each.spec.label if each.spec is not None else f"candidate {len(names)}")
         if each.name in names:
-            raise InvalidSetup.because(
-                "duplicate-name",
-                f"{each.name!r} is the name of another arm.",
-                where="--candidate",
-                fix="Give every candidate its own name.",
-            )
+            raise refusal("duplicate-name", name=each.name)
         numbered = chain([base], (f"{base} #{number}" for number in count(2)))
         names.append(next(name for name in numbered if name not in names))
     return names[1:]

@@ -25,6 +25,7 @@ from draftwise.core import (
 from draftwise.core.finding import join_names
 from draftwise.core.progress import check_stop
 from draftwise.deciding.validity.server_checks import ON_PURPOSE, find_same_servers
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.server_metrics import counts_drafts
 from draftwise.measure.device_state import DeviceReader
@@ -269,8 +270,7 @@ def check_addresses(arms: Sequence[Arm]) -> None:
 def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
     """Yield a note on each candidate that gets each prompt once, and on each workload too short for that."""
     for name, reason in plan.remembering.items():
-        text = f"{name} gets each prompt once, because it could remember answers: {reason}."
-        yield Finding.info("measurement-planned", text)
+        yield note("measurement-planned", case="once", name=name, reason=reason)
     yield from _check_shares(plan)
 
 

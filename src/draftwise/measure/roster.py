@@ -11,8 +11,9 @@ from statistics import median
 from typing import TypeVar
 
 from draftwise.backends import Backend
-from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
+from draftwise.core import BackendError, InvalidSetup, Omission, Progress, Prompt
 from draftwise.core.progress import check_stop
+from draftwise.knowledge.messages import note
 from draftwise.measure.load.client import Client
 from draftwise.measure.returns import Returns
 
@@ -169,11 +170,7 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = (
-            f"Left out: candidate {backend.name}: its server did not start. The measurement continues with the "
-            f"others. {error}"
-        )
-        self.progress.notice(Finding.info("left-out", text))
+        self.progress.notice(note("left-out", name=backend.name, error=error))
 
 
 def _too_late(backend: Backend, seconds: float) -> BackendError:

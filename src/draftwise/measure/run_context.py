@@ -32,6 +32,7 @@ from draftwise.core import (
     TargetModel,
     cause_of,
 )
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.cores import count_cores, cpu_name
 from draftwise.version import __version__
 
@@ -147,23 +148,13 @@ def _describe_target(setup: Setup) -> TargetModel:
     if is_gguf(path):
         return _read_gguf(path)
     if not path.exists():
-        raise InvalidSetup.because(
-            "not-a-checkpoint",
-            f"There is no folder {path}.",
-            fix="Pass a model's folder, --url and --candidate-url of servers, or a hub's name with --engine vllm.",
-        )
+        raise refusal("not-a-checkpoint", case="folder", path=path)
     if not (path / "config.json").is_file():
-        raise InvalidSetup.because(
-            "not-a-checkpoint",
-            f"{path} is not a Hugging Face checkpoint: it has no config.json.",
-            where=str(path),
-            fix="Pass the folder that holds config.json, *.safetensors and tokenizer.json, or a GGUF file.",
-        )
+        raise refusal("not-a-checkpoint", case="config", path=path)
     try:
         return _read_checkpoint(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} cannot be read ({cause_of(error)})."
-        raise InvalidSetup.because("broken-checkpoint", message, where=str(path)) from None
+        raise refusal("broken-checkpoint", path=path, cause=cause_of(error)) from None
 
 
 def _read_gguf(file: Path) -> TargetModel:

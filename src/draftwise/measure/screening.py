@@ -30,6 +30,7 @@ from draftwise.core import (
 )
 from draftwise.core.finding import join_names
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import note, warning
 from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.measure.run_context import describe_machine
 from draftwise.plan.cost.calibrated import CalibratedCosts
@@ -74,8 +75,7 @@ def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: 
     calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
     if calibration is not None and (differences := list(find_differences(calibration, plan, context))):
         name = _name(spec.calibration, "the calibration")
-        text = f"{name} is from another deployment, so no candidate is screened with it: {'; '.join(differences)}."
-        progress.notice(Finding.warning("not-screened", text))
+        progress.notice(warning("not-screened", case="deployment", name=name, names="; ".join(differences)))
         return ScreenedPlan(plan=plan)
     if calibration is None:
         if profile is None:
@@ -114,8 +114,7 @@ def _leave_out(
     unknown = [name for name in names if sum(each.candidate == name for each in expected) < cells]
     if unknown:
         does = "does" if len(unknown) == 1 else "do"
-        text = f"Not screened, because {evidence} {does} not cover every load: {', '.join(unknown)}."
-        progress.notice(Finding.info("not-screened", text))
+        progress.notice(note("not-screened", case="coverage", evidence=evidence, does=does, names=", ".join(unknown)))
     kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
     return ScreenedPlan(plan=kept, expected=tuple(expected), omissions=omissions)
 
@@ -188,11 +187,7 @@ class _Forecasts:
         if not found:
             return self._plan
         chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
-        text = (
-            f"Measuring with {', '.join(map(str, chosen))} requests in flight: around the load where the best "
-            "candidate is forecast to stop paying. To choose others, pass --concurrency."
-        )
-        progress.notice(Finding.info("measurement-planned", text))
+        progress.notice(note("measurement-planned", case="loads", names=", ".join(map(str, chosen))))
         temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
         conditions = tuple(
             Condition(load=ClosedLoop(concurrency=load), temperature=temperature)

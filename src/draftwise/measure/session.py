@@ -39,6 +39,7 @@ from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.output_checks import find_rounding, is_flagged
 from draftwise.deciding.validity.server_checks import find_differences
+from draftwise.knowledge.messages import note, refusal
 from draftwise.knowledge.methods import find_method
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
@@ -458,8 +459,7 @@ class Session:
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            text = f"its speed at {label} was not steady after the warm-up, so its first turns count as disturbed."
-            self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
+            self.progress.notice(note("pace-unsteady", label=label, arm=arm))
         if unrest is not None:
             self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
@@ -619,12 +619,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             value = {**before[part], **{arm: each for arm, each in value.items() if arm in before[part]}}
         if before[part] != value:
             found = list(_find_changes(part, before[part], value))
-            raise InvalidSetup.because(
-                "other-context",
-                f"Since the run began, {'; '.join(found[:_MOST_CHANGES]) or f'{part} changed'}.",
-                where="--resume",
-                fix="Timings of the two cannot be compared. Start a new run with --out.",
-            )
+            raise refusal("other-context", names="; ".join(found[:_MOST_CHANGES]) or f"{part} changed")
 
 
 def _find_changes(name: str, before: Any, now: Any) -> Iterator[str]:

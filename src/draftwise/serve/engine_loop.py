@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.startup_phases import Startup, TimedStartup
+from draftwise.knowledge.messages import fault
 from draftwise.serve.channel import (
     Abort,
     Add,
@@ -204,8 +205,7 @@ def _describe(failure: BaseException) -> Sequence[Finding]:
     if isinstance(failure, InvalidSetup):
         return failure.findings
     logger.error("A grammar could not be compiled.", exc_info=failure)
-    message = "The grammar could not be compiled; the server's log says more."
-    return [Finding.error("invalid-grammar", message, where="structured_outputs")]
+    return [fault("invalid-grammar", case="log")]
 
 
 def _make_pace(engine: Engine) -> PromptPace:

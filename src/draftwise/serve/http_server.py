@@ -89,8 +89,7 @@ def serve(
         BackendError: the engine cannot be built for another reason, or failed later.
     """
     if options.api_key == "":
-        fix = "Leave it out, or give a key."
-        raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+        raise refusal("empty-api-key")
     raise_file_limit()
     check_names(options.allowed_hosts, options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from draftwise.core import InvalidSetup, cause_of
+from draftwise.core import cause_of
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import refusal
 from draftwise.verbs.verb import Result, verb
@@ -109,8 +109,7 @@ def read_values(file: Path) -> dict[str, str]:
         with file.open("rb") as opened:
             rows: dict[str, Any] = tomllib.loads(opened.read(_LARGEST).decode())
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{file} cannot be read as TOML ({cause_of(error)})."
-        raise InvalidSetup.because("config-unreadable", message, where=str(file), fix="Correct the place.") from None
+        raise refusal("config-unreadable", case="toml", file=file, cause=cause_of(error)) from None
     for key, value in rows.items():
         if key not in DEFAULTS or not isinstance(value, str) or not value:
             text = f"has no key {key!r}" if key not in DEFAULTS else f"needs text as {key}, not {value!r}"

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.published import PublishedModel, read_published
 from draftwise.verbs.verb import Result, verb
 
@@ -61,8 +61,7 @@ def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
         models = tuple(_describe(model, find_fetched(model)) for model in known.values())
         return FetchResult(models=models, is_list=True)
     if request.name not in known:
-        text = f"Unknown published model {request.name!r}."
-        raise InvalidSetup.because("unknown-published-model", text, where="NAME", fix=f"Known: {', '.join(known)}.")
+        raise refusal("unknown-published-model", name=request.name, names=", ".join(known))
     model = known[request.name]
     progress.status(f"{model.model}: {model.about}. License {model.license}; from {model.source}.")
     progress.plan(model.bytes, None)

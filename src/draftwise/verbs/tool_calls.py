@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidRequest, InvalidSetup
+from draftwise.core import Finding, InvalidRequest
 from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
-from draftwise.knowledge.messages import fault
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.error_documents import describe_error
 from draftwise.verbs.field_types import find_wrong_types
@@ -139,8 +139,7 @@ def answer_of(result: Result) -> ToolAnswer:
         "notices": [each.to_dict() for each in result.notices],
     }
     if len(json.dumps(document)) > LARGEST:
-        text = f"The answer is larger than {LARGEST:,} bytes."
-        return refusal_of(InvalidSetup.because("call-too-large", text, fix="Ask for less: fewer sources or releases."))
+        return refusal_of(refusal("call-too-large", largest=LARGEST))
     return ToolAnswer(text=str(result), document=document)
 
 

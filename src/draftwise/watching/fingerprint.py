@@ -22,11 +22,11 @@ from draftwise.core import (
     Condition,
     Expected,
     Finding,
-    InvalidSetup,
     ProbeAnswer,
     Window,
 )
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import refusal
 
 _SURE = 0.01
 """Largest probability that such changes occur without a cause."""
@@ -258,12 +258,7 @@ def record_baseline(
         InvalidSetup: the steps of the probe's answers cannot be counted.
     """
     if not all(repeats):
-        raise InvalidSetup.because(
-            "probe-undecided",
-            "The probe's steps cannot be counted on this server, so no later probe could be compared.",
-            where="--record-baseline",
-            fix="Start it with --stream-interval 1 or, from vLLM 0.29 on, --per-request-spec-decode-metrics summary.",
-        )
+        raise refusal("probe-undecided")
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
     answers = tuple(answer for each in repeats for answer in each)

@@ -13,6 +13,7 @@ from draftwise.backends.vllm_log import find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
+from draftwise.knowledge.messages import fault, warning
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import Recent, Snapshot
 from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
@@ -58,14 +59,14 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
-    died = () if told is None else (_died(name, find_root_cause(tail) or told),)
+    died = () if told is None else (fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told),)
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
         past.append(window)
         last = window
     if last is None:
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, _nothing_in(name)))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     fall = _find_fall(past, name)
@@ -98,15 +99,6 @@ def _is_newest_first(lines: list[str], now: datetime) -> bool:
     return falls > rises
 
 
-def _died(name: str, cause: str) -> Finding:
-    return Finding.error(
-        "engine-dies",
-        f"The log ends with an error: {cause}",
-        where=name,
-        fix="Roll back, or restart the server, and report the error with the log.",
-    )
-
-
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
     falls = (_split(each) for each in group_by(lambda window: window.engine, windows).values())
@@ -116,13 +108,7 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     _, before, after, at_s, engine = surest
     of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
     at = datetime.fromtimestamp(at_s, tz=UTC)
-    return Finding.warning(
-        "fell-in-log",
-        f"The acceptance length{of} fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
-        where=name,
-        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
-        "server as a test.",
-    )
+    return warning("fell-in-log", of=of, before=before, after=after, at=at, name=name)
 
 
 def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:
@@ -254,13 +240,4 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,
         accepted_per_pos=tuple(round(rate * drafts) for rate in rates),
-    )
-
-
-def _nothing_in(name: str) -> Finding:
-    return Finding.warning(
-        "no-statistics",
-        f"{name} has no engine statistics, so nothing is known about the engine.",
-        where=name,
-        fix="vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats.",
     )

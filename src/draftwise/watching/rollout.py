@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwise.core import Finding, InvalidSetup, Window
+from draftwise.core import Finding, Window
+from draftwise.knowledge.messages import refusal, warning
 
 if TYPE_CHECKING:
     from draftwise.setups.read import SetupReading
@@ -50,12 +51,7 @@ def parse_time(text: str) -> float | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidSetup.because(
-            "not-a-time",
-            f"{text!r} is not a time.",
-            where="--since-rollout",
-            fix=f"Example: 2026-11-22T20:31Z, or {LAST}.",
-        ) from None
+        raise refusal("not-a-time", text=text, last=LAST) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
@@ -79,12 +75,7 @@ def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | Non
 def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window | None) -> Finding:
     """Return a note on what changed in a roll-out. Diagnoses judge the effect."""
     if rollout is None:
-        return Finding.warning(
-            "rollout-unknown",
-            "Prometheus did not record when the servers started, so it shows no roll-out.",
-            where="--since-rollout",
-            fix="Pass its start time.",
-        )
+        return warning("rollout-unknown")
     span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
     text = f"{rollout.num_servers} of today's servers started in the roll-out of {span}."
     if before is None or after is None:

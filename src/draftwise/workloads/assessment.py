@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from draftwise.core import Finding, Workload
+from draftwise.knowledge.messages import fault, warning
 from draftwise.workloads.reshape import prompt_length
 from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
 
@@ -115,30 +116,9 @@ def check_workloads(
 
 def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
     if workload.random_tokens and measures_acceptance:
-        yield Finding.error(
-            "random-tokens",
-            f"The prompts of {workload.name} are random tokens and say nothing about acceptance. After noise, a "
-            "model writes noise or a loop, which no drafter meets in real traffic.",
-            where=workload.name,
-            fix=(
-                "Use real prompts (--workload code, or your own file) or synthetic:source=code. Random tokens are "
-                "useful only for load with synthetic acceptance (rejection_sample_method synthetic)."
-            ),
-            source=_RANDOM_SOURCE,
-        )
+        yield fault("random-tokens", name=workload.name, paper=_RANDOM_SOURCE)
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):
-        yield Finding.error(
-            "no-arrivals",
-            f"{workload.name} has no recorded arrival times to replay.",
-            where=workload.name,
-            fix="Give a log or a trace with a time in every row, or pass --rate instead of --replay.",
-        )
+        yield fault("no-arrivals", case="workload", name=workload.name)
     repeated = workload.num_repeats
     if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
-        yield Finding.warning(
-            "repeated-prompts",
-            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones. What a "
-            "server remembers (prefix cache, suffix drafts) makes them faster than the first time.",
-            where=workload.name,
-            fix="Keep them if your traffic repeats itself as much. Otherwise remove them.",
-        )
+        yield warning("repeated-prompts", repeated=repeated, prompts=len(workload.prompts), name=workload.name)

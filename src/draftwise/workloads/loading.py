@@ -15,6 +15,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup, Origin, Prompt, Workload
 from draftwise.core.documents import from_json
+from draftwise.knowledge.messages import refusal
 from draftwise.workloads.log_formats import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
 from draftwise.workloads.prompt_draw import draw, locate
@@ -230,12 +231,7 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
         known = (
             f"Bundled: {', '.join(BUNDLED)}; or give a .jsonl, .json or .csv file, or synthetic:prompt=512,output=128."
         )
-        raise InvalidSetup.because(
-            "unknown-workload",
-            f"The workload {spec.target!r} is neither a bundled one nor a file.",
-            where="--workload",
-            fix=f"Did you mean {near[0]}?" if near else known,
-        )
+        raise refusal("unknown-workload", target=spec.target, fix=f"Did you mean {near[0]}?" if near else known)
     return path
 
 
@@ -278,12 +274,7 @@ def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes
     low, high = spec.bucket or (0, None)
     words = f"prompts of {low} tokens or more" if high is None else f"prompts of {low} to {high - 1} tokens"
     if not prompts:
-        raise InvalidSetup.because(
-            "empty-bucket",
-            f"{spec.text} holds no {words} ({tokens.note}).",
-            where=spec.text,
-            fix="Widen the range of lengths.",
-        )
+        raise refusal("empty-bucket", text=spec.text, words=words, note=tokens.note)
     notes.append(f"{words}, {tokens.note}")
     return prompts
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftwise.core import InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 
 CHARS_PER_TOKEN = 4.0
 """OpenAI's rule of thumb for English text (help.openai.com, "What are tokens and how to count them?")."""
@@ -95,20 +96,9 @@ def _read_tokenizer(path: Path) -> ExactTokens:
 
         tokenizer = Tokenizer.from_file(str(file))
     except ImportError:
-        raise InvalidSetup.because(
-            "no-tokenizers",
-            f"Counting tokens with {file} needs the package `tokenizers`.",
-            where=str(file),
-            fix="Run `pip install tokenizers`, or leave the tokenizer out: draftwise then estimates lengths from "
-            "characters.",
-        ) from None
+        raise refusal("no-tokenizers", file=file) from None
     except Exception as error:  # the package raises bare Exceptions for every fault of a file
-        raise InvalidSetup.because(
-            "bad-tokenizer",
-            f"{file} cannot be read as a tokenizer ({error}).",
-            where=str(file),
-            fix="Name a tokenizer.json, or the folder that holds one.",
-        ) from None
+        raise refusal("bad-tokenizer", case="file", file=file, error=error) from None
     return ExactTokens(tokenizer, file.name)
 
 
@@ -256,11 +246,7 @@ def _paragraphs(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetup.because(
-            "unknown-source",
-            f"source={path} is neither {', '.join(SOURCES)} nor a readable text file ({cause_of(error)}).",
-            where=f"source={path}",
-        ) from None
+        raise refusal("unknown-source", path=path, names=", ".join(SOURCES), cause=cause_of(error)) from None
     units = sorted({part.strip("\n") for part in re.split(r"\n\s*\n", text) if part.strip()})
     if not units:
         raise InvalidSetup.because("empty-source", f"source={path} holds no text.", where=f"source={path}")

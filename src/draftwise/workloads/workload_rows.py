@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import IO, Any, cast
 
 from draftwise.core import Finding, InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.workloads.engine_log import EngineLog, is_engine_log
 from draftwise.workloads.log_formats import find_logged, has_request, open_page
 from draftwise.workloads.wrapped_lines import LOOKED_AT, LogLine, find_wrapper, parse_line, unwrap
@@ -88,8 +89,7 @@ def read_rows(
         with open_plain(file) as stream:
             return _keep_stretches(_rows_of(stream, file.name, faults), kept, most, seed)
     except (OSError, EOFError, csv.Error) as error:
-        message = f"{file} cannot be read ({cause_of(error)})."
-        raise InvalidSetup.because("unreadable", message, where=str(file)) from None
+        raise refusal("unreadable", file=file, cause=cause_of(error)) from None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from draftwise.core import Answer, Arrivals, ClosedLoop, Condition, InvalidSetup, OpenLoop, SpecStats, Timing
+from draftwise.knowledge.messages import refusal
 
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
 ARM, WORKLOAD = "server", "prompts"
@@ -118,13 +119,7 @@ def parse_percentile(name: str) -> float | None:
 
 def make_unreadable(source: str, why: str) -> InvalidSetup:
     """Return the error for a file of unknown format."""
-    return InvalidSetup.because(
-        "not-results",
-        f"{source} is not a result that draftwise reads: {why}.",
-        where=source,
-        fix="Give a run directory, the JSON of `vllm bench serve --save-result`, a guidellm report (JSON or YAML), or "
-        "profile_export.jsonl / profile_export_aiperf.json of aiperf.",
-    )
+    return refusal("not-results", source=source, why=why)
 
 
 def find_setting(settings: Any, name: str) -> Any:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing, cause_of
+from draftwise.core import Answer, Condition, OpenLoop, Run, SpecStats, StorageError, Timing, cause_of
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 _PERCENTILES = (50, 90, 95, 99)
@@ -53,9 +54,7 @@ def export_run(run: Run, name: str, path: Path) -> list[Path]:
         StorageError: the file cannot be written.
     """
     if name not in FORMATS:
-        raise InvalidSetup.because(
-            "unknown-format", f"{name} is not one of {', '.join(FORMATS)}.", where="--export", fix="Write FORMAT=FILE."
-        )
+        raise refusal("unknown-format", name=name, names=", ".join(FORMATS))
     write, suffix = FORMATS[name]
     texts = {part.file_stem: write(run, part) for part in _parts(run)}
     folder = path.is_dir() or str(path).endswith("/")

@@ -10,6 +10,7 @@ from typing import Any
 from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import fault, warning
 from draftwise.knowledge.server_metrics import counts_drafts
 
 UNPROVEN = "speculation-unproven"
@@ -136,9 +137,7 @@ def _find_end_of_drafts(counters: Sequence[Counters]) -> Iterator[Finding]:
     last = max((place for place, drafts in enumerate(drafted, 1) if drafts), default=0)
     silent = len(drafted) - last
     if last and sum(drafted) > _MOSTLY * last and silent >= max(_FEWEST_SILENT, len(drafted) / 10):
-        text = f"it drafted nothing in the last {silent} of its {len(drafted)} turns, but in nearly every one before"
-        fix = "Look at its log for what happened then: a restart without the config, or a limit on drafting."
-        yield Finding.error("not-speculating", f"{text}.", fix=fix)
+        yield fault("not-speculating", silent=silent, turns=len(drafted))
 
 
 def _count_per_event(answers: Sequence[Answer]) -> float:
@@ -239,13 +238,10 @@ def _prefix_cache(
         tokens = _hits_per_request(evidence)
         fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
         less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
-        text = f"the prefix cache {rates}{less}."
-        yield Finding.warning("prefix-hits-lost", text, fix=fix)
+        yield warning("prefix-hits-lost", rates=rates, less=less, fix=fix)
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot raise the hit rate: its server has seen these prompts before. Restart both servers."
-        yield Finding.error(
-            "prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix=fix
-        )
+        yield fault("prefix-hits-gained", rates=rates, fix=fix)
     if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 

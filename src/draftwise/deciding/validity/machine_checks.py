@@ -12,6 +12,7 @@ from draftwise.core import Finding, TurnRecord
 from draftwise.core.finding import join_names
 from draftwise.deciding.disturbance import LONGEST_GAP_S, MachineUse
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import warning
 
 _STEP_S = 0.05
 """A slewed clock drifts at most 0.5 ms per second from the monotonic one (adjtimex(2): 500 ppm)."""
@@ -92,11 +93,7 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
     jumped = [each for each in turns if abs(each.client.clock_jump_s) > _STEP_S + _SLEW * each.wall_s]
     if jumped:
         most = max((turn.client.clock_jump_s for turn in jumped), key=abs)
-        text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
-        why = "it was set (NTP), or the machine slept. Latencies use the monotonic clock, but a sleep cools caches"
-        yield Finding.warning(
-            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Synchronize the time, then measure again."
-        )
+        yield warning("clock-jump", count=len(jumped), turns=len(turns), most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +174,10 @@ def _heat(readings: Sequence[_GpuReading], growths: Sequence[_GpuGrowth], thresh
     worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
     hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
     if (share := _limited_share(growths, worst)) > thresholds.held_up:
-        yield Finding.warning(
-            "gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", fix=_COOL
-        )
+        yield warning("gpu-throttled", case="time", share=share, worst=worst, cool=_COOL)
     elif hot:
         names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)), most=4)
-        text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
-        yield Finding.warning("gpu-throttled", text, fix=_COOL)
+        yield warning("gpu-throttled", case="readings", count=len(hot), readings=len(readings), names=names, cool=_COOL)
 
 
 def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.deciding.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import note, warning
 from draftwise.statistics import find_rounding_scale, is_beyond_rounding
 
 _EARLY_TOKENS, _EARLY_CHARS = 16, 64
@@ -143,8 +144,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     if not mine:
         if not any(each.temperature == 0 for each in run.conditions):
             text = "its outputs were not compared with the baseline's: above temperature 0, outputs always differ"
-            fix = "Measure at temperature 0 too (--temperature)."
-            yield Finding.warning("outputs-not-compared", f"{text}, and there are no greedy answers.", fix=fix)
+            yield warning("outputs-not-compared", text=text)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
     early = [
@@ -265,10 +265,7 @@ def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -
         reasons = [each.finish_reason for each in free if each.workload == workload.name]
         cut = reasons.count("length")
         if reasons and cut > thresholds.cut_outputs * len(reasons):
-            text = f"{cut} of {len(reasons)} {workload.name} outputs reached max_tokens"
-            why = "the run measured neither the length of real answers nor how well their ends are drafted"
-            fix = "Raise --max-tokens, or max_tokens in the workload."
-            yield Finding.info("outputs-cut", f"{text}: {why}.", fix=fix)
+            yield note("outputs-cut", cut=cut, outputs=len(reasons), name=workload.name)
 
 
 def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iterator[Finding]:

@@ -144,10 +144,7 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
             why = f", last by {last.get('reason')} with exit code {last.get('exitCode')}" if last else ""
-            text = f"{where} has restarted {each['restartCount']} times{why}."
-            yield Finding.warning(
-                "restarted", text, where=where, fix="Read the previous container's log: kubectl logs POD --previous."
-            )
+            yield warning("restarted", where=where, count=each["restartCount"], why=why)
 
 
 def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:

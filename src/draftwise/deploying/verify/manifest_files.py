@@ -12,7 +12,7 @@ from draftwise.deploying.deployment_folder import DEPLOYMENT, MEMO, SETUP, Recor
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
-from draftwise.knowledge.messages import refusal, unreadable
+from draftwise.knowledge.messages import note, refusal, unreadable
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
@@ -136,8 +136,7 @@ def _find_lost(found: Setup) -> Iterator[str]:
 def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
     words = {"device": "how many GPUs the server gets", "engine_version": "which vLLM release it starts"}
     if lost:
-        text = f"{name} does not show {' or '.join(words[field] for field in lost)}."
-        yield Finding.info("not-told", text, where=name)
+        yield note("not-told", case="text", name=name, names=" or ".join(words[field] for field in lost))
 
 
 def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
@@ -150,7 +149,6 @@ def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
     try:
         sizing = size(found, gpu=gpu)
     except InvalidSetup as error:
-        text = f"Cannot tell whether it fits its GPUs. {error.findings[0].message}"
-        yield Finding.info("not-told", text, where=error.findings[0].where)
+        yield note("not-told", case="memory", message=error.findings[0].message, where=error.findings[0].where)
     else:
         yield from (each for each in sizing.findings if each.severity is Severity.ERROR)

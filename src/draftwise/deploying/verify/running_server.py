@@ -11,6 +11,7 @@ from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.output_checks import is_tie
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
 from draftwise.setups.read import SourceText
@@ -99,13 +100,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     if probed.plain is not None:
         yield from _check_outputs(setup, probed, where)
         if setup.spec is not None:
-            text = (
-                "Log-probabilities were not compared. Under speculation, equal outputs do not imply equal "
-                "log-probabilities."
-            )
-            yield Finding.info(
-                "logprobs-drift", text, where=where, fix="Run evaluations that need them on the plain server."
-            )
+            yield note("logprobs-drift", where=where)
 
 
 def _get_text(server: ServerProbe, key: str) -> str | None:

@@ -11,7 +11,8 @@ from hashlib import sha256
 from heapq import heapify, heapreplace
 from itertools import accumulate, chain, count, cycle, islice
 
-from draftwise.core import Arrivals, InvalidSetup, OpenLoop, Phase, Prompt, Replay
+from draftwise.core import Arrivals, OpenLoop, Phase, Prompt, Replay
+from draftwise.knowledge.messages import refusal
 from draftwise.measure.load.client import LoadRequest
 from draftwise.runs.turn_order import Turn
 
@@ -103,12 +104,7 @@ def replay_times(prompts: Sequence[Prompt], load: Replay) -> list[float]:
     """
     times = [prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None]
     if len(times) < len(prompts) or times != sorted(times):
-        raise InvalidSetup.because(
-            "no-arrivals",
-            "Every prompt needs an arrival time, in ascending order, to replay them.",
-            where="--replay",
-            fix="Give each line of the workload file an arrival_s, or pass --rate instead.",
-        )
+        raise refusal("no-arrivals", case="replay")
     return [(time - times[0]) / load.speed for time in times]
 
 
@@ -125,12 +121,7 @@ def _rounds(load: OpenLoop, draws: random.Random) -> Iterator[float]:
     area = sum(_area(phase) for phase in load.phases)
     length_s = sum(phase.duration_s or 0.0 for phase in load.phases)
     if area <= 0:
-        raise InvalidSetup.because(
-            "no-rate",
-            "The rate is 0 throughout.",
-            where="--rate",
-            fix="Give at least one phase a rate above 0, e.g. 60s:1-8/s.",
-        )
+        raise refusal("no-rate")
     number = max(1, round(area))
     for begin in count():
         if load.arrivals is Arrivals.CONSTANT:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.config_values import find_aux_layers
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import ModelShape
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, mlp_parts, norm
@@ -55,8 +55,7 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
     """
     facts = find_method(method)
     if facts is None:
-        message = f"draftwise does not know the method {method!r} or the memory of its drafter."
-        raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
+        raise refusal("method-memory-unknown", case="method", method=method)
     if facts.drafts_from == "own_code":
         return Drafter(method=method, notes=("your own proposer class",))
     if not facts.has_weights:

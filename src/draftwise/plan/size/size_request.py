@@ -288,6 +288,5 @@ def _count(context: Context, name: str, default: int) -> int:
     if value is None or value == -1:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        flag = f"--{name.replace('_', '-')}"
-        raise InvalidSetup.because("bad-number", f"{flag} must be a positive whole number, got {value!r}.", where=flag)
+        raise refusal("bad-number", flag=name.replace("_", "-"), value=value)
     return value
