@@ -234,3 +234,13 @@ def test_a_config_that_a_script_writes_is_the_file_that_bash_writes(script: str,
     if is_known:
         assert reading.setup == on_disk.setup
     assert on_disk.setup.target in ("Qwen/Qwen3-8B", "m", "2")
+
+
+@pytest.mark.parametrize("between", ["  # --enforce-eager \\\n", "\n", "  # a comment\n"])
+def test_flags_behind_a_comment_or_a_blank_line_are_lost(between: str, tmp_path: Path):
+    text = f"vllm serve m --seed 1 \\\n{between}  --max-num-seqs 8\n"
+    assert Stub(tmp_path).run(text, {}) == [["serve", "m", "--seed", "1"]]
+    (reading,) = read_setups(text)
+    assert [each.code for each in reading.findings] == ["lost-continuation"]
+    assert "--max-num-seqs as a command" in reading.findings[0].message
+    assert "max_num_seqs" not in reading.setup.args

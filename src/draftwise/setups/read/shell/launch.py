@@ -49,6 +49,8 @@ Entry = Literal["serve", "api_server", "image", "huggingfaceserver"]
 """Program that receives the arguments: `vllm serve`, the older module, an image's entry point, or KServe's server."""
 
 _API_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(?:.*/)?vllm/entrypoints/openai/api_server\.py")
+_LOST = "The command above ends before this line: the shell runs {} as a command."
+_UNBROKEN = "Put comments above the whole command, and end each line before its last one with a backslash."
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
@@ -109,15 +111,19 @@ def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Laun
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
-    count = 0
+    found: list[Launch] = []
     for command in run_script(text, env=env).commands:
-        launch = _find_in_command(command, env)
-        if launch is None:
-            continue
-        count += 1
-        if count > MAX_LAUNCHES:
+        first = command.words[0] if command.words else Word("")
+        if found and first.text.startswith("--"):
+            lost = get_rule("lost-continuation").ruling(
+                line=first.line, message=_LOST.format(first.text), fix=_UNBROKEN
+            )
+            found[-1] = found[-1].each(lambda one, lost=lost: replace(one, findings=(*one.findings, lost)))  # type: ignore[misc]
+        elif (launch := _find_in_command(command, env)) is not None:
+            found.append(launch)
+        if len(found) > MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        yield launch
+    yield from found
 
 
 def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, place: str = "") -> Launch | None:
