@@ -130,12 +130,15 @@ class Spans:
     @cached_property
     def positions_N(self) -> Tensor:
         """int64, position of each row; of padding too, behind its run."""
+        if self.width == 1 and self.is_full:
+            return self.starts_B
         return self.pack(self.starts_B.unsqueeze(1) + torch.arange(self.width, device=self.starts_B.device))
 
     @cached_property
     def owners_N(self) -> Tensor:
         """int64, the sequence of each row."""
-        return self.pack(torch.arange(self.num_seqs, device=self.starts_B.device).unsqueeze(1).expand(-1, self.width))
+        seqs_B = torch.arange(self.num_seqs, device=self.starts_B.device)
+        return seqs_B if self.width == 1 and self.is_full else self.pack(seqs_B.unsqueeze(1).expand(-1, self.width))
 
     @cached_property
     def first_row_B(self) -> Tensor:
@@ -174,7 +177,7 @@ class Spans:
     def unpack(self, values_N: Tensor) -> Tensor:
         """Return rows [N, ...] laid out as [B, W, ...]; behind a ragged run's end stands some row of the pass."""
         if self.is_full:
-            return values_N.unflatten(0, (self.num_seqs, self.width))
+            return values_N.view(self.num_seqs, self.width, *values_N.shape[1:])
         offsets_W = torch.arange(self.width, device=values_N.device)
         last_B1 = (self.lengths_B - 1).clamp(min=0).unsqueeze(1)
         rows_BW = self.first_row_B.unsqueeze(1) + torch.minimum(offsets_W, last_B1)
@@ -250,13 +253,17 @@ class AttentionPlan:
 
     @cached_property
     def looks(self) -> tuple[Tensor, Tensor, int, int]:
-        """int64 sequence of each row and the last position that it looks at, the longest context of a row, and the
-        positions that all rows look at together."""
+        """int64 sequence of each row and the last position that it looks at, a bound on these positions, and one on
+        the positions that all rows look at together; on a CPU."""
         spans = self.spans
         owners_N, lasts_N = spans.owners_N.contiguous(), self.positions_N.contiguous()
         if not self.causal:
             lasts_N = (spans.starts_B + spans.lengths_B - 1)[owners_N]
-        return owners_N, lasts_N, max(int(lasts_N.max()) + 1, 1), int(lasts_N.sum()) + len(lasts_N)
+        if spans.host is not None:
+            longest = max(start + length for start, length in spans.host)
+        else:
+            longest = int(torch.maximum(lasts_N, self.positions_N).max()) + 1
+        return owners_N, lasts_N, max(longest, 1), max(longest, 1) * len(lasts_N)
 
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
         """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where
@@ -383,6 +390,10 @@ def _place(spans: Spans, page_table_BP: Tensor, block_size: int, limit: int | No
     """Return positions_N and slots_N."""
     last = page_table_BP.shape[1] - 1
     end = last * block_size if limit is None else min(limit, last * block_size)
+    if page_table_BP.device.type == "cpu":
+        from draftwise.engine.kernels.cpu import place_rows  # numba is slow to import and useless elsewhere
+
+        return place_rows(spans.positions_N, spans.owners_N, page_table_BP, block_size=block_size, end=end)
     positions_N = spans.positions_N.clamp(0, end)
     indices_N = (positions_N // block_size).masked_fill(positions_N == end, last)
     pages_N = page_table_BP[spans.owners_N, indices_N].long()
