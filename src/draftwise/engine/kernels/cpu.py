@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.kernels.cpu_code import CODE, MULTIPLY, QUANTIZED, ROWS, STEP_ROWS, compile_kernel
+from draftwise.engine.kernels.cpu_code import CODE, MULTIPLY, QUANTIZED, ROWS, compile_kernel
 from draftwise.engine.kernels.cpu_layouts import GROUP, LAYOUTS, PackedMatrix
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
@@ -183,68 +183,6 @@ def attend_rows(
         room,
     )
     return out_NE
-
-
-@functools.cache
-def _compile_step_rows() -> tuple[Callable[..., None], ...]:
-    team = Team()
-    with one_at_a_time("cpu-kernels"):
-        return tuple(team.kernel(compile_kernel(code)) for code in STEP_ROWS)
-
-
-def look_up_rows(
-    integers_SC: Tensor, shares_S3: Tensor, pages_SP: Tensor, slots_B: Tensor, *, first_new: int, k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `cuda.step_rows`. Torch takes dozens of operations, whose code a core must fetch anew in every step."""
-    count, tables = len(slots_B), (integers_SC, shares_S3, pages_SP)
-    own = (
-        integers_SC.new_empty(integers_SC.shape[1], count),
-        integers_SC.new_empty(5, count),
-        shares_S3.new_empty(shares_S3.shape[1], count),
-        pages_SP.new_empty(count, pages_SP.shape[1]),
-    )
-    addresses, columns = (each.data_ptr() for each in tables), (each.shape[1] for each in tables)
-    places = (each.data_ptr() for each in own)
-    _compile_step_rows()[0](False, *addresses, *columns, slots_B.data_ptr(), count, first_new, k, *places)
-    return own
-
-
-def advance_rows(
-    integers_SC: Tensor,
-    slots_B: Tensor,
-    num_accepted_B: Tensor,
-    tokens_BR: Tensor,
-    draft_lengths_B: Tensor,
-    draft_tokens_BK: Tensor,
-    *,
-    first_new: int,
-) -> Tensor:
-    """See `cuda.step_rows`."""
-    (count, rows), columns = tokens_BR.shape, integers_SC.shape[1]
-    new = (
-        num_accepted_B.contiguous(),
-        tokens_BR.contiguous(),
-        draft_lengths_B.contiguous(),
-        draft_tokens_BK.contiguous(),
-    )
-    accepted, tokens, lengths, drafts = (each.data_ptr() for each in new)
-    packed_BC = tokens_BR.new_empty(count, 2 * rows + 1)
-    table = integers_SC.data_ptr(), columns, slots_B.data_ptr(), count, first_new
-    _compile_step_rows()[1](False, *table, accepted, tokens, rows, lengths, drafts, packed_BC.data_ptr())
-    return packed_BC
-
-
-def place_rows(
-    positions_N: Tensor, owners_N: Tensor, page_table_BP: Tensor, *, block_size: int, end: int
-) -> tuple[Tensor, Tensor]:
-    """Return positions_N and slots_N as `plan_attention` does; there is no place from position `end` on."""
-    positions_N, owners_N, count = positions_N.contiguous(), owners_N.contiguous(), len(positions_N)
-    places_2N = positions_N.new_empty(2, count)
-    table = page_table_BP.data_ptr(), page_table_BP.stride(0), page_table_BP.shape[1] - 1, block_size, end
-    place = places_2N.data_ptr()
-    _compile_step_rows()[2](False, positions_N.data_ptr(), owners_N.data_ptr(), count, *table, place, place + 8 * count)
-    positions_N, slots_N = places_2N.unbind()
-    return positions_N, slots_N
 
 
 _CHUNK_BYTES = 2**14

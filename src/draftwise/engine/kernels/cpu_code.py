@@ -385,69 +385,6 @@ def _attend_float32(counter: Any) -> None:
     _attend(counter, np.float32, (4, score_float32, blend_float32))
 
 
-def _look_up_rows(counter: Any) -> None:
-    """Job: counter, integers, shares and pages of all slots, columns of each, slots, their number, columns before the
-    newest tokens, draft tokens at most, then places for the slots' own: see `cuda.step_rows.look_up_rows`."""
-    job = carray(counter, 15)
-    columns, num_shares, num_pages, count, first_new = job[4], job[5], job[6], job[8], job[9]
-    integers_CB = carray(_pointer(job[11], np.int64), (columns, count))
-    derived_DB = carray(_pointer(job[12], np.int64), (5, count))
-    shares_CB = carray(_pointer(job[13], np.float32), (num_shares, count))
-    for b in range(count):
-        slot = _whole(job[7], count)[b]
-        row, shares = _whole(job[1] + 8 * columns * slot, columns), _floats(job[2] + 4 * num_shares * slot, num_shares)
-        pages = carray(_pointer(job[3] + 4 * num_pages * slot, np.int32), num_pages)
-        own_pages = carray(_pointer(job[14] + 4 * num_pages * b, np.int32), num_pages)
-        for j in range(columns):
-            integers_CB[j, b] = row[j]
-        for j in range(num_shares):
-            shares_CB[j, b] = shares[j]
-        for j in range(num_pages):
-            own_pages[j] = pages[j]
-        capacity, num_tokens, max_tokens, max_draft, num_new = row[0], row[1], row[3], row[4], row[5]
-        room = min(max_tokens - 1, capacity) - num_tokens
-        derived_DB[0, b] = max(min(min(max_draft, room), job[10]), 0)
-        derived_DB[1, b] = row[first_new + num_new - 1]
-        derived_DB[2, b] = num_tokens - 1
-        derived_DB[3, b] = num_tokens - num_new
-        derived_DB[4, b] = num_tokens - row[2]
-
-
-def _advance_rows(counter: Any) -> None:
-    """Job: counter, integers of all slots, their columns, slots, their number, columns before the newest tokens,
-    accepted draft tokens, emitted ones, their columns, lengths of drafts, drafts, a place for all that the host wants:
-    see `cuda.step_rows.advance_rows`."""
-    job = carray(counter, 12)
-    columns, count, first_new, rows = job[2], job[4], job[5], job[8]
-    for b in range(count):
-        row = _whole(job[1] + 8 * columns * _whole(job[3], count)[b], columns)
-        tokens, drafts = _whole(job[7] + 8 * rows * b, rows), _whole(job[10] + 8 * (rows - 1) * b, rows - 1)
-        packed, num_emitted = _whole(job[11] + 8 * (2 * rows + 1) * b, 2 * rows + 1), _whole(job[6], count)[b] + 1
-        row[1] += num_emitted * row[first_new - 1]
-        row[5] = num_emitted
-        packed[0], packed[1] = num_emitted, _whole(job[9], count)[b]
-        for j in range(rows):
-            row[first_new + j] = max(tokens[j], 0)
-            packed[2 + j] = tokens[j]
-        for j in range(rows - 1):
-            packed[2 + rows + j] = drafts[j]
-
-
-def _place_rows(counter: Any) -> None:
-    """Job: counter, positions of rows, their sequences, their number, page table, its width, its last column, tokens a
-    page, position from which on there is no place, then places for positions and slots: see `plan_attention`."""
-    job = carray(counter, 11)
-    count, last, block, end = job[3], job[6], job[7], job[8]
-    for i in range(count):
-        position = min(max(_whole(job[1], count)[i], 0), end)
-        pages = carray(_pointer(job[4] + 4 * job[5] * _whole(job[2], count)[i], np.int32), last + 1)
-        page = np.int64(pages[last if position == end else position // block])
-        _whole(job[9], count)[i], _whole(job[10], count)[i] = position, page * block + position % block
-
-
-STEP_ROWS = (_look_up_rows, _advance_rows, _place_rows)
-"""The kernels of a step's sequences: their rows of the table before it and after it, and where their tokens lie."""
-
 CODE = {
     "bfloat16": (_add_norm_bfloat16, _silu_mul_bfloat16, _rotate_store_bfloat16, _attend_bfloat16),
     "float32": (_add_norm_float32, _silu_mul_float32, _rotate_store_float32, _attend_float32),

@@ -198,7 +198,7 @@ class QuantizedLayers:
         self._layers, self._scale, self._ends, self._rope = layers, _bits(scale), ends, rope
         self._window = 2**40 if window is None else window
         self._turns_TD = torch.empty(0, shape.head_dim)
-        self._program_of: tuple[tuple[PagedKV, tuple[int, ...], bool] | None, _Program] = (None, _Program())
+        self._programs: dict[tuple[PagedKV, tuple[int, ...], bool], _Program] = {}
 
     @property
     def widest(self) -> int:
@@ -263,7 +263,7 @@ class QuantizedLayers:
             "column": picked,
             "column_stride": 8,
             "wanted": 0 if rows.wanted_R is None else rows.wanted_R.data_ptr(),
-            "turns": self.turns(longest).data_ptr(),
+            "turns": self.turns(int(positions_N.numpy().max()) + 1).data_ptr(),
             "positions": positions_N.data_ptr(),
             "slots": rows.slots_N.data_ptr(),
             "table": rows.page_table_BP.data_ptr(),
@@ -273,14 +273,13 @@ class QuantizedLayers:
         }
         for i, state in states.items():
             values |= {f"state.{i}": state.data_ptr(), f"state_stride.{i}": 4 * state.stride(0)}
-        of, program = self._program_of
-        if of != (key := (kv, tuple(states), likeliest_R is not None)):
-            program = self._write(*key)
-            self._program_of = key, program
+        key = kv, tuple(states), likeliest_R is not None
+        if key not in self._programs:
+            self._programs[key] = self._write(*key)
         sizes = self.sizes(num_rows)
         if likeliest_R is not None and self._ends is not None and self._ends.head is not None:
             sizes["logits"] = 4 * count * self._ends.head.width
-        memory = program.run(values, sizes, longest=longest, width=self.widest, rows=num_rows)
+        memory = self._programs[key].run(values, sizes, longest=longest, width=self.widest, rows=num_rows)
         x_RH = x_NH if rows.wanted_R is None else x_NH[rows.wanted_R]
         if self._ends is None:
             return x_RH, memory[: hidden_RH.nbytes].view(torch.float32).view_as(hidden_RH)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.tempering import Tempering
 from draftwise.engine.sampling.verify import AcceptedTokens
+from draftwise.engine.step.launched import pack
 from draftwise.engine.step.scheduler import PageChange, Sequence
 
 
@@ -107,10 +107,6 @@ class SequenceTable:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # Triton is there where CUDA is, and numba is slow to import.
-        self._kernels = import_module(
-            f"draftwise.engine.kernels.{'cuda.step_rows' if device.type == 'cuda' else 'cpu'}"
-        )
         self.padding_slot, self.width = num_slots, width
         self.device, self._block_size, self._scratch_page = device, block_size, scratch_page
         rows = num_slots + 1
@@ -149,8 +145,9 @@ class SequenceTable:
     def find_limits(self, sequences: abc.Sequence[Sequence], k: int) -> Tensor:
         """Return `View.limits_B`, on the CPU, of sequences whose tokens the host knows."""
         ends = (min(s.max_tokens - 1, len(s.pages) * self._block_size) - len(s.tokens) for s in sequences)
-        limits = [max(min(_max_draft(s.params), end, k), 0) for s, end in zip(sequences, ends, strict=True)]
-        return upload(limits, "cpu")
+        return upload(
+            [max(min(_max_draft(s.params), end, k), 0) for s, end in zip(sequences, ends, strict=True)], "cpu"
+        )
 
     def enter(self, sequences: abc.Sequence[Sequence], tokens_B: Tensor, features_BF: Tensor | None) -> None:
         """Let sequences decode from here on.
@@ -203,9 +200,30 @@ class SequenceTable:
         )
 
     def _look_up(self, slots_B: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous."""
-        tables = self._integers_SC, self._shares_SC, self._pages_SP
-        return self._kernels.look_up_rows(*tables, slots_B, first_new=len(_Column), k=k)
+        """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous.
+
+        On a CPU by numpy, here and in `advance`: torch runs far more code for few numbers.
+        """
+        if slots_B.is_cuda:
+            from draftwise.engine.kernels.cuda.step_rows import look_up_rows  # Triton is there where CUDA is
+
+            tables = self._integers_SC, self._shares_SC, self._pages_SP
+            return look_up_rows(*tables, slots_B, first_new=len(_Column), k=k)
+        integers_SC, shares_SC, pages_SP, slots = (
+            each.numpy() for each in (self._integers_SC, self._shares_SC, self._pages_SP, slots_B)
+        )
+        integers_CB = np.ascontiguousarray(integers_SC[slots].T)
+        capacity_B, num_tokens_B, num_prompt_B, max_tokens_B, max_draft_B, num_new_B = integers_CB[:6]
+        derived_DB = np.empty((len(_DerivedColumn), len(slots)), np.int64)
+        room_B = np.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
+        derived_DB[_DerivedColumn.LIMIT] = np.minimum(max_draft_B, room_B).clip(0, k)
+        derived_DB[_DerivedColumn.LAST] = integers_SC[slots, num_new_B + (len(_Column) - 1)]
+        derived_DB[_DerivedColumn.POSITION] = num_tokens_B - 1
+        derived_DB[_DerivedColumn.NEW_START] = num_tokens_B - num_new_B
+        derived_DB[_DerivedColumn.NUM_OUTPUT] = num_tokens_B - num_prompt_B
+        shares_CB, pages_BP = np.ascontiguousarray(shares_SC[slots].T), pages_SP[slots]
+        found = [torch.from_numpy(each) for each in (integers_CB, derived_DB, shares_CB, pages_BP)]
+        return found[0], found[1], found[2], found[3]
 
     def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
         """Confirm what a step emitted.
@@ -220,8 +238,18 @@ class SequenceTable:
         width = accepted.tokens_BS.shape[1]
         if features_BSF is not None and self._features_SWF is not None:
             self._features_SWF[:, :width].index_copy_(0, view.slots_B, features_BSF)
-        new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
-        return self._kernels.advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
+        if view.slots_B.is_cuda:
+            from draftwise.engine.kernels.cuda.step_rows import advance_rows  # Triton is there where CUDA is
+
+            new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
+            return advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
+        integers_SC, slots = self._integers_SC.numpy(), view.slots_B.numpy()
+        integers_BC, num_emitted_B = integers_SC[slots], accepted.num_accepted_B.numpy() + 1
+        integers_BC[:, _Column.NUM_TOKENS] += num_emitted_B * integers_BC[:, _Column.IS_REAL]
+        integers_BC[:, _Column.NUM_NEW] = num_emitted_B
+        integers_BC[:, len(_Column) : len(_Column) + width] = np.maximum(accepted.tokens_BS.numpy(), 0)
+        integers_SC[slots] = integers_BC
+        return pack(draft, accepted)
 
 
 def _max_draft(params: SamplingParams) -> int:
