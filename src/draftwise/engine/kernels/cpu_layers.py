@@ -217,7 +217,7 @@ class QuantizedLayers:
         _compile()
 
     def turns(self, count: int) -> Tensor:
-        """Return cosines and, behind them, sines of at least so many positions, float32 [T, D]."""
+        """Return cosines and, behind them, sines of at least `count` positions, float32 [T, D]."""
         known = len(self._turns_TD)
         if count > known:
             new_T = torch.arange(known, max(2 * count, 512))
