@@ -251,15 +251,6 @@ class SequenceTable:
         return pack(draft, accepted)
 
 
-<<<<<<< HEAD
-=======
-def draft_limits(k: int, max_draft_B: Tensor, max_tokens_B: Tensor, capacity_B: Tensor, num_tokens_B: Tensor) -> Tensor:
-    """Return each sequence's maximum draft tokens: by the step's k, its request, its end and its pages."""
-    room_B = torch.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
-    return torch.minimum(max_draft_B, room_B).clamp_(0, k)
-
-
->>>>>>> trunk
 def _max_draft(params: SamplingParams) -> int:
     own_k = params.num_speculative_tokens
     return 2**31 if own_k is None else own_k
