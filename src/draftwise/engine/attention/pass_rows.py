@@ -253,8 +253,8 @@ class AttentionPlan:
 
     @cached_property
     def looks(self) -> tuple[Tensor, Tensor, int, int]:
-        """Sequence of each row (int64), last position that it attends to (int64), longest context of a row, and an upper
-        bound on the sum of all rows' contexts. CPU only."""
+        """Sequence of each row (int64), last position that it attends to (int64), longest context of a row, and an
+        upper bound on the sum of all rows' contexts; CPU only."""
         owners_N, lasts_N = self.spans.owners_N.contiguous(), self.positions_N.contiguous()
         if not self.causal:
             lasts_N = (self.spans.starts_B + self.spans.lengths_B - 1)[owners_N]
