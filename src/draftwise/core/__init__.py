@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         RunPlan,
         Settled,
         TurnRecord,
+        WarmPace,
     )
     from draftwise.core.setup import Device, Setup
     from draftwise.core.shape import ModelShape
@@ -170,6 +171,7 @@ __all__ = [
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "WarmPace",
     "Window",
     "Workload",
     "cause_of",
@@ -195,7 +197,7 @@ _MODULES = {
     "ruling": "Effect CheckOutcome Ruling Stage",
     "rollback": "Relation Rollback RollbackBasis",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
-    "RunPlan Settled TurnRecord",
+    "RunPlan Settled TurnRecord WarmPace",
     "setup": "Device Setup",
     "shape": "ModelShape",
     "stats": "SpecStats",

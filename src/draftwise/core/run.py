@@ -324,6 +324,16 @@ class OutputProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmPace:
+    """The fewest seconds that a token of a server took on warm-up prompts, outside of all turns."""
+
+    arm: str
+    seconds: float
+    is_late: bool
+    """Whether it is of the end of the run, and not of its warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
     """Something that was not measured because the time was needed for the rest, or because a server failed."""
 
@@ -384,6 +394,8 @@ class Run:
     """Looks at cells with the intention to stop them."""
     probes: tuple[OutputProbe, ...] = ()
     """Empty where no outputs were compared but those of turns."""
+    warm_paces: tuple[WarmPace, ...] = ()
+    """Empty in runs of earlier releases."""
     omissions: tuple[Omission, ...] = ()
     """What is left out still, in the order in which that was decided."""
     expected: tuple[Expectation, ...] = ()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from statistics import median
 
 from draftwise.backends import Backend
@@ -38,6 +40,8 @@ _OPEN_STREAMS = 4
 """Streams with which a server is warmed up for loads that do not say how many there will be."""
 _FEWEST_ROUNDS = 2
 """The first makes a server compile and cache what it needs; a second that is no faster tells that it is done."""
+TOKENS_AGAIN = _FEWEST_ROUNDS * _WARMUP_TOKENS
+"""Of each server when it is warmed up again."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
 """Ratio of the pace of two rounds, up to which they are alike."""
@@ -67,6 +71,8 @@ class WarmUp:
     """Growth of every server's counters, by arm."""
     unsteady: Mapping[str, str]
     """The first load under which the pace of a server had not become steady, by arm."""
+    fastest: Mapping[str, float] = field(default_factory=dict)
+    """The fewest seconds that a decoded token took under the lightest load, by arm."""
 
     def prompt_s(self, arm: str, label: str) -> float:
         """Return what a warm-up prompt took of a server's time under a load until its first token."""
@@ -79,6 +85,7 @@ class WarmUp:
             decoding={**self.decoding, **other.decoding},
             counters={**self.counters, **other.counters},
             unsteady={**self.unsteady, **other.unsteady},
+            fastest={**self.fastest, **other.fastest},
         )
 
 
@@ -152,7 +159,25 @@ async def warm_up(
         decoding={place: median(each.decoding for each in two) for place, two in last.items()},
         counters=grown,
         unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
+        fastest={name: min(each.decoding for each in rounds[name, _find_lightest(plan)]) for name in grown},
     )
+
+
+def _find_lightest(plan: RunPlan) -> Condition:
+    return min(plan.conditions, key=lambda each: each.concurrency or math.inf)
+
+
+async def warm_up_again(clients: Iterable[Client], plan: RunPlan) -> dict[str, float]:
+    """Return the fewest seconds that a decoded token of warm servers takes on other warm-up prompts, by arm.
+
+    Raises:
+        BackendError: one does not answer.
+    """
+    fastest: dict[str, float] = {}
+    for number, client in product(range(_MOST_ROUNDS, _MOST_ROUNDS + _FEWEST_ROUNDS), tuple(clients)):
+        taken, arm = await _take_round(client, _find_lightest(plan), plan, number), client.backend.name
+        fastest[arm] = min(taken.decoding, fastest.get(arm, math.inf))
+    return fastest
 
 
 async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, Counters]:

@@ -6,7 +6,8 @@ request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells tha
 where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
 `omissions.jsonl` what was left out, struck out by a line when the run is continued, `estimates.jsonl` how long the rest
 was expected to take, `looks.jsonl` when cells were looked at with the intention to stop them, `probes.jsonl` how
-answers outside of turns compare with the baseline's.
+answers outside of turns compare with the baseline's, `paces.jsonl` how long tokens took on
+warm-up prompts.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `reserved` holds disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -42,6 +43,7 @@ from draftwise.core import (
     Settled,
     StorageError,
     TurnRecord,
+    WarmPace,
     Workload,
     cause_of,
 )
@@ -56,12 +58,13 @@ T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _ASKED, _OMISSIONS = "requests.jsonl", "turns.jsonl", "asked.jsonl", "omissions.jsonl"
-Record = Condition | Settled | CellLook | OutputProbe | Omission | Expectation | Estimate | Divergence
+Record = Condition | Settled | CellLook | OutputProbe | WarmPace | Omission | Expectation | Estimate | Divergence
 _FILES: Mapping[type[Any], str] = {
     Condition: "conditions.jsonl",
     Settled: "settled.jsonl",
     CellLook: "looks.jsonl",
     OutputProbe: "probes.jsonl",
+    WarmPace: "paces.jsonl",
     Omission: _OMISSIONS,
     Expectation: "expected.jsonl",
     Estimate: "estimates.jsonl",
@@ -232,6 +235,7 @@ class RunDirectory:
             settled=self.read_settled(),
             looks=self._read_records(CellLook),
             probes=self._read_records(OutputProbe),
+            warm_paces=self._read_records(WarmPace),
             omissions=self.read_omissions(),
             expected=self._read_records(Expectation),
             estimates=self._read_records(Estimate),

@@ -25,8 +25,10 @@ from draftwise.statistics.pace import (
     PaceChange,
     find_drift_apart,
     find_pace_change,
+    find_pauses,
     find_unrest,
     has_moved,
+    has_slowed,
 )
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
 from draftwise.statistics.racing import RACE_LOOKS, Leaver, LeaveReason, find_lead, find_leavers, leads_surely
@@ -78,6 +80,7 @@ __all__ = [
     "find_order_break",
     "find_outlook",
     "find_pace_change",
+    "find_pauses",
     "find_rounding_scale",
     "find_spread",
     "find_unrest",
@@ -86,6 +89,7 @@ __all__ = [
     "guard_delay",
     "guard_tail",
     "has_moved",
+    "has_slowed",
     "is_beyond_rounding",
     "leads_surely",
     "next_load",
