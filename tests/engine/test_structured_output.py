@@ -228,6 +228,8 @@ def test_what_is_found_beside_the_steps_is_the_same(
 class _Held(Executor):
     """Does nothing until it is told to."""
 
+    num_busy = 0
+
     def __init__(self) -> None:
         self._jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
 

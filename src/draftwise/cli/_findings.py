@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _VERDICTS = {
     "not judged": "bold yellow",
+    "cannot be judged": "bold yellow",
     "rejected": "bold red",
     "accepted, fails later": "bold red",
     "accepted, with changes": "bold yellow",

@@ -1,4 +1,4 @@
-"""The history that a Prometheus recorded before there was a guard, in the rows that drift is judged on."""
+"""Reads the history that a Prometheus recorded before the guard started, as rows for judging drift."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from draftwise.watching.drift import ROW_S, DriftRow
 from draftwise.watching.prometheus import PrometheusApi, Series
 
 _STEPS = 10_000
-"""Steps of one query; Prometheus refuses more than 11,000."""
+"""Steps per query. Prometheus rejects more than 11,000."""
 
 
 async def read_recorded(api: PrometheusApi, *, model: str | None, begin_s: float, end_s: float) -> tuple[DriftRow, ...]:
-    """Return a row for every five minutes that something was recorded of.
+    """Return a row for every five minutes with recorded data.
 
     Args:
-        api: of the Prometheus.
-        model: label `model_name` of the service; None where it is the only one.
-        begin_s: since the epoch; the first row begins then or a little later.
-        end_s: the last row ends then or a little earlier.
+        api: connection to Prometheus.
+        model: label `model_name` of the service. None: the only one.
+        begin_s: seconds since the epoch; the first row begins at or shortly after it.
+        end_s: the last row ends at or shortly before it.
 
     Raises:
-        BackendError: Prometheus does not answer, or refuses the query.
+        BackendError: Prometheus does not answer, or rejects the query.
     """
     rows: list[DriftRow] = []
     for start_s, stop_s in _split(begin_s, end_s):

@@ -24,7 +24,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("model_name", "engine")
     buckets: tuple[float, ...] | None = None
-    """Upper bounds of a histogram; None with a histogram stands for `make_token_buckets` of the context length."""
+    """Upper bounds of a histogram; None in a histogram means `make_token_buckets` of the context length."""
     source: str
 
     @property

@@ -1,7 +1,7 @@
-"""A fleet: every service that one Prometheus recorded, from its counters at two times and the numbers of its run.
+"""A fleet: every service that a Prometheus recorded, from its counters at two times and its run's numbers.
 
-The labels that `draftwise deploy` puts on targets distinguish services: namespace, service, pool and revision.
-Where a scrape lacks `service`, the name of the model or the job stands in.
+Labels set by `draftwise deploy` distinguish services: namespace, service, pool and revision. Without a `service` label,
+the model name or the job stands in.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _KEPT = (
     *("__name__", "namespace", "service", "pool", "revision", "job", "instance", "model_name"),
     *("engine", "ReplicaId", "position", "sleep_state"),
 )
-"""Labels that tell services, servers and readings apart; the others only make the answer longer."""
+"""Labels that distinguish services, servers and readings. Others only make the answer longer."""
 _CONSTANTS = (
     *("draftwise:breakeven_tokens_per_step", "draftwise:expected_tokens_per_step", "draftwise:expected_coverage"),
     *("draftwise:crossover_in_flight", "draftwise:configured_k"),
 )
-"""What the rules of `draftwise deploy` record of a run, by service and revision."""
+"""Series that the rules of `draftwise deploy` record from a run, by service and revision."""
 _HEAVY = frozenset({"at_most", "adapters", "cache_dtype"})
-"""Readings that are left out: histograms have as many series as all the rest."""
+"""Readings to leave out: histograms have as many series as all others together."""
 _MANY = 10**6
-"""Steps of the window that stands for a run of which only ratios are recorded."""
+"""Steps of the window that represents a run with only ratios recorded."""
 ServiceName = tuple[str, str]
 """Namespace and service."""
 _Constants = Mapping[tuple[str, str], Mapping[str, float]]
-"""What was recorded of a run, by service and revision."""
+"""Recorded values of a run, by service and revision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,32 +60,32 @@ class FleetService:
     name: ServiceName
     model: str
     windows: tuple[Window, ...]
-    """One an engine."""
+    """One per engine."""
     yardstick: Yardstick
     found: tuple[Diagnosis, ...]
 
     @property
     def cost(self) -> float | None:
-        """Servers' worth of time that the costliest finding takes of those that speculate; None for no known loss."""
+        """Cost of the most expensive finding, in servers; None if no loss is known."""
         losses = [each.loss for each in self.found if not each.follows_from and each.loss]
         servers = len({window.instance for window in self.windows if window.pool != PLAIN})
         return servers * (1 - exp(-max(losses))) if losses else None
 
     @property
     def gravity(self) -> int:
-        """3 with an error, 2 with a warning, 1 with a note, 0 with nothing that nothing else explains."""
+        """Severity of the worst independent finding: 3 error, 2 warning, 1 note, 0 none."""
         ranks = {Severity.ERROR: 3, Severity.WARNING: 2, Severity.INFO: 1}
         return max((ranks[each.severity] for each in self.found if not each.follows_from), default=0)
 
 
 def name_service(labels: Mapping[str, str]) -> ServiceName:
-    """Return which service a series is of."""
+    """Return the service of a series."""
     name = labels.get("service") or labels.get("model_name") or labels.get("job", "")
     return labels.get("namespace", ""), name
 
 
 async def list_services(api: PrometheusApi, selection: Selection) -> list[ServiceName]:
-    """Return the services that were recorded in the last minutes.
+    """Return the services recorded in the last minutes.
 
     Raises:
         BackendError: Prometheus does not answer.
@@ -100,7 +100,7 @@ async def list_services(api: PrometheusApi, selection: Selection) -> list[Servic
 async def see_fleet(
     api: PrometheusApi, selection: Selection, *, now_s: float, span_s: float
 ) -> tuple[FleetService, ...]:
-    """Return what every service did in the last minutes, the costliest first, then those of unknown cost.
+    """Return the state of every service in the last minutes, most expensive first, then those of unknown cost.
 
     Raises:
         BackendError: Prometheus does not answer.

@@ -224,6 +224,17 @@ def test_threads_compile_beside_each_other(grammars: Grammars) -> None:
     assert not failures
 
 
+def test_cores_of_compilers_and_maskers_are_counted_while_they_work(grammars: Grammars) -> None:
+    grammars.compile(StructuredOutputsParams(regex="[a-z]{40}"))
+    assert grammars.num_busy == 0
+    goes_on = threading.Event()
+    jobs = [threads.submit(goes_on.wait) for threads in (grammars._compilers, grammars._maskers) for _ in range(3)]
+    assert grammars.num_busy == 4, "the third of each waits for a thread"
+    goes_on.set()
+    assert all(job.result() for job in jobs)
+    assert grammars.num_busy == 0
+
+
 def test_pieces_that_begin_with_a_space_keep_it() -> None:
     """SentencePiece's vocabularies, where a token's text alone has lost its leading space."""
     vocab = {"<unk>": 0, "</s>": 1, "▁": 2, "▁b": 3, "a": 4, "<0x0A>": 5, "b": 6}

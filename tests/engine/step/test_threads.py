@@ -213,6 +213,13 @@ def test_torch_has_the_governed_threads_in_a_step_and_all_after_it(reduced: Step
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("taken", "left"), [(0, 2), (1, 1), (5, 1)])
+def test_cores_on_which_grammars_are_compiled_are_left_to_that(taken: int, left: int, cores: FairCores) -> None:
+    with StepThreads(Governor(2, cores, cores.clock)).computing(prompt_rows=0, taken=taken):
+        assert torch.get_num_threads() == left
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_long_prompt_has_all_threads(reduced: StepThreads) -> None:
     with reduced.computing(prompt_rows=1000):
         assert torch.get_num_threads() == 2

@@ -71,13 +71,22 @@ class _DeepThreads(ThreadPoolExecutor):
 
     def __init__(self, name: str) -> None:
         super().__init__(_COMPILERS, name, _give_way)
+        self._jobs = set[Future[Any]]()
+
+    @property
+    def num_busy(self) -> int:
+        """Threads that compute now."""
+        return min(sum(not job.done() for job in tuple(self._jobs)), _COMPILERS)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         before = threading.stack_size(_STACK)  # of the thread that this may start
         try:
-            return super().submit(fn, *args, **kwargs)
+            job = super().submit(fn, *args, **kwargs)
         finally:
             threading.stack_size(before)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
 
 
 class Grammar:
@@ -147,8 +156,6 @@ class Grammars:
         self._end_ids = sorted(end_ids)
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self.num_compiling = 0
-        """Grammars that threads compile now."""
         self._lock = threading.Lock()
         self._compilers, self._maskers = _DeepThreads("draftwise-grammar"), _DeepThreads("draftwise-mask")
 
@@ -160,6 +167,11 @@ class Grammars:
         """Load llguidance and its tokenizer, for which the first grammar would wait; requests report what fails."""
         with suppress(Exception):
             self._compile(StructuredOutputsParams(choice=("a",)))
+
+    @property
+    def num_busy(self) -> int:
+        """Cores on which grammars are compiled, or masks found, while steps go on."""
+        return self._compilers.num_busy + self._maskers.num_busy
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return a grammar at its start; may be called from any thread.
@@ -173,12 +185,7 @@ class Grammars:
             if (kept := self._compiled.get(key)) is not None:
                 self._compiled.move_to_end(key)
                 return self._start(kept, key)
-            self.num_compiling += 1
-        try:
-            matcher = self._compile(params)
-        finally:
-            with self._lock:
-                self.num_compiling -= 1
+        matcher = self._compile(params)
         with self._lock:
             self._compiled[key] = matcher
             while len(self._compiled) > _KEPT or (

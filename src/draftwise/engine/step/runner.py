@@ -71,7 +71,7 @@ class StepRunner:
         """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
         if self.threads is None:
             return self._launch(schedule)
-        rows, taken = sum(chunk.length for chunk in schedule.chunks), self.grammars.num_compiling
+        rows, taken = sum(chunk.length for chunk in schedule.chunks), self.grammars.num_busy
         with self.threads.computing(prompt_rows=rows, taken=taken):
             return self._launch(schedule)
 

@@ -40,29 +40,29 @@ class Proposal:
     spec: Mapping[str, Any]
     """The speculative config without `num_speculative_tokens`."""
     trained_on: str | None = None
-    """The one kind of traffic that its drafter was trained for."""
+    """Kind of traffic that its drafter was trained for; None for several."""
     place: int
-    """Position in the guides' order of methods, for this target and traffic: the smallest is tried first."""
+    """Position in the guides' order of methods, for this target and traffic; the smallest is tried first."""
     at_hand: bool = False
     """Whether the operator gave its drafter."""
     lengths: tuple[int, ...]
     """Values of k that its drafter allows."""
     why_lengths: Finding | None = None
-    """Where `lengths` comes from; None for the usual range."""
+    """Source of `lengths`; None for the usual range."""
     work: Work | None = None
     """Work of one pass of the drafter."""
     kv_bytes_per_token: float = 0.0
-    """Bytes that its own layers keep of a token on each GPU."""
+    """KV bytes per token of its own layers on each GPU."""
     reasons: tuple[Finding, ...] = ()
     caveats: tuple[Finding, ...] = ()
     alternatives: tuple[PublishedDrafter, ...] = ()
-    """Further published drafters for the same method."""
+    """Other published drafters for the same method."""
     bound: int | None = None
-    """`num_speculative_tokens`, if it is only an upper bound on drafts of varying length."""
+    """`num_speculative_tokens`, if it is only an upper limit on drafts of varying length."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags that the method needs on this release."""
     stand_in: Mapping[str, Any] | None = None
-    """A config.json like the drafter's, to check in its place if the drafter itself is not on disk."""
+    """A config.json like the drafter's, to check instead if the drafter is not on disk."""
 
 
 def list_methods(case: PickCase) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ class _Stage:
                 return replace(self, version=find_installed(word.text.split()) or self.version)
             case "ENTRYPOINT":
                 words, findings = _read_command(word)
-                return replace(self, entrypoint=words, command=(), line=word.line, findings=tuple(findings))
+                none = (Word("", word.line),)  # `ENTRYPOINT []` takes the image's away
+                return replace(self, entrypoint=words or none, command=(), line=word.line, findings=tuple(findings))
             case "CMD":
                 words, findings = _read_command(word)
                 return replace(self, command=words, line=word.line, findings=(*self.findings, *findings))

@@ -204,7 +204,7 @@ def read_stdin() -> SourceText:
 
 def _read(path: Path) -> SourceText:
     try:
-        text = windows_scripts.to_shell(read_text(path), path.suffix)
+        text = windows_scripts.to_shell(read_text(path), path.suffix or f".{path.name}")
         return SourceText(text=text, name=str(path), folder=path.parent)
     except InvalidSetup as error:
         raise UnreadableSource(error.findings) from None

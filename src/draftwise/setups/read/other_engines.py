@@ -19,6 +19,8 @@ _WORD = re.compile(r"""[^\s"',\[\]{}()=\\;&|]+""")
 _VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?["']?""")
 _FOR_FLAGS = re.compile(r"ARG|OPT|EXTRA|FLAG|SPEC", re.IGNORECASE)
+_SHORTEST = 14
+"""Letters of a beginning that no two of a row's flags share."""
 _CONTINUED = re.compile(r"(?<!\\)\n")
 """Ends of lines that no backslash joins to the next."""
 _KEY = r"""["']?\b{name}\b["']?\s*:\s*["']?([\w./-]+)"""
@@ -106,7 +108,8 @@ def _find_flags(flags: Mapping[str, Sequence[str]], words: Sequence[str]) -> Ite
     for meaning, names in flags.items():
         for index, word in enumerate(words[:-1]):
             value = words[index + 1]
-            if word in names and not value.startswith("-"):
+            is_short = len(word) > _SHORTEST and names[0].startswith(word)  # argparse takes a beginning
+            if (word in names or is_short) and not value.startswith("-"):
                 yield meaning, value
                 break
 

@@ -157,7 +157,8 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]
     words = [_mark_open(word, left) for word in launch.words]
-    found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
+    reach = (None, {}) if launch.image else (folder, launch.files)
+    found = read_arguments(words, release, launch.entry, folder=reach[0], files=reach[1])
     unknown = dict(_find_unknown(launch, version))
     if "engine_version" in unknown:
         found.findings = [each for each in found.findings if _holds_always(each)]

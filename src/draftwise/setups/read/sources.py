@@ -26,7 +26,7 @@ from draftwise.setups.read.shell.words import MAX_CHARS
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
-_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
+_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|(?:-[ ]+)*(?:[\w./-]+|\"[^\"\n]*\"|'[^'\n]*')[ ]*:(?:\s|$))")
 _PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
@@ -147,6 +147,8 @@ class _SourceHints:
     """References in the text whose values are not known -> how findings name them."""
     depth: int = 0
     """How many scripts stand around the text."""
+    is_config: bool = True
+    """Whether a mapping of flags is a server: False where it is the `--config` file of another."""
 
 
 def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, ...]:
@@ -165,7 +167,7 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
     try:
         readings = _read(source, asked)
     except InvalidSetup as error:
-        raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
+        raise type(error)(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
         raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:
@@ -247,7 +249,8 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
     if bare.startswith("-"):
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
-    readings += _read_here_documents(source, asked, env)
+    with_config = any(_find_config(each.launch) for each in readings if each.launch)
+    readings += _read_here_documents(source, replace(asked, is_config=not with_config), env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
 
 
@@ -299,13 +302,14 @@ def _read_launches(
 
 def _makes_config(script: str, launch: Launch, folder: Path) -> bool:
     """Say whether a script may write the file behind `--config` before it starts the server."""
+    file = _find_config(launch)
+    return file != "" and not (folder / file).exists() and ("<<" in script or script.count(file) > 1)
+
+
+def _find_config(launch: Launch) -> str:
+    """Return the file behind `--config`; empty for none."""
     words = [word.text for word in launch.words]
-    file = next((value for flag, value in pairwise(words) if flag == "--config"), None)
-    if file is None:
-        return False
-    if (folder / file).exists():
-        return re.search(rf"(?:>|\btee )\s*[\"']?{re.escape(file)}", script) is not None
-    return "<<" in script or script.count(file) > 1
+    return next((value for flag, value in pairwise(words) if flag == "--config"), "")
 
 
 def _is_evident(setup: Setup) -> bool:
@@ -331,7 +335,8 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
             readings += _read_launches(launches, asked, source.folder)
         else:
             version = asked.engine_version
-            found = _read_ray(document, version) or _read_config_file(document, version, source)
+            found = _read_ray(document, version)
+            found = found or (_read_config_file(document, version, source) if asked.is_config else [])
             readings += found or _read_tasks(document, asked, source)
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)

@@ -1,4 +1,4 @@
-"""Rules about whether drafts are made at all: counters of drafts by server and rank, coverage, draft length."""
+"""Rules on whether drafts are made at all: draft counters by server and rank, coverage, draft length."""
 
 from __future__ import annotations
 

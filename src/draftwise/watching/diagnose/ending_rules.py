@@ -1,4 +1,4 @@
-"""Rules on how requests end: with an error, given up by their clients, refused, or at their limit of tokens."""
+"""Rules on how requests end: failed, canceled by clients, rejected, or cut at their token limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _ALL_BUT = 0.999
-"""Share of the requests up to which the loss is finite."""
+"""Cap on the share of requests, which keeps the loss finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class _End:
     count: Callable[[Window], float | None]
     says: str
     more: float
-    """Share of the requests by which they are more than elsewhere."""
+    """Excess over the share elsewhere that counts."""
     alone: float
-    """Share of them that is a finding whatever there is elsewhere."""
+    """Share that is a finding regardless of the share elsewhere."""
     loses: bool = False
-    """Whether these requests are lost."""
+    """Whether these requests count as lost work."""
 
 
 def _count_failed(window: Window) -> float | None:

@@ -1,4 +1,4 @@
-"""Rules about pools taken for each other, revisions that differ, another k, tails, and too little data."""
+"""Rules on swapped pools, differing revisions, another k, slow tails, and too little data."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from draftwise.watching.diagnose.pool_case import (
 
 _ROUNDED = 0.05
 _LESS, _SLOWER = 0.08, 0.12
-"""Shares of the acceptance length, and of a step's time, by which revisions differ."""
+"""Revisions differ if acceptance length, or step time, differs by this share."""
 _TOGETHER_S, _OLDER = 3600.0, 4.0
-"""Servers that started within an hour are of one roll-out; those of the one before are four times as old."""
+"""Servers started within an hour belong to one roll-out; those of the previous one are at least four times as old."""
 _SUSPECT_SIGMAS = 1.65
-"""Standard errors from which a fall is suspected: one healthy window of twenty has as much."""
+"""Number of standard errors above which a fall is suspected: one healthy window in twenty reaches it."""
 _FELL = 0.08
 _TAIL = 0.01
 _SAME = 0.05
-"""Share by which the mean time per token may be above the other one's."""
+"""Share by which the mean time per token may exceed the other one's."""
 _UNLIKE = 1.5
 
 
 def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Return the engines that do not count what most others do; none where there is no majority."""
+    """Return the engines that lack counters which most others have; empty without a majority."""
     told = {id(each): _list_told(each) for each in windows}
     common = {name for names in told.values() for name in names}
     common = {name for name in common if 2 * sum(name in names for names in told.values()) > len(windows)}
@@ -64,7 +64,7 @@ def _is_busy(window: Window) -> bool:
 
 
 def describe_mute(mute: Sequence[Window], windows: Sequence[Window]) -> RuleMatch:
-    """Return what the first of some engines does not count."""
+    """Describe the missing counters of the first of these engines."""
     first, others = mute[0], [each for each in windows if each not in mute]
     lacking = sorted(frozenset.union(*map(_list_told, others)) - _list_told(first))
     return RuleMatch(

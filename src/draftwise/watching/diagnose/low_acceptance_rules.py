@@ -1,4 +1,4 @@
-"""Rules about how much of the drafts is accepted: at all, by position, by replica, and compared with a good time."""
+"""Rules on low acceptance: overall, by position, by replica, and compared with a good time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _NOISE = 0.05
-"""Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
+"""Share of accepted first tokens that chance reaches, with a foreign drafter and with padding."""
 _PERFECT = 0.98
 _FELL = 0.08
-"""Share of the acceptance length that matters."""
+"""Smallest relevant change of the acceptance length, as a share."""
 _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
 _OLDER = 5.0
-"""Times the age of the other replicas."""
+"""Multiple of the other replicas' age."""
 _AS_BEFORE = 0.07
 _TAIL_FELL = 0.2
 

@@ -1,4 +1,4 @@
-"""Rules on the work around decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
+"""Rules on work around decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from draftwise.watching.diagnose.pool_case import (
 from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 
 _ALL = 5.0
-"""Loss of whoever gets nothing: more than any other, and finite."""
+"""Loss if a request gets nothing: larger than any other, but finite."""
 _PREEMPTIONS_PER_S = 0.05
 _MANY_PREEMPTED = 0.05
 """Share of the requests."""
 _NEARLY_ALL = 0.9
-"""Share of a pool's preemptions, or of what waits there, with which one replica has the shortage alone."""
+"""Share of a pool's preemptions, or of its waiting requests, above which the shortage is one replica's."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
-"""Share of a request's time from which a queue is worth a finding."""
+"""Share of a request's time above which a queue is a finding."""
 _QUEUE_GREW = 3.0
 _LONG_QUEUE = 0.5
-"""Times the running requests."""
+"""Multiple of the running requests."""
 _HITS_LOST = 0.05
 _COLD = 0.5
 """Share of the other replicas' hit rate."""
 _HIT_SPREAD = 0.35
-"""Standard deviation of the prefix hit rate over requests: most hit nearly all or nothing."""
+"""Standard deviation of the prefix hit rate over requests: most requests hit almost all or nothing."""
 _PREFILL_UP = 0.23
-"""1 - 1/1.3: a prompt token takes 1.3 times as long."""
+"""1 - 1/1.3: a prompt token takes 1.3 times as long as before."""
 _BOTH_QUEUE = 0.5
-"""Share of the wait from which the other pool queues as well."""
+"""Share of the wait above which the other pool queues, too."""
 _LITTLE_DECODING = 0.3
 _SHORT = 3.0
 """Full drafts."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Finding, Ruling
@@ -306,8 +307,15 @@ def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
     return get_rule("unresolved-variable").ruling(what=what, unknown=unknown[:_MAX_NAMED], where=where)
 
 
-def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, folder: Path | None = None) -> Arguments:
-    """Read the words after `vllm serve`, the module, or the image's name.
+def read_arguments(
+    words: Sequence[Word],
+    release: Release,
+    entry: Entry,
+    *,
+    folder: Path | None = None,
+    files: Mapping[str, Word] = MappingProxyType({}),
+) -> Arguments:
+    """Read the words after `vllm serve`, the module, or the image's name; `files` are what the script writes.
 
     Raises:
         InvalidSetup: there are more words than any server is started with.
@@ -321,11 +329,12 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     serves = entry == "serve" or (entry == "image" and not Rulebook(release.version).holds("image-runs-api-server"))
     if serves:
         words = _move_model(words, release, found, strict=entry == "serve")
-    words = _leave_out_config(words, found)
+    given = words = _leave_out_config(words, found)
     if any(word.text.partition("=")[0] == "--config" for word in words):
-        if folder is None:
-            found.unread += _find_config_file(words)
-        words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves)
+        before = len(found.findings)
+        words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves, files=files)
+        if any(each.code == "config-file-unread" for each in found.findings[before:]):
+            found.unread += _find_config_file(given)
     spelled = spell(words, release)
     matched = match_flags(spelled.words, release)
     found.findings += [*spelled.findings, *matched.findings]

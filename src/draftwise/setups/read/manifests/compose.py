@@ -57,6 +57,8 @@ class _Project:
         env = self._read_env(path, service)
         entrypoint, command = (self._read_words((*path, key), service.get(key), found) for key in _COMMANDS)
         image = COMPOSE.fill_in(Word(str(service.get("image") or "")), self.caller)
+        if service.get("entrypoint") in ([], ""):
+            entrypoint = (Word(""),)  # takes the image's away
         launch = run_image(image, entrypoint, command, env=env)
         if launch is None:
             return None

@@ -25,7 +25,7 @@ from draftwise.setups.read.shell.syntax import (
 
 _NOT_SET = "not set in this text"
 _ARGUMENT = "an argument of the script"
-_BY_SHELL = "computed by the shell"
+BY_SHELL = "computed by the shell"
 _ALWAYS_SET = frozenset(
     ["HOME", "PATH", "PWD", "OLDPWD", "USER", "HOSTNAME", "UID", "RANDOM", "SECONDS", "LINENO", "SHELL", "IFS", "PPID",
      "BASHPID", "BASH_SOURCE", "FUNCNAME", "OPTARG", "OPTIND", "REPLY", "PIPESTATUS", "EPOCHSECONDS", "BASH_VERSION"]
@@ -108,7 +108,8 @@ class Expansion:
                 key, _, value = (whole or self.join(item, state))[1:].partition("]=")
                 yield key, value
                 continue
-            for text in self.expand(item, state):
+            lost = [self.mark(self.join(item, state), BY_SHELL, splits=True)] if item.mistake else None
+            for text in lost or self.expand(item, state):
                 yield str(number), text
                 number += 1
 
@@ -145,7 +146,7 @@ class Expansion:
         if name in _ALWAYS_SET:
             return self.mark(name, _NOT_SET)
         if name in ("?", "$", "!", "-", "_", "0"):
-            return self.mark(name, _BY_SHELL, salt=() if name == "0" else (state.tick,))
+            return self.mark(name, BY_SHELL, salt=() if name == "0" else (state.tick,))
         origin = self.env.origin(name)
         return self._mark_free(name, origin or state.reads or _NOT_SET, state, is_set=bool(origin))
 
@@ -284,7 +285,7 @@ class Expansion:
                 return [(self.compute(text, shown, part.line, state), True)]
             case Substitution(shown):
                 self.steps += 1
-                return [(self.mark(shown, _BY_SHELL, shown=shown, salt=(state.tick, id(part))), quoted)]
+                return [(self.mark(shown, BY_SHELL, shown=shown, salt=(state.tick, id(part))), quoted)]
             case Literal(text):
                 return [(text, True)]
         return []
@@ -337,7 +338,7 @@ class Expansion:
         return text
 
     def _unknown(self, part: Parameter) -> str:
-        return self.mark(part.shown, _BY_SHELL, shown=part.shown)
+        return self.mark(part.shown, BY_SHELL, shown=part.shown)
 
     def _get_listed(self, part: Parameter, texts: list[str], state: PathState) -> list[tuple[str, bool]]:
         operator = part.operator
@@ -466,7 +467,7 @@ class Expansion:
                 return made
         assumed, other = self.holes.assume(text), self.holes.assume(given)
         made = None if assumed is None or other is None else patterns.apply(part.operator, assumed, other)
-        names = self.holes.name([text, given]) if made is not None else (describe_unknown(part.shown, _BY_SHELL),)
+        names = self.holes.name([text, given]) if made is not None else (describe_unknown(part.shown, BY_SHELL),)
         return self.holes.mark(Hole(part.shown, names, made))
 
     def _measure(self, part: Parameter, listed: list[str] | None, state: PathState) -> str:
@@ -498,7 +499,7 @@ class Expansion:
             self.open(name[0] or name[1], state, f"set by arithmetic, line {line}")
         self.steps += 1
         names = self.holes.name([filled]) if filled else ()
-        return self.holes.mark(Hole(shown, names or (describe_unknown(shown, _BY_SHELL),), salt=(state.tick, line)))
+        return self.holes.mark(Hole(shown, names or (describe_unknown(shown, BY_SHELL),), salt=(state.tick, line)))
 
     def _fill_numbers(self, text: str, line: int, state: PathState) -> str | None:
         """Return an arithmetic expression with its variables put in. None where it does more than compute."""

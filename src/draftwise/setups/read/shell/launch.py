@@ -82,6 +82,8 @@ class Launch:
     """File, document and container; empty for a bare command line."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Directories in the container that a URI fills: path -> URI."""
+    files: Mapping[str, Word] = field(default_factory=dict)
+    """Texts of the files that the script has written before, by their paths."""
     volumes: tuple[str, ...] | None = None
     """Directories in the container that come from outside of its image; None where that is not known."""
     findings: tuple[Finding, ...] = ()
@@ -133,6 +135,7 @@ def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, p
                     findings=(*each.findings, *_slips(command)),
                     path="; ".join(part for part in (way.where, each.path) if part),
                     assumed=tuple(dict.fromkeys((*each.assumed, *way.assumed))),
+                    files={**way.files, **each.files},
                     others=(),
                 )
                 for each in (launch, *launch.others)

@@ -92,6 +92,8 @@ class PathState:
     """What may have set any variable since: a file that is not read."""
     exported: frozenset[str] = frozenset()
     """Variables that programs find in their environment."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts of the files that the script has written, by their paths."""
     own: frozenset[str] = frozenset()
     """Variables of the function that is run."""
     pending: tuple[str, str, tuple[str, ...]] | None = None
@@ -112,6 +114,7 @@ class PathState:
             bound=dict(self.bound),
             facts=dict(self.facts),
             decisions=dict(self.decisions),
+            files=dict(self.files),
         )
 
     def decide(
@@ -161,6 +164,7 @@ class PathState:
         return (
             frozenset(self.variables.items()), self.arguments, functions,
             self.flow, self.levels, self.status, self.version, self.reads, self.exported, self.own,
+            frozenset(self.files.items()),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ ways. What is computed by other programs is not known, and what has a bound here
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 
 from draftwise.core import InvalidSetup
@@ -51,6 +51,8 @@ class Way:
     """What was taken as not set where that leaves no word, each with where it comes from."""
     deviations: int = 0
     """How many decisions differ from those of a caller who sets nothing."""
+    files: Mapping[str, Word] = field(default_factory=dict)
+    """Texts of the files that the script has written, by their paths."""
     open_words: tuple[OpenText, ...] = ()
     """The words with what is open in them left open, for `catalogue.oracle`."""
 
@@ -144,7 +146,8 @@ def _get_command(shell: Shell, reached: Sequence[ReachedCommand]) -> ScriptComma
         passed = each.state.exported
         items = each.state.variables.items()
         shown = tuple((name, value) for name, value in items if name.startswith(("VLLM_", "ARCTIC_")) or name in passed)
-        groups.setdefault((each.words, shown, each.state.version), []).append(each)
+        read = tuple(text for path, text in each.state.files.items() if any(path in word for word in each.words))
+        groups.setdefault((each.words, shown, each.state.version, read), []).append(each)
     ways = sorted((_get_way(shell, each) for each in groups.values()), key=lambda way: way.deviations)
     partial = len(ways) > _MAX_WAYS or any(each.state.is_partial for each in reached)
     lost = reached[0].node.lost
@@ -175,6 +178,7 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         version=state.version,
         assumed=tuple(gone),
         deviations=state.deviations,
+        files=dict(_tell_files(shell, state)),
         open_words=tuple(OpenText(text, shell.holes) for text in first.words),
     )
 
@@ -220,6 +224,14 @@ def _get_document(shell: Shell, document: Document, texts: Sequence[tuple[str, P
     if several:
         unknown[""] = "the way that the script takes"
     return HereDocument(text, document.line, unknown)
+
+
+def _tell_files(shell: Shell, state: PathState) -> Iterator[tuple[str, Word]]:
+    for path, text in state.files.items():
+        told, unknown, _ = shell.holes.tell(state.get(path))
+        word = _tell(shell, state.get(text))
+        if word is not None and not unknown:
+            yield told, word
 
 
 class _Variables(Mapping[str, Word]):

@@ -94,8 +94,18 @@ class Document:
 
     delimiter: str
     is_quoted: bool
+    strips: bool
+    """Whether tabs at the beginning of its lines go."""
     body: tuple[Part, ...] = ()
     line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`> FILE`, `>> FILE`."""
+
+    file: ShellWord
+    appends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Simple:
     """A command with its arguments, or assignments alone."""
 
     words: tuple[ShellWord | Array, ...]
-    documents: tuple[Document, ...] = ()
+    documents: tuple[Document | Output, ...] = ()
     lost: tuple[int, ...] = ()
     """Lines that end in a backslash and a space."""
     line: int = 0
@@ -138,7 +148,7 @@ class CommandList:
 
     commands: tuple[Node, ...]
     is_subshell: bool = False
-    documents: tuple[Document, ...] = ()
+    documents: tuple[Document | Output, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +233,7 @@ _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _HERE = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|(\\?)([\w.-]+))")
 _REDIRECTION = re.compile(r"(?:&>>?|<<<|<>|>>|>\||[<>]&|[<>])[ \t]*-?")
 _AT_REDIRECTION = re.compile(r"\d*(?=[<>])|(?=&>)")
+_OUTPUTS = frozenset({">", ">>", ">|", "&>", "&>>"})
 _LOST = re.compile(r"\\[ \t]+\r?\n")
 _RESERVED = re.compile(
     r"(?:if|then|elif|else|fi|case|esac|for|while|until|do|done|function|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
@@ -429,12 +440,12 @@ class _Parser:
         self.pos += len(word)
         return word
 
-    def read_redirections(self) -> tuple[Document, ...]:
+    def read_redirections(self) -> tuple[Document | Output, ...]:
         """Read what follows behind a compound command on its line."""
-        documents: list[Document] = []
+        documents: list[Document | Output] = []
         self.skip_blank()
-        while self.take(_AT_REDIRECTION):
-            self.read_redirection(documents)
+        while found := self.take(_AT_REDIRECTION):
+            self.read_redirection(documents, is_numbered=bool(found[0]))
             self.skip_blank()
         return tuple(documents)
 
@@ -584,7 +595,7 @@ class _Parser:
     def read_simple(self) -> Simple:
         line = self.line_at(self.pos)
         words: list[ShellWord | Array] = []
-        documents: list[Document] = []
+        documents: list[Document | Output] = []
         self.lost = []
         before = -1
         while self.pos < len(self.text) and self.pos != before:
@@ -597,7 +608,7 @@ class _Parser:
             elif (word := self.read_word()) is None:
                 break
             elif word.plain.isdecimal() and self.at("<", ">") and self.at_redirection():
-                self.read_redirection(documents)
+                self.read_redirection(documents, is_numbered=True)
             else:
                 words.append(word)
         return Simple(tuple(words), tuple(documents), tuple(self.lost), line)
@@ -625,15 +636,19 @@ class _Parser:
         is_text = self.at("<(", ">(") or _PLACEHOLDER.match(self.text, self.pos) is not None
         return self.at("&>", "<", ">") and not is_text
 
-    def read_redirection(self, documents: list[Document]) -> None:
+    def read_redirection(self, documents: list[Document | Output], *, is_numbered: bool = False) -> None:
         if not self.at("<<<") and (here := self.take(_HERE)):
-            document = Document(here[1] or here[2] or here[4], here[4] is None or bool(here[3]))
+            document = Document(
+                here[1] or here[2] or here[4], here[4] is None or bool(here[3]), here[0].startswith("<<-")
+            )
             documents.append(document)
             self.waiting.append(document)
             return
-        if not self.take(_REDIRECTION):
+        if not (found := self.take(_REDIRECTION)):
             self.pos += 1
-        self.read_word()
+        file, operator = self.read_word(), found[0].rstrip("- \t") if found else ""
+        if file is not None and operator in _OUTPUTS and not is_numbered:
+            documents.append(Output(file, ">>" in operator))
 
     def read_documents(self) -> None:
         """Read the bodies of the here-documents of the line before."""
@@ -646,6 +661,7 @@ class _Parser:
             delimiter = re.compile(rf"^[ \t]*{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE)
             end = delimiter.search(self.text, self.pos)
             text = self.text[self.pos : end.start() if end else len(self.text)]
+            text = re.sub(r"(?m)^\t+", "", text) if document.strips else text
             document.line = self.line_at(self.pos)
             document.body = (Literal(text, True),) if document.is_quoted else _read_body(text, document.line)
             self.pos = end.end() if end else len(self.text)
@@ -783,13 +799,13 @@ class _Parser:
         while self.pos < len(self.text) and self.text[self.pos] != to:
             if self.at("$", "`"):
                 self.read_expansion(parts, quoted=quoted)
-            elif not quoted and self.at("'", '"', "\\"):
+            elif self.at('"') or (not quoted and self.at("'", "\\")):
                 self.read_piece(parts)
             elif self.take(r"\\}"):
                 parts.append(Literal("}", True))
             elif self.at("\\"):
                 self.read_quoted_escape(parts)
-            elif not self.take('"'):  # a double quote ends and begins the quotes around the braces
+            else:
                 parts.append(Literal(self.take_text(_IN_OPERAND), quoted, is_operand=True))
         return ShellWord(tuple(parts), self.line_at(begin))
 
