@@ -548,7 +548,8 @@ def _read_gaps(answer: Answer, least: int) -> Array:
     gaps = np.diff(times)
     if answer.error is not None or not len(gaps):
         return np.zeros(0)
-    return gaps[(gaps > _AT_ONCE * gaps.mean()) & ((counts[1:] >= least) | (not answer.counts_exact))]
+    kept: Array = gaps[(gaps > _AT_ONCE * gaps.mean()) & ((counts[1:] >= least) | (not answer.counts_exact))]
+    return kept
 
 
 def _compare_again(cell: Cell) -> list[float]:
