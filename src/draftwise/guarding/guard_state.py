@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import StorageError, UnreadableSource, cause_of
+from draftwise.core import StorageError, cause_of
 from draftwise.core.action import Action, Step
 from draftwise.guarding.lease import locked
 from draftwise.guarding.service_reading import ReplicaSample
+from draftwise.knowledge.messages import unreadable
 from draftwise.machine.whole_files import write_whole
 from draftwise.runs.row_files import cut_unfinished
 from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
@@ -162,12 +163,7 @@ class Store:
         except FileNotFoundError:
             return State()
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UnreadableSource.because(
-                "not-a-guard-state",
-                f"{self.path} is not a guard state that this version reads ({cause_of(error)}).",
-                where="--state",
-                fix="Name the file of an earlier `draftwise guard`, or a new file.",
-            ) from None
+            raise unreadable("not-a-guard-state", path=self.path, cause=cause_of(error)) from None
 
     def write(self, state: State) -> None:
         """Write the state atomically."""

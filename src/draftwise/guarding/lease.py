@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draftwise.core import InvalidSetup, StorageError, cause_of
+from draftwise.core import StorageError, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 
@@ -83,12 +84,8 @@ class Lease:
         with locked(self._path):
             holder = self._read()
             if holder is not None and holder.token != self._token and _holds(holder, now_s):
-                raise InvalidSetup.because(
-                    "guarded-already",
-                    f"Process {holder.pid} on {holder.host} already guards {self._about}.",
-                    fix="Stop it first. If its machine is gone, wait until its lease expires "
-                    f"({max(holder.until_s - now_s, 0):.0f} s).",
-                )
+                left_s = max(holder.until_s - now_s, 0)
+                raise refusal("guarded-already", pid=holder.pid, host=holder.host, about=self._about, left_s=left_s)
             mine = _Holder(
                 token=self._token, host=socket.gethostname(), pid=os.getpid(), until_s=now_s + self._length_s
             )
