@@ -540,7 +540,7 @@ def _read_pace(answers: Sequence[Answer], per_step: float | None) -> float | Non
 
 
 def _read_gaps(answer: Answer, least: int) -> Array:
-    """Return the seconds between arrivals of an answer that bring so many tokens at least, and not at once with others.
+    """Return the seconds before each arrival of `least` tokens or more. Arrivals at once with another one do not count.
 
     A step that verifies drafts takes longer, and one that brought a single token may not have.
     """
