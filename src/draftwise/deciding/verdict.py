@@ -220,12 +220,11 @@ def _find_late_start(found: ComparisonNumbers, loser: str | None, thresholds: Th
     """Return that the slower arm only begins later, None where it decodes slower as well. Where no arm is slower, that
     may hide a candidate's gain.
 
-    That is no work of drafting: it shortens no first token that decoding does not, and with a single stream a drafter
-    that reads the prompt takes no longer for it than the target.
+    That is no work of drafting: it shortens no first token that decoding does not, and a drafter that
+    reads the prompt takes no longer for it than the target.
     """
     first, step, cell = found.comparison.ttft, found.comparison.tpot, found.estimates.cell
-    streams = cell.condition.concurrency
-    if streams is None or (streams > 1 and loser != cell.baseline) or first is None or step is None:
+    if cell.condition.concurrency is None or first is None or step is None:
         return None
     side = conclude(_inverse(step), thresholds.margin)
     if loser == cell.baseline:

@@ -136,7 +136,6 @@ class Sweep:
         self._number, self._word_due = self._directory.next_number(), self.budget.first_word
         self._began = asyncio.get_running_loop().time()
         self._settled = list(self._directory.read_settled())
-        self._note_paces(self.fastest, is_late=False)
         if self._plan.one_at_a_time:
             await self._measure_stretches()
         else:
@@ -385,15 +384,14 @@ class Sweep:
         """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else."""
         present = {arm: each for arm, each in self.experiment.clients.items() if arm not in self.without}
         needed_s = _SLOWER * TOKENS_AGAIN * sum(self.fastest.get(arm, 0.0) for arm in present)
-        if not self._is_warm_again and needed_s < self._left_s():
-            self._is_warm_again = True
-            with suppress(BackendError):
-                self._note_paces(await warm_up_again(present.values(), self._plan), is_late=True)
-
-    def _note_paces(self, paces: Mapping[str, float], *, is_late: bool) -> None:
-        for arm, seconds in paces.items():
-            if seconds:
-                self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
+        if self._is_warm_again or not self._done or needed_s > self._left_s():
+            return
+        self._is_warm_again = True
+        with suppress(BackendError):
+            again = await warm_up_again(present.values(), self._plan)
+            for arm, is_late in product(again, (False, True)):
+                if seconds := (again if is_late else self.fastest).get(arm):
+                    self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
 
     async def _ask_anchors(self) -> None:
         """Ask the first prompts again, in the last tenth of the time."""
