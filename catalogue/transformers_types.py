@@ -8,7 +8,9 @@ Nothing else of the project is needed, so it runs in the environment of a vLLM, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -27,11 +29,14 @@ _READ = {*_VALUES, *_KEYS["numbers"], *_KEYS["limits"]}
 """Names that draftwise reads, and so knows by a type's own spelling."""
 _SIZES = _READ - {"num_heads"}
 """A spelling that is such a name itself says nothing new."""
+_UNUSUAL = 97
+"""A number that no argument has by default."""
 _ROPE = ("rope_type", "factor", "original_max_position_embeddings")
 _SOURCE = (
     "transformers {version}, models/auto/configuration_auto.py: CONFIG_MAPPING_NAMES and the defaults of each "
     "configuration class; models/auto/modeling_auto.py: the classes for which is_backend_compatible() holds "
-    "(buildable), and those that can only set their attention implementation (own_attention)"
+    "(buildable), and those that can only set their attention implementation (own_attention); of types that vLLM's own "
+    "classes read (vllm/transformers_utils/config.py: _CONFIG_REGISTRY), only `rename`"
 )
 _WIDTH = 117
 
@@ -62,6 +67,17 @@ def describe(configuration: type[Any], model_class: str | None) -> dict[str, Any
     return row
 
 
+def find_arguments(configuration: type[Any]) -> dict[str, str]:
+    """Return names that draftwise reads and that an argument of another name sets -> that argument."""
+    found: dict[str, str] = {}
+    for name, argument in inspect.signature(configuration).parameters.items():
+        if type(argument.default) is int:
+            with contextlib.suppress(Exception):  # it refuses the number
+                made = configuration(**{name: _UNUSUAL})
+                found |= {each: name for each in _READ - {name} if getattr(made, each, None) == _UNUSUAL}
+    return found
+
+
 def classes_by_backend(models: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the classes that vLLM's Transformers backend builds, and those that only set their attention."""
     buildable = {name for name, cls in models.items() if cls.is_backend_compatible()}
@@ -84,9 +100,14 @@ def read_installed() -> dict[str, Any]:
     buildable, own = classes_by_backend(
         {name: cls for name, cls in models.items() if isinstance(cls, type) and issubclass(cls, base)}
     )
+    rows = {name: describe(types.CONFIG_MAPPING[name], stand_ins.get(name)) for name in names}
+    registry = importlib.import_module("vllm.transformers_utils.config")._CONFIG_REGISTRY
+    for name in sorted(registry.keys() - rows.keys()):
+        if rename := describe(registry[name], None).get("rename", {}) | find_arguments(registry[name]):
+            rows[name] = {"rename": dict(sorted(rename.items()))}
     return {
         "source": _SOURCE.format(version=transformers.__version__),
-        "types": {name: describe(types.CONFIG_MAPPING[name], stand_ins.get(name)) for name in names},
+        "types": rows,
         "buildable": buildable,
         "own_attention": own,
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import CheckOutcome, Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
+from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
 from draftwise.plan.check import check, judge
 from draftwise.setups.read import SetupReading, read_words
 
@@ -144,7 +144,7 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
             exceptions=tuple(ruling.exception for ruling in refusals),
             codes=tuple(ruling.code for ruling in refusals),
         )
-    unjudged = report.outcome is CheckOutcome.NOT_JUDGED
+    unjudged = report.accepted is None
     if report.resolved is None:
         return Prediction(accepted=True, unjudged=unjudged, resolved={"method": None})
     resolved = {name: _plain(getattr(report.resolved, name)) for name in VALUES}

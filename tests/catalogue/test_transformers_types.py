@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from catalogue.transformers_types import classes_by_backend, describe, write
+from catalogue.transformers_types import classes_by_backend, describe, find_arguments, write
 
 import draftwise.knowledge
 
@@ -48,6 +48,17 @@ def test_a_type_is_described_by_what_its_class_fills_in() -> None:
 
 def test_a_class_that_cannot_be_made_fills_in_nothing() -> None:
     assert describe(Refusing, "R") == {"rename": {"vocab_size": "n_words"}, "model_class": "R"}
+
+
+class Padded:
+    def __init__(self, padded_vocab_size: int = 65024, seq_length: int = 2048, hidden_size: int = 1) -> None:
+        self.vocab_size, self.hidden_size = padded_vocab_size, hidden_size
+        self.max_position_embeddings = seq_length
+
+
+def test_an_argument_of_another_name_is_found_by_what_it_sets() -> None:
+    names = {"vocab_size": "padded_vocab_size", "max_position_embeddings": "seq_length"}
+    assert find_arguments(Padded) == names
 
 
 def _model(compatible: bool, settable: bool) -> Any:

@@ -238,7 +238,7 @@ def test_an_image_of_an_unknown_release_hides_no_other_service(tmp_path: Path) -
     ]
     assert result.exit_code == 1
     quiet = run("check", str(tmp_path / "compose.yaml"), "--quiet")
-    assert quiet.stdout.splitlines()[1].endswith("vLLM 0.34.0: not judged (unknown-release)")
+    assert quiet.stdout.splitlines()[1].endswith("vLLM 0.34.0: cannot be judged (unknown-release)")
     near = run("check", str(tmp_path / "compose.yaml"), "--quiet", "--nearest")
     assert near.stdout.splitlines()[1].endswith("vLLM 0.34.0, judged as 0.33.0: accepted (release-nearest)")
     assert near.exit_code == 0
@@ -255,7 +255,7 @@ def test_what_a_text_does_not_tell_is_given_by_a_file(tmp_path):
     compose.write_text(COMPOSE.format("${TAG}") + "      - --tensor-parallel-size=$TP\n")
     values.write_text("TAG=v0.20.0\nTP=2\n")
     result = run("check", str(compose))
-    assert (result.exit_code, result.stdout.splitlines()[0].startswith("not judged")) == (1, True)
+    assert (result.exit_code, result.stdout.splitlines()[0].startswith("cannot be judged")) == (1, True)
     (row,) = judged(str(compose))
     assert row["accepted"] is None
     given = ("--env-file", str(values))

@@ -73,7 +73,10 @@ def test_headline_json_and_exit_code_say_the_same() -> None:
             assert codes == sorted(codes), found
             never, error, unknown, _ = codes
             assert str(judged.outcome) in judged.verdict
-            assert judged.accepted is {"rejected": False, "not judged": None}.get(judged.outcome, True)
+            assert judged.accepted is {"rejected": False, "not judged": None, "cannot be judged": None}.get(
+                judged.outcome, True
+            )
+            assert error == (judged.outcome in ("rejected", "fails later", "cannot be judged"))
             assert never == 0
             assert unknown == (judged.outcome is not CheckOutcome.ACCEPTED)
             has_error = any(each.severity is Severity.ERROR for each in found)

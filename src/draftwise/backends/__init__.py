@@ -1,6 +1,6 @@
-"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL.
+"""Servers that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL.
 
-A name's module is imported with its first use: reading a page of counters needs no HTTP client and no engine.
+Modules are imported on first use: reading a metrics page needs neither an HTTP client nor the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The address of a server: whether it can be one, and whether a program of this machine answers there."""
+"""Checks a server's address: whether it is valid, and whether a program on this machine answers there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp (include/net/tcp_states.h)."""
 _SERVERS = frozenset({"vllm", "draftwise", "sglang", "llama-server", "text-generation-launcher", "trtllm-serve"})
-"""Programs and Python packages that compute themselves what they answer."""
+"""Programs and Python packages that compute their answers themselves."""
 
 
 def check_url(url: str, *, where: str = "--url") -> None:
-    """Refuse what cannot be the address of a server.
+    """Raise InvalidSetup for text that cannot be a server's address.
 
     Raises:
-        InvalidSetup: it is not an http(s) URL.
+        InvalidSetup: `url` is not an http(s) URL.
     """
     if not _is_http_url(url):
         is_address = (
@@ -40,10 +40,10 @@ def _is_http_url(url: str) -> bool:
 
 
 def is_served_here(url: str) -> bool:
-    """Return whether an inference server of this machine answers at a URL, as far as that can be seen.
+    """Return whether an inference server on this machine is seen to answer at a URL.
 
-    False where it cannot: elsewhere than on Linux, for another user's process, for a program that is not known to
-    compute its answers itself. `ssh -L`, `kubectl port-forward`, a container's proxy and a gateway listen here, too.
+    False if that cannot be determined: outside Linux, for another user's process, or for a program not known to compute
+    answers itself. `ssh -L`, `kubectl port-forward`, container proxies and gateways listen here, too.
     """
     parts = urlsplit(url)
     if sys.platform != "linux" or parts.hostname not in _LOOPBACK:

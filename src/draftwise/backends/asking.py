@@ -1,4 +1,4 @@
-"""Questions to a server that speaks OpenAI's protocol, one JSON answer each; from several threads at once."""
+"""Sends single requests to a server with OpenAI's API, from any number of threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PATIENCE_S = 600.0
 
 
 class Asker:
-    """Asks one server.
+    """Sends single requests to one server. Thread-safe.
 
     Attributes:
         url: the server's address, without /v1.
-        model: the first that it serves.
+        model: the first model that it serves.
 
     Args:
         url: the server's address, with or without /v1.
@@ -27,7 +27,7 @@ class Asker:
         client: HTTP client to use; None creates one.
 
     Raises:
-        BackendError: it does not answer, or serves no model.
+        BackendError: the server does not answer, or serves no model.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
@@ -41,14 +41,14 @@ class Asker:
         self.model: str = models[0]["id"]
 
     def complete(self, prompt: list[int], **fields: Any) -> dict[str, Any]:
-        """Return the answer to a prompt at temperature 0, one token long.
+        """Return the answer to a prompt: one token at temperature 0.
 
         Args:
             prompt: token ids.
-            fields: further ones of the request.
+            fields: further fields of the request.
 
         Raises:
-            BackendError: the server does not answer, or not with JSON.
+            BackendError: the server does not answer, or its answer is not JSON.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         return self._ask("POST", "/v1/completions", body | fields)
@@ -65,10 +65,10 @@ class Asker:
 
 
 class Scorer:
-    """Asks one server; from several threads at once.
+    """Scores texts with one server. Thread-safe.
 
     Raises:
-        BackendError: it does not answer, or serves no model.
+        BackendError: the server does not answer, or serves no model.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, client: httpx.Client | None = None) -> None:
@@ -76,10 +76,10 @@ class Scorer:
         self.model = self._server.model
 
     def score(self, text: Sequence[int]) -> list[Score]:
-        """Return what the model says of each token but the first.
+        """Return the model's score of each token except the first.
 
         Raises:
-            BackendError: the server does not answer, or not with log-probabilities of the prompt.
+            BackendError: the server does not answer, or returns no log-probabilities of the prompt.
         """
         choice = (self._server.complete(list(text), prompt_logprobs=1).get("choices") or [{}])[0]
         rows = choice.get("prompt_logprobs")

@@ -1,4 +1,4 @@
-"""The one protocol of everything that answers prompts, and the values that it returns."""
+"""Defines the protocol of servers that answer prompts, and its values."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ if TYPE_CHECKING:
     import httpx
 
 Piece = tuple[float, bytes]
-"""Bytes of an answer's body and when they arrived, on the backend's clock."""
+"""(arrival time on the backend's clock, bytes) of a piece of an answer's body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What a running server says about itself."""
+    """What a running server reports about itself."""
 
     model: str
-    """The name to send in requests."""
+    """Model name to send in requests."""
     max_model_len: int | None = None
     version: Mapping[str, Any] = field(default_factory=dict)
-    """What it is, the same after every start: its /version answer (`version`, and whatever else it tells: device,
-    dtype) and, where it is known, the `speculative_config` as it resolved."""
+    """Properties that are the same after every start: its /version answer (`version`, and others such as device and
+    dtype) and, if known, the resolved `speculative_config`."""
     started: Mapping[str, Any] = field(default_factory=dict)
-    """How this start went: seconds of its phases, memory, KV tokens. Differs from start to start."""
+    """Properties of this start: seconds of its phases, memory, KV tokens."""
     hardware: str | None = None
     """The server's machine, if it reports it."""
     metric_names: str | None = None
-    """Engine whose names its /metrics uses; None where its counters cannot be read."""
+    """Engine whose metric names it uses; None if its counters cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and its streamed answer as it came off the wire; times are `Backend.now` seconds."""
+    """One request and its raw streamed answer. Times are seconds of `Backend.now`."""
 
     status: int
-    """HTTP status; 0 if not even the head arrived."""
+    """HTTP status; 0 if the headers did not arrive."""
     sent: float
     received: tuple[Piece, ...]
-    """The body without its transfer coding."""
+    """The body, without transfer encoding."""
     finished: float
     retry_after: str = ""
-    """What the head says of when to come back; empty where it does not."""
+    """The Retry-After header; empty without one."""
     refusals: int = 0
-    """How often the server had refused it for want of time, before it was sent again."""
+    """How often a busy server rejected the request before this attempt."""
 
 
 class BrokenStream(BackendError):  # noqa: N818  (as InvalidSetup: what happened, not that it is an error)
-    """The connection broke before the answer had ended; `partial` is what came, None when nothing was sent."""
+    """The connection broke before the answer ended. `partial` is what arrived; None if nothing was sent."""
 
     def __init__(self, message: str, partial: Exchange | None = None) -> None:
         super().__init__(message)
@@ -58,90 +58,90 @@ class BrokenStream(BackendError):  # noqa: N818  (as InvalidSetup: what happened
 
 
 class Backend(Protocol):
-    """An OpenAI-compatible server: start it, ask it, read its counters, stop it.
+    """An OpenAI-compatible server: start it, send requests, read its counters, stop it.
 
-    Every method raises BackendError with what to do when the server does not do its part.
+    Every method raises BackendError, with advice, if the server fails.
     """
 
     name: str
     command: str | None
-    """The shell command that serves the same, None when unknown."""
+    """Shell command that serves the same; None if unknown."""
 
     @property
     def url(self) -> str:
-        """Valid once started."""
+        """Base URL; valid once started."""
 
     async def start(self) -> None:
-        """Return when the server is healthy."""
+        """Start the server; return once it is healthy."""
 
     async def stop(self) -> None:
-        """Release everything `start` took; harmless when not started, and when called twice."""
+        """Release everything that `start` acquired. Safe to call before `start`, and twice."""
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """An HTTP client whose base is the server, open while started."""
+        """HTTP client with the server as base URL; open while started."""
 
     async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """POST a JSON body and return the answer with the arrival of each of its pieces.
+        """POST a JSON body; return the answer with the arrival time of each piece.
 
-        Cancelling closes the connection, which makes the server give the request up. The pieces are also appended
-        to `received` as they arrive: what came of a canceled answer is there.
+        Canceling closes the connection, which makes the server abort the request. Pieces are also appended to
+        `received` as they arrive, so a canceled answer's beginning is available.
 
         Raises:
             BrokenStream: the connection could not be made or broke.
         """
 
     def now(self) -> float:
-        """Return seconds on the clock that this server's answers are timed with."""
+        """Return the time in seconds, on the clock of this server's answers."""
 
     def complaint(self) -> str:
-        """Return what to look at when the connection broke."""
+        """Return a hint on where to look if the connection broke."""
 
     async def counters(self) -> Counters:
-        """Return the counters of its /metrics, all zero where it never had any."""
+        """Return the counters of its /metrics; all zero if it never had any."""
 
     async def gauges(self) -> ServerLoad:
-        """Return how loaded the server is, by its /metrics; None for what it does not report."""
+        """Return the server's load from its /metrics; None for values not reported."""
 
     async def look(self) -> tuple[ServerLoad, Counters]:
-        """Return gauges and counters of one and the same /metrics."""
+        """Return gauges and counters from a single reading of /metrics."""
 
     async def describe(self) -> ServerInfo:
-        """Return what the server says about itself."""
+        """Return what the server reports about itself."""
 
     async def rest(self) -> None:
-        """Take as little of the machine as possible until `wake`: another server's turn begins.
+        """Use as little of the machine as possible until `wake`, while another server is measured.
 
-        Nothing may be in flight, and nothing may be asked, meanwhile.
+        No request may be in flight or sent meanwhile.
         """
 
     async def wake(self) -> None:
-        """End `rest`; harmless when awake."""
+        """End `rest`. Safe to call when awake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProbe:
-    """One server."""
+    """Probe results of one server."""
 
     info: ServerInfo
     answers: tuple[Answer, ...]
-    """Greedy answers, asked one at a time."""
+    """Greedy answers, requested one at a time."""
     growth: Counters
-    """Growth of the server's counters over the answers, including other clients' requests."""
+    """Growth of the server's counters during the probe, including other clients' requests."""
     counts_drafts: bool
-    """Whether its /metrics has counters of drafts: vLLM's has exactly when it was started to speculate."""
+    """Whether its /metrics has draft counters, as vLLM's has exactly if it speculates."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answers."""
+        """Total tokens of the answers."""
         return sum(answer.timing.num_tokens for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedPair:
-    """A server, and the plain one that it is held against."""
+    """A server, and the plain one that it is compared with."""
 
     server: ServerProbe
     plain: ServerProbe | None = None
     divergences: tuple[Divergence, ...] = ()
-    """What both say of each position at which their answers part."""
+    """Both servers' views of each position where their answers diverge."""

@@ -1,4 +1,4 @@
-"""A server that runs as a child process: started, watched while it loads, and ended whatever happens to this one."""
+"""Runs a server as a child process: starts it, watches it load, and always ends it with this process."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _POLL_S = 0.1
 _TAIL_LINES = 15
 _LONGEST_LINE = 240
 _END_S = child_reaper.GRACE_S + 15
-"""How long a stop waits before it gives a process up that even SIGKILL does not end (a hung driver)."""
+"""Seconds after which a stop gives up on a process that survives SIGKILL (a hung driver)."""
 _SEARCHES = 3
-"""Pauses in which processes that keep a core busy are searched for; if none is found by then, no more are."""
+"""Number of pauses in which to search for processes that keep a core busy. The search ends if it finds none."""
 _SAMPLES, _SAMPLE_S = 10, 0.02
-"""How often, and how far apart, a search samples the idle processes."""
+"""Number of samples of a search, and the seconds between them."""
 _MOST_RUNNING = 0.8
-"""Share of the looks from which on a process is spinning. (A busy machine may keep it waiting: it is runnable then.)"""
+"""Share of samples above which a process counts as spinning. (On a busy machine it may wait, but is runnable.)"""
 _CORES_FOR_EACH = 8
-"""Cores of the machine per spinning process from which on it disturbs nobody."""
+"""Cores per spinning process above which it disturbs no other process."""
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LogTail:
-    """Reads a log that somebody else writes, piece by piece."""
+    """Reads a growing log file piece by piece."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -48,7 +48,7 @@ class LogTail:
         """All of it so far; a progress bar counts as the lines it drew over each other."""
 
     def read(self) -> list[str]:
-        """Return the lines that have come since the last call."""
+        """Return the lines added since the last call."""
         with suppress(FileNotFoundError), self._file.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -60,14 +60,14 @@ class LogTail:
 
 
 class ChildBackend(UrlBackend):
-    """What the servers that draftwise starts have in common.
+    """Base class of the servers that draftwise starts.
 
     Args:
-        name: of the arm.
-        command: what an operator would type to serve the same.
-        log: file that receives what the server prints.
-        timeout_s: how long loading may take.
-        on_wait: called, while it loads, with what it is doing; with nothing at the end.
+        name: name of the arm.
+        command: command that an operator would type to serve the same.
+        log: file for the server's output.
+        timeout_s: maximum seconds for loading.
+        on_wait: called with the current phase while it loads, and with an empty text at the end.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class ChildBackend(UrlBackend):
         self._searches = _SEARCHES
 
     async def start(self) -> None:
-        """Return when the server is healthy.
+        """Start the server; return once it is healthy.
 
         Raises:
-            InvalidSetup: it says what is wrong with the target, the config or the arguments.
-            BackendError: it ended or was not healthy in time; says why, as far as its log tells.
+            InvalidSetup: the target, the config or the arguments are invalid.
+            BackendError: the server ended or was not healthy in time. Gives the cause, if its log has it.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -110,7 +110,7 @@ class ChildBackend(UrlBackend):
                 self._on_wait("")
 
     async def stop(self) -> None:
-        """End the server and wait until it is gone."""
+        """Stop the server and wait until it is gone."""
         await super().stop()
         process, self._process, self._spinning = self._process, None, ()
         if process is not None:
@@ -120,16 +120,16 @@ class ChildBackend(UrlBackend):
                 await asyncio.to_thread(process.wait, _END_S)
 
     def complaint(self) -> str:
-        """Return the last lines that the server printed."""
+        """Return the last lines of the server's output."""
         self._tail.read()
         tail = "\n".join(f"  | {line[:_LONGEST_LINE]}" for line in self._tail.lines[-_TAIL_LINES:])
         return f"Its last lines ({self._log}):\n{tail}\nTry it alone: {self.command}"
 
     async def rest(self) -> None:
-        """Stop those of its processes that keep a core busy though there is nothing to do.
+        """Suspend the server's processes that keep a core busy while idle.
 
-        vLLM's workers poll for their next step: for ever until 0.17.1, for a second since (`SpinCondition` of its
-        shm_broadcast.py). Where cores are few the next server would be measured slower than it is.
+        vLLM's workers poll for their next step: without end up to 0.17.1, for a second since (`SpinCondition` in
+        shm_broadcast.py). With few cores, they would slow the next server's measurement.
         """
         if self._process is None or sys.platform != "linux":
             return
@@ -140,7 +140,7 @@ class ChildBackend(UrlBackend):
             _signal_all(self._spinning, signal.SIGSTOP)
 
     async def wake(self) -> None:
-        """Let them go on."""
+        """Resume the suspended processes."""
         _signal_all(self._spinning, signal.SIGCONT)
 
     def _needs_its_cores(self) -> bool:

@@ -1,9 +1,9 @@
-"""Runs a command until its own standard input closes: a child that can never outlive the process that wanted it.
+"""Runs a command until its own standard input closes, so the child never outlives its parent.
 
-A script of its own, run by path (it imports nothing but the standard library). The parent holds the other end of
-the pipe; a clean stop, Ctrl-C and a kill of the parent all close it, and all take the same way down: a polite signal
-to the command, time to answer it, then the end of everything that came from it. That includes processes whose own
-parent has died (vLLM's engine goes on when its API server is killed): on Linux they become this process's children.
+Runs as a script by path and imports only the standard library. The parent holds the other end of the pipe. A clean
+stop, Ctrl-C and a kill of the parent all close it, with the same effect: a polite signal to the command, time to react,
+then a kill of all its descendants. That includes orphans (vLLM's engine survives its API server): on Linux, they become
+this process's children.
 """
 
 import ctypes
@@ -17,17 +17,17 @@ from collections import defaultdict
 from contextlib import suppress
 
 GRACE_S = 15
-"""How long the command may take to end by itself. vLLM takes 1 to 3 s, more with many GPUs."""
+"""Seconds for the command to end by itself. vLLM takes 1 to 3 s, more with many GPUs."""
 TRACKER_S = 1
-"""How long Python's resource trackers may take to clean up after processes that were killed."""
+"""Seconds for Python's resource trackers to clean up after killed processes."""
 NOT_RUN = 127
-"""Exit status, as of a shell, where the command could not be started."""
+"""Exit status if the command cannot be started, as in a shell."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2)."""
 
 
 def main(command: list[str]) -> int:
-    """Run `command` until it ends or standard input closes; return its exit status, and leave nothing of it behind."""
+    """Run `command` until it ends or standard input closes. Return its exit status, and leave no process behind."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     # Should this process be killed, the command is asked to end: nobody else would know of it.
     try:
@@ -50,7 +50,7 @@ def main(command: list[str]) -> int:
 
 
 def find_descendants(pid: int) -> list[int]:
-    """Return the processes that came from a process and still belong to it, children before their own children."""
+    """Return a process's living descendants, parents before children."""
     children = defaultdict(list)
     for each, parent in _pairs():
         children[parent].append(each)
@@ -61,7 +61,7 @@ def find_descendants(pid: int) -> list[int]:
 
 
 def kill_all(pids: list[int]) -> None:
-    """End processes at once, stopped ones too."""
+    """Kill processes at once, including suspended ones."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

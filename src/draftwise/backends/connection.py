@@ -1,4 +1,4 @@
-"""Holds one keep-alive connection to a server: sends one request at a time and notes when each byte arrived."""
+"""A keep-alive connection to a server: sends one request at a time and records when each byte arrived."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ import httptools
 from draftwise.backends.backend import Exchange, Piece
 
 _READ_BYTES = 1 << 14
-"""Four hundred tokens' worth. Python allocates as much for every read: from 128 KiB on (asyncio takes 256) that is a
-mapping of memory made and given back, which takes three times as long as the reading."""
+"""Bytes per read, enough for 400 tokens. Python allocates this much for every read. From 128 KiB on (asyncio uses 256),
+it maps and unmaps memory each time, which takes three times as long as the read itself."""
 _SO_TIMESTAMPNS = 35
-"""Linux: every read tells when the kernel received the bytes (socket(7); the standard library has no name for it)."""
+"""Linux socket option: each read reports when the kernel received the bytes (socket(7); unnamed in Python)."""
 _STAMP = struct.Struct("@ll")
 _STAMP_SPACE = socket.CMSG_SPACE(_STAMP.size)
 _UNDISTURBED_S = 2e-5
-"""Two clocks that are read further apart than this were read by a process that was not running in between."""
+"""Maximum seconds between readings of two clocks. A longer gap means that the process was not running in between."""
 _TRIES = 5
 _OLDEST_STAMP_S = 60.0
-"""A stamp further from now than this was taken before the wall clock was set."""
+"""Maximum age of a timestamp in seconds. An older one predates a change of the wall clock."""
 _RECORD_BYTES = 1 << 14
-"""Most that one TLS record holds."""
+"""Maximum bytes of a TLS record."""
 
 
 class LostError(Exception):
-    """A connection ended before the answer did.
+    """A connection ended before its answer.
 
     Args:
-        reason: in words.
-        reply: what had come.
-        sent: when the request was sent.
+        reason: cause in words.
+        reply: part of the answer that arrived.
+        sent: time when the request was sent.
     """
 
     def __init__(self, reason: str, reply: Reply, sent: float) -> None:
@@ -49,12 +49,12 @@ class LostError(Exception):
 class Connection:
     """A connected socket.
 
-    Arrivals are the kernel's where it tells them: a busy event loop reads late, but what it reads has the right time.
+    Arrival times come from the kernel if available: a busy event loop then reads late, but records the right time.
 
     Args:
-        sock: connected, not blocking; this closes it.
-        silence_s: how long the server may send nothing while it owes an answer.
-        tls: after its handshake; None for plain TCP.
+        sock: connected, non-blocking socket. The connection closes it.
+        silence_s: maximum seconds without data while an answer is due.
+        tls: TLS after its handshake. None: plain TCP.
     """
 
     def __init__(self, sock: socket.socket, now: Callable[[], float], silence_s: float, tls: Tls | None = None) -> None:
@@ -73,10 +73,10 @@ class Connection:
         self._loop.add_reader(sock, self._read)
 
     async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
-        """Send a request and return its answer; canceled, the connection is closed.
+        """Send a request and return its answer. Canceling closes the connection.
 
         Raises:
-            LostError: the connection ended first.
+            LostError: the connection ended before the answer.
         """
         self._reply, self._ended = reply, ended = Reply(pieces), self._loop.create_future()
         self._watch = self._loop.call_later(self._silence_s, self._check_silence)
@@ -103,16 +103,16 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Close at once; harmless when closed."""
+        """Close at once. Safe to call when closed."""
         if self.is_open:
             self.is_open = False
             self._loop.remove_reader(self._socket)
             self._socket.close()
 
     def is_ready(self) -> bool:
-        """Return whether a request may be sent: it is open, and nothing has come that nobody asked for.
+        """Return whether a request may be sent: the connection is open and has no unexpected data.
 
-        The kernel is asked, which may know of an end that the event loop has not come to yet.
+        Asks the kernel, which may know of an end that the event loop has not processed yet.
         """
         if self.is_open:
             try:
@@ -234,10 +234,10 @@ class ReplyError(Exception):
 
 
 class Reply:
-    """One answer as it arrives; its methods named `on_...` are called by the parser.
+    """One arriving answer. The parser calls its `on_...` methods.
 
     Args:
-        pieces: list that receives the body, without its transfer coding, as it arrives.
+        pieces: list for the body's pieces as they arrive, without transfer encoding.
     """
 
     __slots__ = (
@@ -259,7 +259,7 @@ class Reply:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, time: float, data: bytes) -> None:
-        """Take in bytes that arrived at `time`.
+        """Process bytes that arrived at `time`.
 
         Raises:
             ReplyError: they are not HTTP.
@@ -272,36 +272,36 @@ class Reply:
             raise ReplyError(str(error)) from None
 
     def end(self, time: float) -> None:
-        """The server has closed its side: that ends a body of no stated length, and breaks any other."""
+        """Handle the server's end of stream, which completes a body without a stated length and breaks any other."""
         if self.status >= 200 and not self._delimited and not self.complete:
             self.complete, self.finished = True, time
 
     def release(self) -> None:
-        """Part from the parser: each holds the other, which would keep the pieces until a garbage collection."""
+        """Drop the parser: a reference cycle would keep the pieces until a garbage collection."""
         del self._parser
 
     def on_message_begin(self) -> None:
-        """Refuse what follows a complete answer."""
+        """Reject data after a complete answer."""
         if self.complete:
             raise ReplyError("more bytes than the answer has")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Notice whether the end of the body can be told from the body, and when to come back."""
+        """Record how the body ends, and when to retry."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._delimited = True
         elif name.lower() == b"retry-after":
             self.retry_after = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Take the status; 1xx heads precede the one that counts."""
+        """Record the status. 1xx responses precede the final one."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece."""
+        """Record a piece of the body."""
         self.pieces.append((self._time, body))
 
     def on_message_complete(self) -> None:
-        """Note the end."""
+        """Record the end."""
         if self.status < 200:
             self._delimited = False
             return
@@ -310,11 +310,11 @@ class Reply:
 
 
 class Tls:
-    """The client's side of one connection; it touches the socket only to shake hands.
+    """The client's TLS for one connection. Uses the socket only for the handshake.
 
     Args:
-        context: whom to trust.
-        name: of the server, to be found in its certificate.
+        context: TLS context with the trusted authorities.
+        name: server name that the certificate must contain.
     """
 
     def __init__(self, context: ssl.SSLContext, name: str) -> None:
@@ -324,7 +324,7 @@ class Tls:
         """Whether the server has said that nothing will follow."""
 
     async def shake_hands(self, sock: socket.socket) -> None:
-        """Agree on keys.
+        """Perform the handshake.
 
         Raises:
             OSError: the certificate is not trusted (ssl.SSLError), or the connection broke.
@@ -342,15 +342,15 @@ class Tls:
                 return await loop.sock_sendall(sock, self._outgoing.read())
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return what to send, with whatever else is due."""
+        """Return the encrypted bytes to send, with any pending TLS data."""
         self._object.write(data)
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return what received bytes say, which may be nothing yet.
+        """Return the decrypted data, which may be empty.
 
         Raises:
-            ssl.SSLError: they are not what the server can have sent.
+            ssl.SSLError: the bytes are not valid.
         """
         self._incoming.write(data)
         parts = []

@@ -1,4 +1,4 @@
-"""The embedded server as a child process."""
+"""Runs the embedded server as a child process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _PHASE = re.compile(r"([a-z].*): (\d+\.\d) s")
 
 
 class EmbeddedBackend(ChildBackend):
-    """`draftwise serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
+    """`draftwise serve` on a free port of 127.0.0.1. Always ends with this process.
 
     Args:
-        setup: what to serve; its target is the directory of a checkpoint.
-        placement: the GPU it runs on, and its share of the memory; None for what it finds.
-        timeout_s: how long loading may take.
-        on_wait: called with the server's latest line while it loads.
+        setup: setup to serve; its target is a checkpoint directory.
+        placement: GPU and share of its memory. None: whatever is available.
+        timeout_s: maximum seconds for loading.
+        on_wait: called with the server's latest output line while it loads.
 
     Attributes:
-        setup: what is served, with its share of the GPU's memory.
+        setup: the served setup, with its share of the GPU's memory.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EmbeddedBackend(ChildBackend):
         super().__init__(name, command=command, log=log, timeout_s=timeout_s, on_wait=on_wait)
 
     async def describe(self) -> ServerInfo:
-        """Return what the server says, and where it runs."""
+        """Return what the server reports, and where it runs."""
         info = await super().describe()
         return info if self._placement is None else replace(info, started={**info.started, **self._placement.told})
 
@@ -66,7 +66,7 @@ class EmbeddedBackend(ChildBackend):
         await self._wait_for_health()
 
     async def rest(self) -> None:
-        """Do nothing: its engine waits without using a core."""
+        """Do nothing: the engine waits without using a core."""
 
     def _watch(self, lines: Sequence[str]) -> str:
         """Return after which phase it is: its lines tell of those that are over."""

@@ -1,4 +1,4 @@
-"""Reads a measurement's quantities from Prometheus text: counters of the work done, gauges of the load."""
+"""Parses Prometheus text: counters of work done, gauges of load."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _STARTS = tuple(
     re.compile(rf"^{name}(?:\{{[^}}]*\}})? (\S+)", re.MULTILINE)
     for name in ("process_start_time_seconds", "vllm:generation_tokens_created")
 )
-"""When a process began, else when it made its counters: proxies and exporters may drop what is not vLLM's."""
+"""Start of the process, else of its counters: proxies and exporters may drop metrics that are not vLLM's."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SAMPLE = re.compile(r'[\w:]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
-"""Labels and value, which a timestamp or an exemplar of OpenMetrics may follow."""
+"""Labels and value, optionally followed by a timestamp or an OpenMetrics exemplar."""
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
-"""A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
+"""Copies of rank 0's values (SGLang, if all its schedulers export)."""
 _ENGINE_LABELS = ("ReplicaId", "engine")
-"""Ray's and vLLM's. (SGLang counts tokens of all its ranks together.)"""
+"""Labels of a rank in Ray and vLLM. (SGLang counts tokens over all ranks.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _SUMS = tuple(each.name for each in fields(Sums))
 _OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
 DRAFT_NAMES = r"vllm:\w*(?:spec|draft|accept)\w*"
-"""What a release may call counters of drafts, also one that is not known."""
+"""Possible names of draft counters, also in unknown releases."""
 _NAMES_OF_DRAFTS = re.compile(rf"^{DRAFT_NAMES}(?=[ {{])", re.MULTILINE)
 _EDGE = re.compile(r'\ble="([^"]+)"')
+_MODEL = re.compile(r'\bmodel_name="([^"]+)"')
 _LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
     "ended": (
         re.compile(r'\bfinished_reason="(\w+)"'),
@@ -38,46 +39,48 @@ _LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
     ),
     "answered": (re.compile(r'handler="/v1/.*method="POST".*status="(\d)'), {"4": "refused", "5": "broken"}),
 }
-"""Labels that make several readings of one name."""
+"""Labels that give one name several readings."""
 _OF_SERVER = frozenset({"refused", "broken"})
-"""Counted by the server, which names no engine, and shown once there were some."""
+"""Counters of the server, without an engine label, that appear only once nonzero."""
 _UNTOLD = frozenset({"waiting", "kv_usage", *_TOLD_BY_LABELS, *_OF_SERVER})
-"""Readings that a page of a process may lack."""
+"""Readings that may be absent from a process's page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
-    """What one engine's metrics say at one look: counters since its start, gauges now."""
+    """One reading of an engine's metrics: counters since its start, current gauges."""
 
     engine: str
-    """Its label, empty where it has none."""
+    """The engine's label; empty without one."""
     counters: Counters
     load: ServerLoad
     sums: Sums
     counts_drafts: bool | None
-    """Whether counters of drafts exist; None where their absence tells nothing."""
+    """Whether draft counters exist; None if their absence means nothing."""
     sleeping: bool | None
-    """None where it is not told."""
+    """Whether the engine is asleep; None if not reported."""
     adapters: Mapping[str, float]
-    """LoRA adapters by name, and when each was last seen to run (seconds since the epoch)."""
+    """Last time each LoRA adapter was seen running, in seconds since the epoch."""
     cache_dtype: str | None
+    model: str = ""
+    """Name that the server gives its model; empty where it gives none."""
     slower_than: tuple[tuple[float, float], ...] = ()
-    """Requests whose mean time per output token is beyond each edge, in seconds; the edge 0 has all of them."""
+    """(edge in seconds, requests with a longer mean time per output token). The edge 0 counts all requests."""
     told: frozenset[str] = frozenset()
-    """Readings that the page has, of a server that shows all of its counters from the start on; else empty."""
+    """Readings on the page of a server that always shows all counters; empty for others."""
 
 
 def parse_counters(text: str) -> Counters:
-    """Return the counters of a server's /metrics, summed over its engines; absent ones are None or zero."""
+    """Return the counters of a /metrics page, summed over engines. Absent ones are None or zero."""
     return parse_load_and_counters(text)[1]
 
 
 Sample = tuple[str, str, int, str, float]
-"""Name, reading, rank of the name among those of its reading, labels, value."""
+"""(name, reading, rank of the name among the reading's names, labels, value)."""
 
 
 def parse_engines(text: str) -> tuple[EngineReading, ...]:
-    """Return what each engine of a server's /metrics says, in one pass; empty where no sample is known."""
+    """Return the reading of each engine on a /metrics page, in one pass; empty if no sample is known."""
     server = find_engine(text)
     found = () if server is None else gather_engines(_samples(text), server)
     if any(each.counts_drafts is False for each in found) and find_unknown(text):
@@ -86,27 +89,27 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
 
 
 def leave_drafts_unknown(engines: Iterable[EngineReading]) -> tuple[EngineReading, ...]:
-    """Return readings that do not say that drafts are not counted."""
+    """Return the readings with a missing draft counter treated as unknown."""
     return tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in engines)
 
 
 def find_unknown(text: str) -> tuple[str, ...]:
-    """Return names on a page that speak of drafts and are of no known release."""
+    """Return metric names about drafts on a page that no known release has."""
     return leave_out_known(_NAMES_OF_DRAFTS.findall(text))
 
 
 def leave_out_known(names: Iterable[str]) -> tuple[str, ...]:
-    """Return each name that no known release has, once; when a series was created is no counter."""
+    """Return each name that no known release has, once. Ignores creation timestamps of series."""
     known = read_server_metrics()
     return tuple(dict.fromkeys(name for name in names if name not in known and not name.endswith("_created")))
 
 
 def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReading, ...]:
-    """Return what each engine says in samples of one page.
+    """Return the reading of each engine from one page's samples.
 
     Args:
-        samples: all that are known of the page.
-        server: engine whose metrics these are.
+        samples: all known samples of the page.
+        server: engine that the metrics belong to.
     """
     found = _gather(samples, apart=True)
     shared = found.pop("") if len(found) > 1 and "" in found else _EngineSamples()  # vLLM's adapters name no engine
@@ -116,40 +119,40 @@ def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReadin
 
 
 def parse_start(text: str) -> float | None:
-    """Return when the process started, in seconds since the epoch (a default of Prometheus' client libraries)."""
+    """Return the start of the process in seconds since the epoch (a default of Prometheus clients); None if absent."""
     found = next(filter(None, (each.search(text) for each in _STARTS)), None)
     return None if found is None else _number(found[1])
 
 
 def parse_gauges(text: str) -> ServerLoad:
-    """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
+    """Return a server's load: requests summed over engines, and the KV usage of the fullest engine."""
     return parse_load_and_counters(text)[0]
 
 
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
-    """Return what `parse_gauges` and `parse_counters` return, in one pass."""
+    """Return the results of `parse_gauges` and `parse_counters` in one pass."""
     gathered = _gather(_samples(text), apart=False).get("", _EngineSamples())
     totals = gathered.totals
     return _to_load(totals), gathered.to_counters(totals)
 
 
 def find_engine(text: str) -> str | None:
-    """Return the engine whose metrics these are; None where no sample of it is known."""
+    """Return the engine that the metrics belong to; None if no sample is known."""
     known = read_server_metrics()
     names = (line.partition("{")[0].partition(" ")[0] for line in text.splitlines())
     return next(filter(None, (get_server(name) for name in names if name in known)), None)
 
 
 def has_spec_counters(text: str) -> bool:
-    """Return whether the server counts drafts at all: vLLM does exactly when it was started to speculate."""
+    """Return whether the server has draft counters. vLLM has them exactly if it speculates."""
     return any(reading == "num_drafts" for _, reading, *_ in _samples(text))
 
 
 def parse_cache_tokens(text: str) -> int | None:
-    """Return the tokens that vLLM's KV cache holds, summed over its engines: its config is the labels of a metric.
+    """Return the capacity of vLLM's KV cache in tokens, summed over engines, from the labels of its config metric.
 
-    Older releases tell blocks and their size only, which is more than the cache holds where layers differ in what they
-    keep. None where it is not reported.
+    Older releases report only blocks and block size, which overstates the capacity if layers keep different amounts.
+    None if not reported.
     """
     total = 0
     for line in text.splitlines():
@@ -173,10 +176,11 @@ class _EngineSamples:
         self._cache_dtypes: set[str] = set()
         self._at_most: dict[float, float] = {}
         self.adapters: dict[str, float] = {}
+        self.model = ""
         self.is_renamed = False
 
     def add(self, reading: str, rank: int, labels: str, value: float) -> None:
-        """Count one sample in."""
+        """Add one sample."""
         key = (reading, rank)
         if reading == "kv_usage":
             self._totals[key] = max(value, self._totals.get(key, value))
@@ -195,6 +199,8 @@ class _EngineSamples:
             self._read_labels(reading, dict(_LABEL.findall(labels)), value)
         else:
             self._totals[key] = self._totals.get(key, 0.0) + value
+            if reading == "generation_tokens" and (named := _MODEL.search(labels)):
+                self.model = named[1]
 
     def _read_kinds(self, label: re.Pattern[str], kinds: Mapping[str, str], labels: str, value: float) -> None:
         """Count a sample of a kind in, and the other kinds as none."""
@@ -204,7 +210,7 @@ class _EngineSamples:
             self._totals[kinds[found[1]], 0] += value
 
     def take_shared(self, other: _EngineSamples, *, is_first: bool) -> None:
-        """Take what a page says without naming an engine: counts go to the first one."""
+        """Add the values without an engine label. Counts go to the first engine."""
         self.adapters |= other.adapters
         for name in _OF_SERVER:
             if (total := other._totals.get((name, 0))) is not None:
@@ -220,16 +226,16 @@ class _EngineSamples:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Each reading's total, by the best of its names."""
+        """Total of each reading, under its best name."""
         return {reading: self._totals[reading, rank] for reading, rank in sorted(self._totals, reverse=True)}
 
     @property
     def cache_dtype(self) -> str | None:
-        """What all engines agree on."""
+        """The cache type if all engines agree; otherwise None."""
         return next(iter(self._cache_dtypes)) if len(self._cache_dtypes) == 1 else None
 
     def to_counters(self, totals: Mapping[str, float]) -> Counters:
-        """Return the counters among the totals, with those of the positions."""
+        """Return the counters among the totals, including those by position."""
         per_pos = self._positions
         return Counters(
             spec=SpecStats(
@@ -244,7 +250,7 @@ class _EngineSamples:
         )
 
     def to_reading(self, engine: str, server: str) -> EngineReading:
-        """Return what these samples of one engine say."""
+        """Return the reading of one engine from these samples."""
         totals = self.totals
         sleeping, counters = totals.get("sleeping"), self.to_counters(totals)
         counting = _counts_drafts(totals, server, self.is_renamed)
@@ -260,6 +266,7 @@ class _EngineSamples:
             sleeping=None if sleeping is None else bool(sleeping),
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
+            model=self.model,
             slower_than=self._slower_than(),
             told=self._list_told() if is_whole else frozenset(),
         )
@@ -341,7 +348,7 @@ def _samples(text: str) -> Iterator[Sample]:
 
 
 def make_sample(name: str, labels: str, word: str) -> Sample | None:
-    """Return a sample; None for an unknown name, a copy of what rank 0 reports, or a value that is no number."""
+    """Return a sample; None for an unknown name, a copy of rank 0's value, or a value that is not a number."""
     meaning, value = read_server_metrics().get(name), _number(word)
     return None if meaning is None or value is None or _RANK.search(labels) else (name, *meaning, labels, value)
 

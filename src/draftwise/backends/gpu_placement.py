@@ -14,12 +14,12 @@ from draftwise.core import Setup
 from draftwise.knowledge.messages import refusal
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""Arguments whose product is the GPUs that a server takes."""
+"""Arguments whose product is a server's number of GPUs."""
 _DRIVER_S = 20.0
 _UTILIZATION = "gpu_memory_utilization"
 _TOTAL = 0.9
-"""Share of a GPU that all servers on it take together, where the operator names none (vLLM's own default until 0.19,
-0.92 since): each of them has a CUDA context and graphs outside its share."""
+"""Default share of a GPU for all servers on it together (vLLM's default up to 0.19; 0.92 since): each server has a CUDA
+context and graphs outside its share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,40 +29,40 @@ class GpuPlacement:
     gpus: tuple[str, ...]
     """GPU ids, as in CUDA_VISIBLE_DEVICES."""
     sharing: int = 1
-    """Servers on these GPUs, this one included. They are idle while another is measured, but hold their memory."""
+    """Number of servers on these GPUs, including this one. Idle ones hold their memory."""
     utilization: float | None = None
     """Share of each GPU's memory; None keeps the operator's setting or vLLM's default."""
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables of the server."""
+        """The server's environment variables."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
 
     @property
     def told(self) -> dict[str, object]:
-        """What a run keeps of it."""
+        """Entries that a run stores."""
         return {"gpus": ",".join(self.gpus), "servers_on_these_gpus": self.sharing}
 
     def apply(self, setup: Setup) -> Setup:
-        """Return a setup as it runs there: with the share of memory that it may take."""
+        """Return a setup with its share of GPU memory."""
         if self.utilization is None:
             return setup
         return replace(setup, args={**setup.args, _UTILIZATION: self.utilization})
 
 
 def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> tuple[GpuPlacement, ...]:
-    """Return where each arm runs: on GPUs of its own while there are enough, else several on the same.
+    """Return where each arm runs: on separate GPUs if there are enough, otherwise several on the same.
 
-    Every arm gets the same share of memory, also one that has its GPUs to itself: a bigger KV cache would be a
-    difference between the arms that is not the speculative config.
+    Every arm gets the same share of memory, even with GPUs to itself: a larger KV cache would be another difference
+    than the speculative config.
 
     Args:
-        num_arms: servers that run at the same time.
-        gpus: those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them.
-        args: the arms' `Setup.args`: how many GPUs a server takes, and how much of their memory.
+        num_arms: number of servers that run at the same time.
+        gpus: usable GPUs of this machine, as in CUDA_VISIBLE_DEVICES.
+        args: `Setup.args` of the arms: GPUs per server and share of their memory.
 
     Raises:
-        InvalidSetup: a server takes more GPUs than there are.
+        InvalidSetup: a server needs more GPUs than are available.
     """
     size = count_gpus_per_arm(args)
     groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
@@ -80,12 +80,12 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
 
 
 def count_gpus_per_arm(args: Mapping[str, Any]) -> int:
-    """Return how many GPUs a vLLM server with these arguments takes."""
+    """Return the number of GPUs of a vLLM server with these arguments."""
     return prod(args.get(name) or 1 for name in _PARALLEL)
 
 
 def find_gpus() -> tuple[str, ...]:
-    """Return the NVIDIA GPUs that may be used here, by CUDA_VISIBLE_DEVICES if it is set; none without a driver."""
+    """Return the usable NVIDIA GPUs, according to CUDA_VISIBLE_DEVICES if set; empty without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(each.strip() for each in visible.split(",") if each.strip() not in ("", "-1"))
@@ -93,10 +93,10 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def ask_driver(fields: str) -> list[str]:
-    """Return a line per NVIDIA GPU; none where the driver's tool is absent, fails or hangs.
+    """Return one line per NVIDIA GPU; empty if nvidia-smi is absent, fails or hangs.
 
     Args:
-        fields: of `nvidia-smi --query-gpu`, with commas between them.
+        fields: comma-separated fields of `nvidia-smi --query-gpu`.
     """
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:

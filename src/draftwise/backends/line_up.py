@@ -1,4 +1,4 @@
-"""Runs one server at a time: starts the one that is asked, and stops the one that was up."""
+"""Runs one server at a time: starts the requested one and stops the previous one."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from draftwise.knowledge.server_metrics import counts_drafts
 _POLL_S = 1.0
 _PLACE = "{arm}"
 _TAIL = 600
-"""Characters of a failed command's output that are shown."""
+"""Number of characters of a failed command's output to show."""
 
 
 class Replace(Protocol):
-    """How one server takes another one's place."""
+    """How one server replaces another."""
 
     async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
-        """Return when a server answers in the place of another one, or as the first.
+        """Replace a server by another one, or start the first; return once it answers.
 
         Raises:
-            BackendError: it does not; says what is up then, as far as that is known.
+            BackendError: it does not answer. The message says what is up, if known.
         """
 
     async def leave(self, last: UrlBackend | None) -> None:
-        """Take down what is up, or bring back what is to stay up."""
+        """Stop the last server, or bring back the one that should stay up."""
 
 
 class StartAndStop:
     """Line-up of servers that draftwise starts."""
 
     async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
-        """Stop one, then start the other: both may need the same GPU."""
+        """Stop one server, then start the other: both may need the same GPU."""
         if before is not None:
             await before.stop()
         await backend.start()
 
     async def leave(self, last: UrlBackend | None) -> None:
-        """Stop the last one."""
+        """Stop the last server."""
         if last is not None:
             await last.stop()
 
 
 class LineUp:
-    """The servers of a run of which one is up.
+    """The servers of a run, one of which is up at a time.
 
     Args:
-        replace: how one takes another one's place; None for servers that draftwise starts.
+        replace: replaces one server by another. None: draftwise starts and stops them.
 
     Attributes:
-        warm: called with the name of a server that has come up again, before it is asked anything.
+        warm: called with the name of a server that is up again, before other requests.
     """
 
     def __init__(self, replace: Replace | None = None) -> None:
@@ -70,11 +70,11 @@ class LineUp:
         self.warm: Callable[[str], Awaitable[None]] | None = None
 
     def is_up(self, backend: UrlBackend) -> bool:
-        """Return whether a server is the one that is up."""
+        """Return whether a server is up."""
         return self._up is backend
 
     async def bring_up(self, backend: UrlBackend) -> None:
-        """Return when a server is up, and warm if it was up before."""
+        """Bring a server up; warm it if it was up before."""
         if self.is_up(backend):
             return
         async with self._lock:
@@ -88,7 +88,7 @@ class LineUp:
         self._known.add(backend.name)
 
     async def leave(self) -> None:
-        """End the run's use of the servers; harmless when called again."""
+        """End the run's use of the servers. Safe to call twice."""
         async with self._lock:
             last, self._up = self._up, None
             if self._known:
@@ -108,39 +108,39 @@ class OneAtATime:
 
     @property
     def url(self) -> str:
-        """Valid while it is up."""
+        """Base URL; valid while the server is up."""
         return self.server.url
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """An HTTP client whose base is the server, open while it is up."""
+        """HTTP client with the server as base URL; open while it is up."""
         return self.server.client
 
     def now(self) -> float:
-        """Return seconds on the clock that this server's answers are timed with."""
+        """Return the time in seconds, on the clock of this server's answers."""
         return self.server.now()
 
     def complaint(self) -> str:
-        """Return what to look at when the connection broke."""
+        """Return a hint on where to look if the connection broke."""
         return self.server.complaint()
 
     async def start(self) -> None:
-        """Bring it up, and keep what it says about itself."""
+        """Bring the server up, and record what it reports about itself."""
         await self.describe()
 
     async def stop(self) -> None:
-        """End the run's use of all servers of the line-up."""
+        """End the run's use of all servers in the line-up."""
         await self._line_up.leave()
 
     async def describe(self) -> ServerInfo:
-        """Return what the server said when it was up first."""
+        """Return what the server reported when it was first up."""
         if self._info is None:
             await self.wake()
             self._info = await self.server.describe()
         return self._info
 
     async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """POST a JSON body and return the answer with the arrival of each of its pieces.
+        """POST a JSON body; return the answer with the arrival time of each piece.
 
         Raises:
             BrokenStream: the connection could not be made or broke.
@@ -149,33 +149,33 @@ class OneAtATime:
         return await self.server.stream(path, body, received)
 
     async def counters(self) -> Counters:
-        """Return the counters of its /metrics: from zero whenever it has come up."""
+        """Return the counters of its /metrics, which restart at zero each time it comes up."""
         await self.wake()
         return await self.server.counters()
 
     async def gauges(self) -> ServerLoad:
-        """Return how loaded the server is."""
+        """Return the server's load."""
         await self.wake()
         return await self.server.gauges()
 
     async def look(self) -> tuple[ServerLoad, Counters]:
-        """Return gauges and counters of one and the same /metrics."""
+        """Return gauges and counters from a single reading of /metrics."""
         await self.wake()
         return await self.server.look()
 
     async def rest(self) -> None:
-        """Take as little of the machine as possible, if it is up."""
+        """Use as little of the machine as possible, if up."""
         if self._line_up.is_up(self.server):
             await self.server.rest()
 
     async def wake(self) -> None:
-        """Bring it up, and end its rest."""
+        """Bring the server up and end its rest."""
         await self._line_up.bring_up(self.server)
         await self.server.wake()
 
 
 def no_proof(name: str, command: str, seconds: float, seen: str) -> BackendError:
-    """Return the error of a switch that nothing shows to have taken place."""
+    """Return the error for a switch without proof that it took place."""
     return BackendError(
         f"{name}: `{command}` succeeded, but after {seconds:.0f} s nothing shows that it replaced the server: "
         f"{seen}. It is unknown which server is up. All measurements are kept."
@@ -184,16 +184,16 @@ def no_proof(name: str, command: str, seconds: float, seen: str) -> BackendError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCommand:
-    """Brings servers up by a command, e.g. `kubectl patch ... {arm}`, run without a shell.
+    """Brings servers up with a command such as `kubectl patch ... {arm}`, run without a shell.
 
-    That it worked is proven by the page of counters: another process start time or counters that began anew, and
-    counters of drafts where there should be speculation, and none where not.
+    The metrics page proves the switch: a new process start time or reset counters, and draft counters exactly if the
+    server should speculate.
 
     Args:
-        command: `{arm}` in it stands for the name of an arm.
+        command: command; `{arm}` stands for the arm's name.
         baseline: name of the arm that does not speculate.
         stay: name of the arm to leave up in the end.
-        patience_s: how long a replacement may take.
+        patience_s: maximum seconds for a replacement.
     """
 
     command: str
@@ -210,10 +210,10 @@ class SwitchCommand:
             raise _no_command(f"{self.command!r} does not say where the arm's name goes.")
 
     async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
-        """Run the command for an arm, and return when its server answers.
+        """Run the command for an arm; return once its server answers.
 
         Raises:
-            BackendError: the command failed, or nothing shows within the time that the server was replaced.
+            BackendError: the command failed, or nothing proved in time that the server was replaced.
         """
         known = None if before is None else await before.find_life()
         last = None if before is None else before.name
@@ -223,7 +223,7 @@ class SwitchCommand:
         await self._wait(backend, known)
 
     async def leave(self, last: UrlBackend | None) -> None:
-        """Bring back the arm that is to stay."""
+        """Bring back the arm that should stay up."""
         name = None if last is None else last.name
         if last is not None:
             await last.stop()

@@ -1,4 +1,4 @@
-"""A server that somebody else runs, known by its URL; the other backends are this plus a way to start one."""
+"""A running server known by its URL. Other backends extend it with a way to start one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from draftwise.core import BackendError, Counters, ServerLoad
 from draftwise.machine.network import open_tls
 
 _KEPT_S = 1.0
-"""Life of an idle connection: shorter than that of servers (uvicorn 5 s, others 2)."""
+"""Lifetime of an idle connection in seconds: shorter than servers keep one (uvicorn 5 s, others 2 s)."""
 _GET_PATIENCE_S = 5.0
-"""Pauses together before small answers are asked for again, when a connection breaks, or a server has no time and does
-not say when to come back."""
+"""Total seconds of pauses before retries of small requests, if a connection breaks or a busy server gives no
+Retry-After."""
 _UNAVAILABLE = 503
 _SMALL_ANSWER_S = 30.0
-"""Time limit for a server to report its model or counters, even if busy."""
+"""Maximum seconds for a server to report its model or counters, even if busy."""
 
 
 class UrlBackend:
@@ -40,11 +40,11 @@ class UrlBackend:
 
     Args:
         url: `http://host:port`; a trailing `/v1` is dropped.
-        headers: sent with every request, e.g. a bearer token; to `metrics_url` only if it is of the same origin.
-        metrics_url: page of its counters, where it is not /metrics below `url`.
-        metrics_headers: sent to that page in addition to them.
-        command: the command that the operator says it was started with.
-        proxy: `http://[user:password@]host:port`; by default the server is reached directly, as load has to be.
+        headers: sent with every request, such as a bearer token; to `metrics_url` only if it has the same origin.
+        metrics_url: metrics page, if it is not /metrics below `url`.
+        metrics_headers: additional headers for that page.
+        command: the server's start command, as given by the operator.
+        proxy: `http://[user:password@]host:port`. Default: a direct connection, which load tests need.
 
     Raises:
         InvalidSetup: the URL is not an http(s) URL.
@@ -75,7 +75,7 @@ class UrlBackend:
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """An HTTP client whose base is the server, open while started."""
+        """HTTP client with the server as base URL; open while started."""
         assert self._client is not None, "the backend is not started"
         return self._client
 
@@ -84,17 +84,17 @@ class UrlBackend:
         return time.perf_counter()
 
     def complaint(self) -> str:
-        """Return what to look at when the connection broke."""
+        """Return a hint on where to look if the connection broke."""
         return "Is the server still running?"
 
     async def start(self) -> None:
-        """Return when the server has answered /v1/models, and its page of counters where one is named."""
+        """Wait until the server has answered /v1/models, and its metrics page if one is named."""
         await self.stop()
         self._open()
         await self.describe()
 
     async def stop(self) -> None:
-        """Close the connections; the server goes on."""
+        """Close the connections. The server keeps running."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -104,7 +104,7 @@ class UrlBackend:
         self._had_metrics = False
 
     async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """POST a JSON body and return the answer with the arrival of each of its pieces.
+        """POST a JSON body; return the answer with the arrival time of each piece.
 
         Raises:
             BrokenStream: the connection could not be made or broke.
@@ -118,34 +118,34 @@ class UrlBackend:
             ) from None
 
     async def counters(self) -> Counters:
-        """Return the counters of /metrics, all zero where there never were any."""
+        """Return the counters of /metrics; all zero if it never had any."""
         return parse_counters(await self._scrape())
 
     async def gauges(self) -> ServerLoad:
-        """Return how loaded the server is by its /metrics; all None where there never were any."""
+        """Return the server's load from its /metrics; all None if it never had any."""
         return parse_gauges(await self._scrape())
 
     async def look(self) -> tuple[ServerLoad, Counters]:
-        """Return gauges and counters of one and the same /metrics."""
+        """Return gauges and counters from a single reading of /metrics."""
         return parse_load_and_counters(await self._scrape())
 
     async def find_life(self) -> tuple[float | None, int | None]:
-        """Return when its process started (seconds since the epoch) and its generated tokens since, by its /metrics."""
+        """Return from /metrics when its process started (seconds since the epoch) and the tokens generated since."""
         text = await self._scrape()
         return parse_start(text), parse_counters(text).generation_tokens
 
     async def has_draft_counters(self) -> bool:
-        """Return whether its /metrics counts drafts: vLLM's does exactly when it was started to speculate."""
+        """Return whether its /metrics has draft counters, as vLLM's has exactly if it speculates."""
         return has_spec_counters(await self._scrape())
 
     async def rest(self) -> None:
-        """Do nothing: somebody else runs the server."""
+        """Do nothing: draftwise does not run the server."""
 
     async def wake(self) -> None:
-        """Do nothing: it never rested."""
+        """Do nothing: the server never rests."""
 
     async def describe(self) -> ServerInfo:
-        """Return the served model, the /version answer and, of vLLM in development mode, its config and hardware."""
+        """Return the served model, the /version answer and, for vLLM in development mode, its config and hardware."""
         models = await self._get_json("/v1/models")
         try:
             first = models["data"][0]

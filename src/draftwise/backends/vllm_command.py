@@ -31,7 +31,7 @@ _DECIDED = {
     "--headless": "it must answer over HTTP",
     "--hf-token": "it would be written into the run; the variable HF_TOKEN reaches the server as well",
 }
-"""Flags of `vllm serve` that are not the operator's to give here, and why."""
+"""Flags of `vllm serve` that draftwise sets itself, with the reason."""
 _OLD_MODULE = "vllm.entrypoints.openai.api_server"
 _METRICS = "per_request_spec_decode_metrics"
 _IMAGE = re.compile(r"vllm[\w./-]*:v?(\d+\.\d+\.\d+[\w.]*)")
@@ -107,7 +107,7 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def find_version(command: Sequence[str]) -> str | None:
-    """Return the release that a command would run, without importing vLLM (which takes 5 to 30 s); None if unclear."""
+    """Return the release that a command runs, without importing vLLM (which takes 5 to 30 s); None if unknown."""
     for word in command:
         if image := _IMAGE.search(word):
             return image[1]
@@ -137,9 +137,9 @@ def _interpreters(command: Sequence[str]) -> Iterator[list[str]]:
 
 
 def with_request_metrics(setup: Setup) -> Setup:
-    """Return the setup with the flag by which a release tells each request's acceptance, where it has it (0.29.0 on).
+    """Return the setup with the flag for per-request acceptance, if the release has it (from 0.29.0 on).
 
-    It is refused without a speculative config.
+    vLLM rejects the flag without a speculative config.
     """
     if setup.spec is None or not setup.engine_version or _METRICS in setup.args:
         return setup

@@ -1,4 +1,4 @@
-"""Reads the log of a starting vLLM: its current phase, how it resolved its settings, and why it failed."""
+"""Parses a starting vLLM's log: current phase, resolved settings, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _RENAMED = {"num_spec_tokens": "num_speculative_tokens"}
 _ERROR = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b|[\w.]+Error\w*|Exception)(?:: |$)")
 _USAGE = re.compile(r"^[\w. -]+: error: (.+)")
 _MOST_DETAIL = 3
-"""Lines of an exception's message that are kept."""
+"""Number of lines of an exception's message to keep."""
 _LONGEST = 400
-"""Characters of such a line."""
+"""Maximum characters of such a line."""
 
 
 class StartupLog:
-    """What the log of a vLLM has said so far.
+    """State of a vLLM start, from its log so far.
 
     Args:
-        now: seconds on any clock, when the process was started.
+        now: start of the process, in seconds on any clock.
     """
 
     def __init__(self, now: float) -> None:
@@ -35,7 +35,7 @@ class StartupLog:
         self._progress = ""
 
     def take(self, lines: Iterable[str], now: float) -> None:
-        """Take in the lines that came by `now`."""
+        """Process lines that arrived by `now`."""
         facts = read_log_facts()
         for line in lines:
             for mark in facts.values:
@@ -51,23 +51,23 @@ class StartupLog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said that it answers now."""
+        """Whether the log says that the server answers requests."""
         return read_log_facts().phases[-1].name in self.began
 
     def doing(self, now: float) -> str:
-        """Return the phase it is in and for how long."""
+        """Return the current phase and its duration."""
         phase, began = list(self.began.items())[-1]
         return f"{phase}{self._progress} ({now - began:.0f} s)"
 
     def seconds(self) -> dict[str, float]:
-        """Return how long each phase took until the next began."""
+        """Return the seconds of each completed phase."""
         return {name: round(after - began, 1) for (name, began), (_, after) in pairwise(self.began.items())}
 
 
 def find_root_cause(lines: Sequence[str]) -> str | None:
-    """Return the exception that began it: a worker's or the engine's, not that of the API server which waited for it.
+    """Return the first exception, a worker's or the engine's, not the API server's that waited for it.
 
-    A refusal by the argument parser counts too. None where the log holds no error.
+    Includes errors of the argument parser. None if the log has no error.
     """
     facts = read_log_facts()
     texts = [facts.prefix.sub("", line, count=1) for line in lines]
@@ -82,15 +82,15 @@ def find_root_cause(lines: Sequence[str]) -> str | None:
 
 
 def is_port_taken(lines: Iterable[str]) -> bool:
-    """Return whether something else listens where it wanted to."""
+    """Return whether the server's port was taken."""
     return any(read_log_facts().port_taken.search(line) for line in lines)
 
 
 def find_start_s(lines: Sequence[str]) -> float | None:
-    """Return the seconds from a log's first line to the one before it says that it answers; None where it does not.
+    """Return the seconds from a log's first line to the line before it is ready; None if it never is.
 
-    Lines have no year: one that is earlier than the first is of the next. What comes before the first line, such as
-    importing vLLM, is not in it.
+    Lines have no year: a line earlier than the first belongs to the next year. Time before the first line, such as
+    importing vLLM, is not included.
     """
     facts = read_log_facts()
     ready = facts.phases[-1].pattern

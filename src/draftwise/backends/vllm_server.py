@@ -1,4 +1,4 @@
-"""`vllm serve` as a child process, on a GPU or a CPU build, of any release from 0.9.2 on."""
+"""Runs `vllm serve` as a child process, on a GPU or a CPU build, from release 0.9.2 on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from draftwise.core import BackendError, Finding, InvalidSetup, Setup, Severity
 from draftwise.setups.write import write_flags, write_words
 
 _ATTEMPTS = 3
-"""Ports that are tried, should others take them first."""
+"""Number of ports to try if other programs take them first."""
 _IDENTITY = ("runner", "async_scheduling", "attention_backend")
-"""Values of the log that say what the server is; the others say how this start went."""
+"""Log values that describe the server; others describe this start."""
 
 
 class _PortTakenError(BackendError):
@@ -34,22 +34,22 @@ class _PortTakenError(BackendError):
 
 
 class VllmBackend(ChildBackend):
-    """`vllm serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
+    """`vllm serve` on a free port of 127.0.0.1. Always ends with this process.
 
     Args:
-        setup: what to serve; its target is a directory, or a name that this vLLM resolves.
-        vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
-        placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
-        timeout_s: how long loading may take.
-        on_wait: called, while it loads, with the phase and its seconds.
-        in_turn: held while it starts. Servers that share a GPU or few cores must start one after another: vLLM
-            measures the free memory while it loads.
+        setup: setup to serve; its target is a directory, or a name that this vLLM resolves.
+        vllm: command that starts vLLM, up to `serve`; see `vllm_command.compose`.
+        placement: GPUs to run on. None: whatever is available (all GPUs, or the CPU).
+        timeout_s: maximum seconds for loading.
+        on_wait: called with the phase and its seconds while it loads.
+        in_turn: lock held while it starts. Servers that share a GPU or few cores must start one after another, because
+            vLLM measures free memory while loading.
 
     Raises:
-        InvalidSetup: there is no such command, or an argument is one that draftwise decides.
+        InvalidSetup: the command does not exist, or draftwise itself sets one of the arguments.
 
     Attributes:
-        setup: what is served, with its share of the GPUs' memory and the flags that draftwise adds.
+        setup: the served setup, with its share of the GPUs' memory and the flags that draftwise adds.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class VllmBackend(ChildBackend):
         self._foreseen: list[str] = []
 
     async def start(self) -> None:
-        """Return when the server is healthy.
+        """Start the server; return once it is healthy.
 
         Raises:
-            BackendError: it ended or was not healthy in time. Says the exception that began it and, where
-                `draftwise check` knows better, what is wrong with the setup.
+            BackendError: it ended or was not healthy in time. The message has the first exception and, if `draftwise
+                check` knows more, what is wrong with the setup.
         """
         async with self._in_turn or nullcontext():
             await super().start()
 
     async def describe(self) -> ServerInfo:
-        """Return what the server says, and what its log said: settings as resolved, memory, seconds of each phase."""
+        """Return what the server reports, and values from its log: resolved settings, memory, seconds of each phase."""
         info = await super().describe()
         values = dict(self._startup.values)
         version = dict(info.version)
@@ -102,7 +102,7 @@ class VllmBackend(ChildBackend):
         return replace(info, version=version, started=started)
 
     def complaint(self) -> str:
-        """Return the error that its log began with, what the rules say of its setup, and its last lines."""
+        """Return the log's first error, what the rules say about its setup, and its last lines."""
         shown = super().complaint()
         cause = find_root_cause(self._tail.lines)
         return "\n".join([*([f"Its log: {cause}"] if cause else []), *self._foreseen, shown])

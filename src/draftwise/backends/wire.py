@@ -1,4 +1,4 @@
-"""Requests over HTTP/1.1 on kept-alive connections without a limit of their number, timed at the socket."""
+"""Sends requests over HTTP/1.1 on any number of kept-alive connections, timed at the socket."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _T = TypeVar("_T")
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 _MOST_OF_TUNNEL = 1 << 14
-"""Bytes of a proxy's answer."""
+"""Maximum bytes of a proxy's answer."""
 _Address = tuple[int, tuple[Any, ...]]
-"""Family and socket address."""
+"""(address family, socket address)."""
 
 
 class Wire:
@@ -33,11 +33,11 @@ class Wire:
 
     Args:
         url: `http[s]://host[:port][/prefix]`.
-        headers: sent with every request, e.g. the bearer token.
-        tls: for https; by default what the environment trusts.
-        proxy: `http://[user:password@]host:port` to go through; None to reach the server directly.
-        connect_s: time to connect, with TLS.
-        silence_s: how long the server may send nothing while it owes an answer.
+        headers: sent with every request, such as a bearer token.
+        tls: TLS context for https. Default: authorities that the environment trusts.
+        proxy: `http://[user:password@]host:port`. None: connect directly.
+        connect_s: maximum seconds to connect, TLS included.
+        silence_s: maximum seconds without data while an answer is due.
     """
 
     def __init__(
@@ -89,36 +89,35 @@ class Wire:
         return {}
 
     async def post(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """POST a JSON body and return the answer with the arrival of each of its pieces.
+        """POST a JSON body; return the answer with the arrival time of each piece.
 
-        A kept connection may turn out to have been closed meanwhile: when nothing of the answer came, the request is
-        sent once more on a new one.
+        If a kept connection turns out to be closed and nothing arrived, the request is sent once more on a new one.
 
         Raises:
-            BrokenStream: no connection, or it broke; its message is a reason like `ConnectionRefusedError`.
+            BrokenStream: the connection failed or broke. Its message is a reason like `ConnectionRefusedError`.
         """
         about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._exchange(self._encode("POST", path, about) + body, [] if received is None else received)
 
     async def get(self, path: str, *, anew: bool = False) -> Exchange:
-        """GET a path and return the answer; a kept connection that was closed meanwhile is replaced as in `post`.
+        """GET a path and return the answer. A closed kept connection is replaced as in `post`.
 
         Args:
-            path: behind the URL's prefix.
-            anew: takes a new connection, while those that are open stay open.
+            path: path after the URL's prefix.
+            anew: use a new connection; open ones stay open.
 
         Raises:
-            BrokenStream: no connection, or it broke.
+            BrokenStream: the connection failed or broke.
         """
         return await self._exchange(self._encode("GET", path), [], anew=anew)
 
     def turn(self) -> None:
-        """Let new connections go to the next address that the host has, where it has several."""
+        """Send new connections to the host's next address, if it has several."""
         if self._address in self._known:
             self._address = self._known[(self._known.index(self._address) + 1) % len(self._known)]
 
     def close(self) -> None:
-        """Close the connections that no request uses."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -220,7 +219,7 @@ async def _open_tunnel(sock: socket.socket, request: bytes) -> None:
 
 
 def run_with_sockets(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine as `asyncio.run` does, in a loop that watches sockets: Windows's usual one does not."""
+    """Run a coroutine like `asyncio.run`, in a loop that can watch sockets, unlike the default loop on Windows."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         return runner.run(main)
 

@@ -1,4 +1,4 @@
-"""A model as far as its config.json tells: from a directory, from the table of well-known models, or as JSON text."""
+"""A model by its config.json: from a directory, from the table of well-known models, or as JSON text."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class ModelConfig:
     """One config.json and the name it was found under."""
 
     name: str
-    """The name exactly as the operator wrote it, because vLLM infers methods from it."""
+    """Name exactly as the operator wrote it, because vLLM infers methods from it."""
     config: Mapping[str, Any]
     origin: Literal["directory", "table", "json"]
     directory: Path | None = None
     file: Path | None = None
-    """The GGUF file that it was made of."""
+    """GGUF file that it was made from."""
     copy: ModelCopy | None = None
-    """What its name calls it a copy of, whose config.json this is; None for a model that is known by itself."""
+    """The model that it is a copy of by its name, and whose config.json this is; None for a known model."""
     is_partial: bool = False
-    """Whether the architecture, and with it the type, is all that is known: what else is missing here is not known."""
+    """Whether only the architecture, and with it the type, is known; any other missing value is unknown."""
 
     model_type: str = field(init=False)
     """`model_type`, or an empty string."""
     architectures: tuple[str, ...] = field(init=False)
-    """`architectures`, empty where the file has none."""
+    """`architectures`; empty if the file has none."""
     text_config: Mapping[str, Any] = field(init=False, repr=False)
-    """The language model's part of a multimodal config, else the whole."""
+    """The language model's part of a multimodal config; any other config as a whole."""
 
     def __post_init__(self) -> None:
         names = self.config.get("architectures")
@@ -51,7 +51,7 @@ class ModelConfig:
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a multimodal config.json, else the whole."""
+    """Return the language model's part of a multimodal config.json; any other as a whole."""
     for key in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = config.get(key)
         if isinstance(inner, Mapping):
@@ -61,7 +61,7 @@ def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def count_experts(config: Mapping[str, Any]) -> int:
-    """Return the routed experts of a mixture; 0 for a dense model."""
+    """Return the number of routed experts; 0 for a dense model."""
     text = get_text_config(config)
     first = next((value for key in _EXPERT_KEYS if (value := text.get(key))), 0)
     first = first[0] if isinstance(first, list) else first
@@ -73,7 +73,7 @@ _STAND_INS: ContextVar[Mapping[str, Path]] = ContextVar("stand_ins", default=Map
 
 @contextmanager
 def standing_for(configs: Mapping[str, Path]) -> Iterator[None]:
-    """Let directories with a config.json stand for models of other names, wherever these are looked up meanwhile."""
+    """Use directories with a config.json for look-ups of models with other names, within this context."""
     token = _STAND_INS.set(configs)
     try:
         yield
@@ -82,16 +82,16 @@ def standing_for(configs: Mapping[str, Path]) -> Iterator[None]:
 
 
 def find_model_config(given: str, *, partly: bool = False) -> ModelConfig | None:
-    """Return what a name stands for, or None for a name that is neither a directory nor in the table.
+    """Return the config of a model; None if it is neither a directory nor in the table.
 
     Args:
         given: a directory with config.json, a path to a config.json or a GGUF file, a well-known model id, or the JSON
             itself.
-        partly: whether a model counts of which the architecture alone is known.
+        partly: whether to return models with only a known architecture.
 
     Raises:
-        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged
-            or of another architecture.
+        InvalidSetup: the directory has no config.json, or it is not a JSON object; the GGUF file is damaged or has an
+            unknown architecture.
     """
     if not given:
         return None
@@ -127,10 +127,10 @@ def _find_known(name: str) -> ModelConfig | None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return what a checkpoint's config.json holds.
+    """Return a checkpoint's config.json.
 
     Raises:
-        InvalidSetup: there is no such directory or file, or it holds no JSON object.
+        InvalidSetup: the directory or file does not exist, or it is not a JSON object.
     """
     check_directory(directory)
     if not (directory / "config.json").is_file():

@@ -1,7 +1,7 @@
 """Values of a drafter's config.json that its tensors must agree with: sizes, layers that it reads, mask token.
 
-States are numbered as EAGLE-3 does: 0 is what the embeddings give, i what enters layer i, L what leaves the last of L
-layers. Plain `target_layer_ids` of DFlash and DSpark name a layer by what leaves it: one less.
+States are numbered as in EAGLE-3: 0 is the output of the embeddings, i the input of layer i, and L the output of the
+last of L layers. Plain `target_layer_ids` of DFlash and DSpark number layers by their output: one less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_LAYERS = 10_000
 
 
 def get_int(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first of some keys that holds an integer of at least 0, None if none does."""
+    """Return the value of the first key that holds an integer of at least 0; None without one."""
     for key in keys:
         value = config.get(key)
         if type(value) is int and 0 <= value < _MOST:
@@ -25,7 +25,7 @@ def get_int(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def get_ints(config: Mapping[str, Any], *keys: str) -> tuple[int, ...] | None:
-    """Return the first of some keys that holds a list of integers and is not empty, None if none does."""
+    """Return the value of the first key that holds a non-empty list of integers; None without one."""
     for key in keys:
         value = config.get(key)
         if isinstance(value, list) and 0 < len(value) <= _MOST_LAYERS and all(type(each) is int for each in value):
@@ -34,14 +34,14 @@ def get_ints(config: Mapping[str, Any], *keys: str) -> tuple[int, ...] | None:
 
 
 def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key, an empty one if missing."""
+    """Return the object under a key; empty if missing."""
     value = config.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """Sizes of a decoder, None for each that its config does not state."""
+    """Sizes of a decoder; None for each that its config does not state."""
 
     hidden_size: int | None
     intermediate_size: int | None
@@ -55,7 +55,7 @@ class Dimensions:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Dimensions:
-        """Return the sizes of a plain config (of the language model, where it is one of several)."""
+        """Return the sizes of a plain config (of the language model, if there are several)."""
         heads, hidden = get_int(config, "num_attention_heads"), get_int(config, "hidden_size")
         layers = get_int(config, "num_hidden_layers")
         rope = get_mapping(config, "rope_parameters") or get_mapping(config, "rope_scaling")
@@ -75,7 +75,7 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSizes:
-    """What a head's tensors depend on besides its own config."""
+    """Sizes of the target that a head's tensors depend on."""
 
     hidden_size: int
     vocab_size: int
@@ -83,7 +83,7 @@ class TargetSizes:
 
     @classmethod
     def from_dimensions(cls, of: Dimensions) -> TargetSizes | None:
-        """Return them, None where config.json does not say."""
+        """Return the sizes; None if config.json lacks one."""
         if not (of.hidden_size and of.vocab_size and of.num_hidden_layers):
             return None
         return cls(hidden_size=of.hidden_size, vocab_size=of.vocab_size, num_layers=of.num_hidden_layers)
@@ -95,23 +95,23 @@ TARGET_KEY = "dflash_config.target_layer_ids"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxLayers:
-    """The states that a head reads."""
+    """The target's hidden states that a head reads."""
 
     ids: tuple[int, ...]
     """Layer ids in EAGLE-3's numbering, ascending and unique, as vLLM passes the states on."""
     key: str
-    """Field that names them, or would."""
+    """Field for them in config.json."""
     is_stated: bool = True
-    """False: the head names none, and these are vLLM's choice."""
+    """False if the head names none, and these are vLLM's choice."""
 
     @classmethod
     def named(cls, ids: Iterable[int], key: str, *, is_stated: bool = True) -> AuxLayers:
-        """Return those of these ids, in whatever order and however often they are given."""
+        """Return the states of these ids, sorted and without duplicates."""
         return cls(ids=tuple(sorted(set(ids))), key=key, is_stated=is_stated)
 
 
 def find_aux_layers(config: Mapping[str, Any]) -> AuxLayers | None:
-    """Return the states that a plain config names, None if it names none."""
+    """Return the states that a plain config names; None if it names none."""
     ids = get_ints(config, AUX_KEY) or get_ints(get_mapping(config, "eagle_config"), AUX_KEY)
     if ids is not None:
         return AuxLayers.named(ids, AUX_KEY)
@@ -120,25 +120,25 @@ def find_aux_layers(config: Mapping[str, Any]) -> AuxLayers | None:
 
 
 def usual_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return EAGLE-3's usual three: 2, L/2 and L - 3."""
+    """Return EAGLE-3's usual three layers: 2, L/2 and L - 3."""
     return 2, num_layers // 2, num_layers - 3
 
 
 def default_layers(num_layers: int, key: str) -> AuxLayers:
-    """Return what vLLM takes for a head that names no states.
+    """Return the states that vLLM uses for a head that names none.
 
     Args:
-        num_layers: L of the target.
-        key: the field in which such a head would name them.
+        num_layers: number of the target's layers.
+        key: field for them in such a head's config.
     """
     return AuxLayers.named(usual_layers(num_layers), key, is_stated=False)
 
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-"""Where a plain config.json keeps the id, in vLLM's order (v1/spec_decode/llm_base_proposer.py)."""
+"""Keys of the id in a plain config.json, in vLLM's order (v1/spec_decode/llm_base_proposer.py)."""
 
 
 def find_mask_token(config: Mapping[str, Any]) -> int | None:
-    """Return the id that a plain config.json names, None if it names none."""
+    """Return the id that a plain config.json names; None if it names none."""
     own = get_int(get_mapping(config, "dflash_config"), "mask_token_id")
     return get_int(config, *MASK_KEYS) if own is None else own

@@ -1,4 +1,4 @@
-"""The tensors that a drafter's config asks for, with their shapes, as vLLM names them.
+"""The tensors that a drafter's config requires, with their shapes, in vLLM's names.
 
 Sources: vLLM 0.32 and 0.33, `model_executor/models/` llama_eagle, llama_eagle3, qwen3_eagle3, qwen3_dflash,
 qwen3_dspark, medusa, mlp_speculator and mimo_mtp.
@@ -19,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Dimensions of which none is missing."""
+    """Complete dimensions."""
 
     hidden: int
     inner: int
@@ -33,7 +33,7 @@ class Sizes:
 
     @classmethod
     def from_dimensions(cls, of: Dimensions) -> Sizes | None:
-        """Return the sizes, None if one is missing or zero."""
+        """Return the sizes; None if one is missing or zero."""
         heads, kv_heads, head = of.num_attention_heads, of.num_key_value_heads, of.head_dim
         hidden, inner, layers, vocab = of.hidden_size, of.intermediate_size, of.num_hidden_layers, of.vocab_size
         if not (heads and kv_heads and head and hidden and inner and layers and vocab):
@@ -63,12 +63,12 @@ def decoder_layer(
     """Return the tensors of one layer.
 
     Args:
-        prefix: of their names, such as `layers.0.`.
-        num_in: width of what its attention reads; None: the hidden size.
-        qk_norm: whether queries and keys are normed, as in Qwen3.
-        qkv_bias: whether those three projections have biases.
-        o_bias: whether the attention's output has one.
-        mlp_bias: whether the three of the MLP have.
+        prefix: prefix of their names, such as `layers.0.`.
+        num_in: input width of its attention; None for the hidden size.
+        qk_norm: whether queries and keys are normalized, as in Qwen3.
+        qkv_bias: whether the query, key and value projections have biases.
+        o_bias: whether the output projection has a bias.
+        mlp_bias: whether the three MLP projections have biases.
     """
     hidden, inner = sizes.hidden, sizes.inner
     outs = {"q_proj": sizes.query, "k_proj": sizes.key, "v_proj": sizes.key}
@@ -91,7 +91,7 @@ def decoder_layer(
 
 
 def decoder_model(architecture: str, config: Mapping[str, Any], sizes: Sizes) -> tuple[Shapes, Shapes] | None:
-    """Return the required and the optional tensors of a whole model, None for a family that is not covered."""
+    """Return the required and the optional tensors of a whole model; None for a family that is not covered."""
     if architecture not in _FAMILIES:
         return None
     biases = _FAMILIES[architecture]
@@ -137,21 +137,21 @@ class ExpectedTensors:
 
     required: Shapes
     optional: Shapes = field(default_factory=dict)
-    """Used where they are there; else the target's are shared."""
+    """Used if present; otherwise the target's are shared."""
     ignored: re.Pattern[str] = re.compile(r"(?!)")
     """Names that vLLM skips."""
     silent: re.Pattern[str] = re.compile(r"")
-    """Required names whose absence vLLM does not notice; it refuses the checkpoint for any other."""
+    """Required names whose absence vLLM does not detect; it rejects the checkpoint if any other is missing."""
     refuses_unknown: bool = True
     rename: Callable[[str], str] = field(default=str)
     """Maps a name in the file to the one used here."""
 
 
 def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> ExpectedTensors | None:
-    """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
+    """Return the tensors of a drafter; None if its architecture is not covered or its config lacks a size.
 
     Args:
-        target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
+        target: sizes of the target; None assumes the drafter's width and vocabulary.
     """
     expect = _LAYOUTS.get(drafter.traits.layout)
     return None if expect is None else expect(drafter, target)

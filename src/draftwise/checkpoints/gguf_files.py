@@ -1,7 +1,7 @@
-"""GGUF files: metadata and tensors from the header, and the config.json and tensor names that they stand for.
+"""GGUF files: metadata and tensors from the header, and the equivalent config.json and tensor names.
 
-No weight is read, and none of gguf, torch or numpy is needed. Like a safetensors header this one is believed only as
-far as it fits its file (format: ggml's docs/gguf.md; block sizes: `GGML_QUANT_SIZES` of the gguf package 0.19).
+Reads no weights, and needs none of gguf, torch or numpy. Like a safetensors header, a header is trusted only if it
+matches its file (format: ggml's docs/gguf.md; block sizes: `GGML_QUANT_SIZES` of the gguf package 0.19).
 
 Sources: `MODEL_TENSORS` and `Keys` of the gguf package 0.19; convert_hf_to_gguf.py of llama.cpp, whose inverse this is.
 """
@@ -40,7 +40,7 @@ _BLOCKS: Mapping[int, tuple[str, int, int]] = {int(kind): tuple(row) for kind, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """Everything in front of the weights."""
+    """Everything before the weights."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -50,16 +50,16 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, empty where the file does not say."""
+        """`general.architecture`; empty if the file lacks it."""
         return str(self.metadata.get("general.architecture") or "")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of the architecture's own, such as `block_count`."""
+        """Return a value of the architecture, such as `block_count`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return whether a path names a GGUF file that is there."""
+    """Return whether a path names an existing GGUF file."""
     try:
         return str(path).endswith(".gguf") and Path(path).is_file()
     except (OSError, ValueError):  # longer than a path may be, or with a null byte
@@ -70,7 +70,8 @@ def read_gguf(file: str | Path) -> GgufHeader:
     """Return the header of a GGUF file.
 
     Raises:
-        InvalidSetup: it is no such file, cut short, damaged, one part of several, or of a quantization that is unknown.
+        InvalidSetup: it is not a GGUF file, is truncated, damaged or one part of several, or has an unknown
+            quantization.
     """
     file = Path(file)
     try:
@@ -183,7 +184,7 @@ def _damaged(file: Path, what: str, fix: str = "Download the file again.") -> In
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """GGUF's `llama` also stands for Mistral, whose network is the same."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisor of each frequency (Llama 3's scaling)."""
+"""Tensor with the divisor of each frequency (Llama 3's scaling)."""
 _PLACES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -200,12 +201,12 @@ _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 
 
 def has_paired_rotation(header: GgufHeader) -> bool:
-    """Return whether rows of q and k are stored for a rotation of neighbors, not halves: so with `llama`."""
+    """Return whether rows of q and k are stored for rotating neighbors instead of halves, as with `llama`."""
     return header.architecture == "llama"
 
 
 def rename_tensor(name: str) -> str | None:
-    """Return a tensor's name in a Hugging Face checkpoint; None for one that has no place there."""
+    """Return a tensor's name in a Hugging Face checkpoint; None if it has none."""
     stem, _, kind = name.rpartition(".")
     if stem in _PLACES:
         return f"{_PLACES[stem]}.{kind}"
@@ -216,7 +217,7 @@ def rename_tensor(name: str) -> str | None:
 
 
 def list_tensors(header: GgufHeader) -> Headers:
-    """Return the tensors under their names in a Hugging Face checkpoint; those without one keep their own."""
+    """Return the tensors by their names in a Hugging Face checkpoint; those without one keep their own."""
     renamed = (replace(each, name=rename_tensor(name) or name) for name, each in header.tensors.items())
     tensors = {each.name: each for each in sorted(renamed, key=lambda each: each.name)}
     return Headers(directory=header.file, tensors=tensors, files=(header.file.name,))

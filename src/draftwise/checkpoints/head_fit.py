@@ -1,7 +1,7 @@
-"""Compares a head with its target, by config.json and by the head's tensors where these are at hand.
+"""Compares a head with its target, by config.json and, if available, by the head's tensors.
 
-Each fault has one code and one sentence for all callers. `inspect` and `check` look up under the code what a release of
-vLLM makes of it; `serve` and `train` refuse the head.
+Each fault has one code and one sentence for all callers. `inspect` and `check` look up how a vLLM release treats the
+code; `serve` and `train` refuse the head.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) ->
     """Return what is wrong with the width of the states that a head reads.
 
     Args:
-        key: field that states it.
-        width: as stated; None: it is not.
+        key: field of the width.
+        width: stated width; None if not stated.
         wanted: the target's hidden size.
     """
     if width is None or width == wanted:
@@ -59,7 +59,7 @@ def find_depth_fault(layers: object, *, where: str) -> Finding | None:
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:
-    """Return the fault of a head's `vocab_size` (None: not stated) given the target's."""
+    """Return what is wrong with a head's `vocab_size` (None if not stated), given the target's."""
     if size is None or size == wanted:
         return None
     message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
@@ -68,7 +68,7 @@ def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Findi
 
 
 def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Finding | None:
-    """Return what is wrong with the states that a head reads of a target of `num_layers` layers."""
+    """Return what is wrong with the states that a head reads from a target with `num_layers` layers."""
     if not layers.is_stated and (len(layers.ids) < 3 or layers.ids[0] < 0):
         message = (
             f"The head does not set {layers.key}. vLLM then reads layers 2, L/2 and L - 3, which are not three layers "
@@ -100,9 +100,9 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
     """Return what is wrong with the mask token of a head that drafts in parallel.
 
     Args:
-        token_id: None: it names none.
-        vocab_size: tokens that it reads; None: not known.
-        key: field in which such a head names its mask token.
+        token_id: id of the mask token; None if the head names none.
+        vocab_size: size of its input vocabulary; None if unknown.
+        key: field of the mask token.
     """
     if token_id is None:
         return mask_missing(key, where=where)
@@ -113,7 +113,7 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
 
 
 def mask_missing(key: str, *, where: str) -> Finding:
-    """Return what to say of a head that drafts in parallel and names no mask token."""
+    """Return the finding for a head that drafts in parallel and names no mask token."""
     message = f"The head drafts in parallel, but its config.json has no {key} for the unknown tokens."
     return Finding.error(
         "mask-token-missing", message, where=where, fix=f"Add {key}: the token that it was trained with."
@@ -135,17 +135,17 @@ class Head:
     where: str
     """Its config.json, for messages."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """Empty where only the config is known."""
+    """Empty if only the config is known."""
 
 
 def judge_configs(
     rules: Rulebook, head: Mapping[str, Any], target: Mapping[str, Any], *, method: Method, where: str
 ) -> Iterator[Ruling]:
-    """Yield where a head and its target do not fit, by their two config.json alone.
+    """Yield mismatches of a head and its target, from their two config.json files alone.
 
     Args:
-        head: config.json of the head, whatever its format.
-        method: that the head runs as.
+        head: config.json of the head, in any format.
+        method: method that the head runs as.
     """
     sizes = TargetSizes.from_dimensions(Dimensions.from_config(get_text_config(target)))
     if sizes is None or method.drafts_from != "target_states" or method.weights == "target":
@@ -164,7 +164,7 @@ def judge_configs(
 
 
 def find_head_findings(rules: Rulebook, head: Head, target: TargetSizes) -> Iterator[Ruling]:
-    """Yield where a head and its target do not fit in a release of vLLM."""
+    """Yield mismatches of a head and its target in a release of vLLM."""
     where = head.where
     yield from _find_width(rules, head, target, where)
     if head.drafter.traits.network == "chain":
@@ -175,7 +175,7 @@ def find_head_findings(rules: Rulebook, head: Head, target: TargetSizes) -> Iter
 
 
 def judge_fault(rules: Rulebook, fault: Finding | None) -> Iterator[Ruling]:
-    """Yield what a release makes of a fault."""
+    """Yield how a release treats a fault."""
     if fault is not None:
         yield from rules.ruling(fault.code, message=fault.message, where=fault.where, fix=fault.fix)
 

@@ -1,8 +1,8 @@
 """Headers of a checkpoint's safetensors files: names, types, shapes, bytes and roles of its tensors.
 
-No weight is read, and none of safetensors, torch or numpy is needed. A header is believed only if it obeys the format
-(https://github.com/huggingface/safetensors#format): known types, offsets that follow one another without a hole, and a
-file that ends where the last tensor does.
+Reads no weights, and needs none of safetensors, torch or numpy. A header is trusted only if it follows the format
+(https://github.com/huggingface/safetensors#format): known types, contiguous offsets, and a file that ends with the last
+tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from draftwise.core import Finding, InvalidSetup, cause_of
 from draftwise.knowledge.messages import fault, refusal, warning
 
 MTP = "mtp"
-"""Role of the tensors of modules for multi-token prediction."""
+"""Role of tensors in multi-token prediction modules."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|multi_modal_projector|mm_projector)\.")
@@ -53,7 +53,7 @@ _ROLES = (
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the decoder layer that a tensor belongs to, None if it belongs to none."""
+    """Return the number of a tensor's decoder layer; None if it belongs to none."""
     if _VISION.search(name):
         return None
     match = _LAYER.search(name)
@@ -61,11 +61,11 @@ def layer_of(name: str) -> int | None:
 
 
 def role_of(name: str, num_hidden_layers: int | None = None) -> str:
-    """Return what a tensor is for: embedding, head, attention, experts, mlp, norm, mtp ... or `other`.
+    """Return the role of a tensor: embedding, head, attention, experts, mlp, norm, mtp ... or `other`.
 
     Args:
-        num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules
-            (DeepSeek's layout).
+        num_hidden_layers: number of decoder layers; layers after them are multi-token prediction modules (DeepSeek's
+            layout).
     """
     layer = layer_of(name)
     if num_hidden_layers is not None and layer is not None and layer >= num_hidden_layers:
@@ -92,17 +92,17 @@ class WeightFiles:
 
 
 def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
-    """Return the files that the index names; without one all safetensors files.
+    """Return the files that the index names; without an index, all safetensors files.
 
-    `consolidated*.safetensors`, Mistral's own layout, hold the same weights a second time, so they count only where
-    there is nothing else.
+    `consolidated*.safetensors`, Mistral's own layout, hold the same weights again, so they count only if there are no
+    others.
 
     Args:
-        reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
-            leaves a stale index; vLLM goes by the index.
+        reader: transformers prefers `model.safetensors`, because saving a small model over a sharded one leaves a stale
+            index; vLLM uses the index.
 
     Raises:
-        InvalidSetup: there is no such directory, no weights in safetensors files, or a shard is missing.
+        InvalidSetup: the directory does not exist, has no safetensors weights, or lacks a shard.
     """
     check_directory(directory)
     if reader == "transformers" and (directory / _SINGLE).is_file():
@@ -157,7 +157,7 @@ def _no_weights(directory: Path) -> InvalidSetup:
 
 
 def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterable[str]) -> Iterator[Finding]:
-    """Yield where index and files disagree: tensors that are in no file, or in two."""
+    """Yield disagreements of index and files: tensors in no file, or in two."""
     found = set(found)
     if lost := sorted(chosen.index.keys() - found):
         yield fault(
@@ -184,21 +184,21 @@ _MAX_RANK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One tensor as its header tells it."""
+    """One tensor, from its header."""
 
     name: str
     dtype: str
-    """The format's spelling, a key of DTYPE_BITS."""
+    """Type in the format's spelling, a key of DTYPE_BITS."""
     shape: tuple[int, ...]
     num_bytes: int
     file: str
     """File name within the checkpoint's directory."""
     start: int
-    """Byte of the file at which its values start."""
+    """Offset of its values in the file, in bytes."""
 
     @property
     def num_elements(self) -> int:
-        """Elements as stored: packed INT4 weights count as the integers that hold them."""
+        """Number of stored elements: packed INT4 weights count as the integers that hold them."""
         return math.prod(self.shape)
 
 
@@ -211,27 +211,27 @@ class Headers:
     """Tensors by name, sorted by name."""
     files: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
-    """What is odd but can be read, such as an index that disagrees with the files."""
+    """Findings that do not prevent reading, such as an index that disagrees with the files."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors: what the weights take in memory in the type they are stored in."""
+        """Bytes of all tensors, as stored and in memory with the stored type."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
     def num_elements(self) -> int:
-        """Elements of all tensors, as stored."""
+        """Number of stored elements of all tensors."""
         return sum(tensor.num_elements for tensor in self.tensors.values())
 
     def bytes_by_dtype(self) -> dict[str, int]:
-        """Return the bytes of each type, most first."""
+        """Return the bytes of each type, largest first."""
         return _sum((tensor.dtype, tensor.num_bytes) for tensor in self.tensors.values())
 
     def bytes_by_role(self, num_hidden_layers: int | None = None) -> dict[str, int]:
-        """Return the bytes of each role (see `roles.role_of`), most first.
+        """Return the bytes of each role (see `role_of`), largest first.
 
         Args:
-            num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules.
+            num_hidden_layers: number of decoder layers; layers after them are multi-token prediction modules.
         """
         return _sum((role_of(name, num_hidden_layers), tensor.num_bytes) for name, tensor in self.tensors.items())
 
@@ -244,14 +244,14 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
-    """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
+    """Return the tensors of a checkpoint, from the files that its index names, else from all its safetensors files.
 
     Args:
-        reader: whose choice of files counts, see `find_weight_files`.
+        reader: program whose choice of files to follow; see `find_weight_files`.
 
     Raises:
-        InvalidSetup: with every fault of every file: none there, shards missing, a Git LFS pointer in place of the
-            weights, a file cut short or damaged.
+        InvalidSetup: files or shards are missing, truncated or damaged, or are Git LFS pointers; the error lists all
+            faults.
     """
     chosen = find_weight_files(Path(directory), reader)
     faults: list[Finding] = []
@@ -276,7 +276,7 @@ def read_headers(directory: str | Path, reader: Reader = "vllm") -> Headers:
 
 
 def read_index(directory: str | Path) -> Headers | None:
-    """Return the tensors that a checkpoint's index names, without types, shapes and bytes; None without an index.
+    """Return the tensors in a checkpoint's index, without types, shapes and bytes; None without an index.
 
     Raises:
         InvalidSetup: the index is damaged.
@@ -296,7 +296,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
     """Return the tensors of one safetensors file by name.
 
     Raises:
-        InvalidSetup: it is no such file, a Git LFS pointer to one, or cut short.
+        InvalidSetup: it is not a safetensors file, is a Git LFS pointer, or is truncated.
     """
     try:
         size = file.stat().st_size

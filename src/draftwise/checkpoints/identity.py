@@ -1,6 +1,6 @@
 """Identifies the target of a drafter's training: draftwise.json, a head's own files, and the names of a target.
 
-A drafter of the same shape for another fine-tune of the target loads, runs and drafts badly; nothing else tells.
+A drafter of the same shape for another fine-tune of the target loads, runs and drafts badly, without any error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _DECODER_TENSOR = re.compile(
 
 
 def target_identity(path: str | Path) -> dict[str, str]:
-    """Return what tells one target from another.
+    """Return what identifies a target.
 
-    - `weights`: SHA-256 over name, dtype, shape, first and last 4 KiB of each tensor, in the order of their names, so
-      that sharding does not matter. Only the matrices and norms of a plain decoder count: a checkpoint to which
-      layers for multi-token prediction and zero biases were added is still the same target.
-    - `tokenizer`: SHA-256 over the table of ids and tokens; left out where there is no tokenizer.json.
+    - `weights`: SHA-256 over name, dtype, shape, first and last 4 KiB of each tensor, sorted by name, so that sharding
+      does not matter. Only matrices and norms of a plain decoder count: a checkpoint with added multi-token prediction
+      layers and zero biases is still the same target.
+    - `tokenizer`: SHA-256 over the table of ids and tokens; left out without a tokenizer.json.
 
     Raises:
         InvalidSetup: the checkpoint or its tokenizer cannot be read.
@@ -58,8 +58,8 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
     """Write draftwise.json into a drafter's folder.
 
     Args:
-        target_path: the target that it was trained for.
-        training: how it was trained, as JSON values.
+        target_path: folder of the target that it was trained for.
+        training: description of the training, as JSON values.
     """
     name, stated = Path(target_path).resolve().name, read_config(Path(target_path)).get("_name_or_path")
     if _UNPACKED.fullmatch(name) and isinstance(stated, str):
@@ -71,7 +71,7 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTarget:
-    """The target as draftwise.json has it; empty what is not recorded."""
+    """The target in draftwise.json; fields are empty if not recorded."""
 
     name: str
     weights: str
@@ -79,7 +79,7 @@ class RecordedTarget:
 
 
 def find_recorded_target(directory: Path) -> RecordedTarget | None:
-    """Return the target that a drafter was trained for, None where it has no draftwise.json.
+    """Return the target that a drafter was trained for; None without a draftwise.json.
 
     Raises:
         InvalidSetup: the file is damaged.
@@ -95,7 +95,7 @@ def find_recorded_target(directory: Path) -> RecordedTarget | None:
 
 
 def check_identity(drafter_path: str | Path, target_path: str | Path) -> None:
-    """Make sure that a drafter was trained for this target, if it says for which.
+    """Verify that a drafter was trained for this target, if it records one.
 
     Raises:
         InvalidSetup: its draftwise.json names another target, or is damaged.
@@ -124,12 +124,12 @@ def _compare(recorded: RecordedTarget, target: Path, where: str) -> Iterator[Fin
 
 
 def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path, *, where: str) -> Finding | None:
-    """Return what is wrong where a drafter was trained for a target with another tokenizer.
+    """Return a finding if a drafter was trained for a target with another tokenizer.
 
     Args:
-        name: of the target that it was trained for; empty: not known.
-        recorded: `Vocabulary.identity` of that target; empty: not recorded.
-        tokenizer: that of the target at hand; empty: it has none that can be read.
+        name: name of the target that it was trained for; empty if unknown.
+        recorded: `Vocabulary.identity` of that target; empty if not recorded.
+        tokenizer: `Vocabulary.identity` of this target; empty without a readable tokenizer.
     """
     if "" in (recorded, tokenizer) or recorded == tokenizer:
         return None
@@ -175,18 +175,18 @@ _MEANINGLESS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBase:
-    """What a drafter's files say about its target."""
+    """The target that a drafter's files name."""
 
     name: str
-    """Model id, directory or name; empty where only the tokenizer is recorded."""
+    """Model id, directory or name; empty if only the tokenizer is recorded."""
     source: str
-    """File and field that say so."""
+    """File and field that name it."""
     tokenizer: str = ""
-    """Identity of the target's vocabulary, as `Vocabulary.identity`; empty where it is not recorded."""
+    """`Vocabulary.identity` of the target; empty if not recorded."""
 
 
 def find_recorded_base(directory: Path, config: Mapping[str, Any]) -> RecordedBase | None:
-    """Return the target that a head was trained for as far as it says, the most trustworthy record first.
+    """Return the target that a head was trained for, from its most reliable record; None without one.
 
     Raises:
         InvalidSetup: draftwise.json is damaged.
@@ -223,9 +223,9 @@ def _base_in_readme(directory: Path) -> str:
 
 
 def names_of(directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a target is called: in the hub's cache, its config, its model card, and its directory's name.
+    """Return the names of a target: from the hub's cache, its config, its model card, and its directory.
 
-    Names that anything may have (`model`, `main`, a commit) are left out.
+    Generic names (`model`, `main`, a commit) are left out.
     """
     path = directory.resolve()
     cached = _IN_CACHE.search(path.as_posix())
@@ -236,15 +236,15 @@ def names_of(directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_same_model(recorded: str, name: str) -> bool:
-    """Whether two names mean the same model, or one a quantized copy of the other.
+    """Return whether two names mean the same model, or a model and its quantized copy.
 
-    A model and its instruction-tuned version are two: a head for one drafts badly for the other.
+    A model and its instruction-tuned version are different: a head for one drafts badly for the other.
     """
     return _key(recorded) == _key(name)
 
 
 def means_nothing(name: str) -> bool:
-    """Whether anything may have this name."""
+    """Return whether a name is generic."""
     return not name or bool(_MEANINGLESS.fullmatch(_last_part(name)))
 
 

@@ -1,7 +1,7 @@
 """Inspects one checkpoint without loading it: kind, contents, and whether it is complete.
 
-Saving a model with transformers drops them for most families, and quantizing one often does, while config.json keeps
-its promise; vLLM then fails only when it loads the drafter.
+Saving a model with transformers drops its multi-token prediction modules for most families, and so does much
+quantizing, but config.json still lists them; vLLM then fails only when it loads the drafter.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ rest of a module is a usual decoder layer."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpModules:
-    """What a checkpoint says and holds of them."""
+    """A checkpoint's multi-token prediction modules, as stated and as stored."""
 
     stated: int | None
-    """Number in config.json: vLLM's n_predict; None where it states none."""
+    """Number in config.json (vLLM's n_predict); None if not stated."""
     key: str
-    """Field that states it, the usual one where none does."""
+    """Field of that number; the usual one if not stated."""
     present: tuple[int, ...]
-    """Modules with tensors, counted from 0."""
+    """Numbers of modules with tensors, from 0."""
     incomplete: tuple[str, ...]
-    """Tensors that a module which is there lacks."""
+    """Missing tensors of modules that are present."""
     num_bytes: int
 
     @property
     def lost(self) -> int:
-        """Modules that config.json promises and the files do not hold."""
+        """Number of modules in config.json that the files lack."""
         return max(0, (self.stated or 0) - len(self.present))
 
 
 def find_mtp_modules(config: Mapping[str, Any], headers: Headers) -> MtpModules | None:
-    """Return the modules, None for a checkpoint that neither states nor holds any."""
+    """Return the modules; None if the checkpoint neither states nor holds any."""
     key, stated = _find_stated(config)
     layers = get_int(config, "num_hidden_layers") or get_int(get_mapping(config, "text_config"), "num_hidden_layers")
     if not stated and not any(_JOINS.search(name) for name in headers.tensors):
@@ -124,11 +124,11 @@ _FLEXIBLE = "mask_hidden"
 def find_tensor_findings(
     rules: Rulebook, drafter: RecognizedDrafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
 ) -> Iterator[Ruling]:
-    """Yield what is missing, unknown or of another shape.
+    """Yield tensors that are missing, unknown or of another shape.
 
     Args:
         target: see `expect_tensors`.
-        is_quantized: whether its config says that its weights are quantized: packed ones have shapes of their own.
+        is_quantized: whether its weights are quantized: packed ones have other shapes.
     """
     where = str(headers.directory)
     expected = expect_tensors(drafter, target)
@@ -230,21 +230,21 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a checkpoint directory holds."""
+    """The contents of a checkpoint directory."""
 
     directory: Path
     config: Mapping[str, Any]
-    """config.json as it stands."""
+    """config.json, unchanged."""
     drafter: RecognizedDrafter
     dimensions: Dimensions
     """The language model's dimensions."""
     draft_vocab_size: int | None
-    """Tokens that it can name, for a drafter with a vocabulary of its own."""
+    """Number of tokens that it can draft, for a drafter with its own vocabulary."""
     headers: Headers
     num_parameters: int
     quantization: Quantization | None
     mtp: MtpModules | None
-    """None where config and tensors say nothing of multi-token prediction."""
+    """None without multi-token prediction in config and tensors."""
     vocabulary: Vocabulary | None
     recorded_base: RecordedBase | None
     findings: tuple[Finding, ...]
@@ -252,18 +252,18 @@ class Inspection:
 
     @property
     def sizes(self) -> TargetSizes | None:
-        """What a head for this model depends on, None where config.json does not say."""
+        """Sizes that a head for this model depends on; None if config.json lacks one."""
         return TargetSizes.from_dimensions(self.dimensions)
 
     @property
     def n_predict(self) -> int | None:
-        """Tokens that its modules were trained to draft, None for a drafter that has no such number."""
+        """Number of tokens that its modules were trained to draft; None without such a number."""
         stated = get_int(self.drafter.config, "n_predict", "num_lookahead_tokens")
         return stated if stated is not None or self.mtp is None else self.mtp.stated
 
     @property
     def num_heads(self) -> int | None:
-        """Heads of a medusa drafter, stages of an mlp_speculator; None for others."""
+        """Number of heads of a medusa drafter, or of stages of an mlp_speculator; None for others."""
         if self.drafter.traits.network != "heads":
             return None
         return get_int(self.drafter.config, "num_heads", "medusa_num_heads", "n_predict")
@@ -272,15 +272,15 @@ class Inspection:
 def inspect_checkpoint(
     directory: str | Path, *, target: TargetSizes | None = None, version: Version | None = None
 ) -> Inspection:
-    """Return what a checkpoint directory holds: config.json, tokenizer files and safetensors headers only.
+    """Return the contents of a checkpoint directory, from config.json, tokenizer files and safetensors headers only.
 
     Args:
-        directory: of a target or a drafter; or a GGUF file.
-        target: what the tensors of a head depend on besides its own config; None: not known.
-        version: release of vLLM whose rules count; None: the newest.
+        directory: directory of a target or a drafter, or a GGUF file.
+        target: sizes of the target that a head's tensors depend on; None if unknown.
+        version: release of vLLM whose rules apply; None for the newest.
 
     Raises:
-        InvalidSetup: config.json or the weights are missing or damaged: with every fault of both.
+        InvalidSetup: config.json or the weights are missing or damaged; the error lists all faults.
     """
     directory, rules = Path(directory), Rulebook(version)
     faults: list[Finding] = []
@@ -344,7 +344,7 @@ def _find_mtp_faults(
 
 
 def describe_lost(mtp: MtpModules) -> str:
-    """Return which modules for multi-token prediction are missing."""
+    """Return which multi-token prediction modules are missing, in words."""
     if mtp.lost:
         there = f"only {len(mtp.present)} of these modules" if mtp.present else "no tensor of such a module"
         return f"The checkpoint's config.json says {mtp.key}: {mtp.stated}, and the weight files hold {there}."

@@ -1,4 +1,4 @@
-"""A drafter and its target compared before anything is loaded."""
+"""Compares a drafter with its target before anything is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNREAD = "weights-not-inspected"
 
 
 def find_base_findings(rules: Rulebook, drafter: Inspection, target: Inspection) -> Iterator[Ruling]:
-    """Yield where a drafter says that it was trained for another target."""
+    """Yield findings if a drafter records another target."""
     recorded = drafter.recorded_base
     if recorded is None or not drafter.drafter.is_head:
         return
@@ -53,30 +53,30 @@ _SIZES = "vocabulary-sizes-differ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What a drafter and a target are to each other."""
+    """The comparison of a drafter and a target."""
 
     drafter: Inspection
     target: Inspection
     tokenizers: TokenComparison | None
-    """None where one of them has no tokenizer that can be read."""
+    """None if either has no readable tokenizer."""
     findings: tuple[Finding, ...]
     """Findings about each checkpoint and about the pair."""
 
     @property
     def size_ratio(self) -> float | None:
-        """Parameters of the target for one of the drafter's."""
+        """Parameters of the target over those of the drafter."""
         mine = self.drafter.num_parameters
         return self.target.num_parameters / mine if mine else None
 
     @property
     def has_recorded_tokenizer(self) -> bool:
-        """Whether the drafter's own record says that it was trained with the target's vocabulary."""
+        """Whether the drafter records that it was trained with the target's vocabulary."""
         base, vocabulary = self.drafter.recorded_base, self.target.vocabulary
         return base is not None and vocabulary is not None and base.tokenizer == vocabulary.identity
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no finding is an error."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
 
 
@@ -85,11 +85,11 @@ def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | 
 
     Args:
         drafter: directory of a draft model or of a head.
-        target: directory of the model that it is to draft for.
-        version: release of vLLM whose rules count; None: the newest.
+        target: directory of the model to draft for.
+        version: release of vLLM whose rules apply; None for the newest.
 
     Raises:
-        InvalidSetup: config.json or weights of either are missing or damaged: with every fault of both.
+        InvalidSetup: config.json or weights of either are missing or damaged; the error lists all faults.
     """
     faults: list[Finding] = []
     looked_at: list[Inspection] = []
@@ -113,9 +113,9 @@ def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | 
 def find_pair_findings(
     drafter_dir: str | Path, target_dir: str | Path, *, version: Version | None = None
 ) -> tuple[Finding, ...]:
-    """Return what is wrong or worth knowing about a pair beyond its configs; damaged files are among it.
+    """Return findings about a pair beyond its configs, damaged files included.
 
-    What `draftwise.plan.check` judges by config.json alone is left to it: sizes of vocabularies that differ.
+    Differences that `draftwise.plan.check` judges from config.json alone, such as vocabulary sizes, are left to it.
     """
     try:
         found = inspect_pair(drafter_dir, target_dir, version=version).findings
@@ -125,9 +125,9 @@ def find_pair_findings(
 
 
 def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
-    """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`.
+    """Return why a target cannot draft with its own modules, for `"method": "mtp"` without `model`.
 
-    Without its shards a checkpoint is judged by its index, which names the tensors.
+    A checkpoint without its shards is judged by the tensor names in its index.
     """
     try:
         mtp = inspect_checkpoint(target_dir).mtp

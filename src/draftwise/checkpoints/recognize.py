@@ -1,4 +1,4 @@
-"""Recognizes a checkpoint's drafter by its marks; turns `speculators` configs into vLLM's plain ones, and back.
+"""Recognizes a checkpoint's drafter by its features; converts `speculators` configs into vLLM's plain ones, and back.
 
 Source: speculators 0.9.0 (https://github.com/vllm-project/speculators, `models/*/config.py`) and vLLM 0.32's
 `transformers_utils/configs/speculators`. Tensors have the same names in both formats.
@@ -26,20 +26,20 @@ from draftwise.knowledge.methods import Method, all_methods, methods_where
 
 
 def find_by_architecture(architecture: str) -> Method | None:
-    """Return the first method of which an architecture's name contains a part, None if it contains none."""
+    """Return the first method with a name part that the architecture contains; None without one."""
     return _find_architecture(methods_where().values(), architecture)
 
 
 def find_by_marks(config: Mapping[str, Any], architecture: str, names: Collection[str]) -> Method:
-    """Return the method of a checkpoint; that of draft models for a whole language model, which may be a target.
+    """Return the method of a checkpoint; `draft_model` for a whole language model, which may be a target.
 
     Args:
-        config: config.json, plain.
-        architecture: the first that it names; empty for none. Some names, such as `LlamaForCausalLM`, say nothing.
-        names: of its tensors.
+        config: plain config.json.
+        architecture: its first architecture; may be empty. Some, such as `LlamaForCausalLM`, do not show the method.
+        names: names of its tensors.
 
     Raises:
-        InvalidSetup: no method of the table has its marks, and an installed package's method cannot be used.
+        InvalidSetup: no method of the table matches, and an installed package's method cannot be used.
     """
     return (
         _find_marked(methods_where().values(), config, architecture, names)
@@ -75,7 +75,7 @@ def _first(methods: Collection[Method], has_mark: Callable[[Method], bool]) -> M
 
 
 def holds_native_modules(_config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Say whether a checkpoint holds nothing but modules for multi-token prediction, out of its target's."""
+    """Return whether a checkpoint holds only multi-token prediction modules, without their target."""
     return bool(names) and all(role_of(name) == MTP for name in names)
 
 
@@ -83,13 +83,13 @@ _Config = Mapping[str, Any]
 
 
 def to_plain(config: _Config, *, where: str) -> dict[str, Any]:
-    """Return a drafter's config.json as the plain one that it stands for, which may be what it is already.
+    """Return a drafter's config.json in the plain format; a plain one is returned as it is.
 
     Args:
-        config: config.json as read; not changed.
+        config: config.json as read; not modified.
 
     Raises:
-        InvalidSetup: it describes no known speculator, or lacks a field.
+        InvalidSetup: it is not a known speculator, or lacks a field.
     """
     if fault := find_format_fault(config, where=where):
         raise InvalidSetup(fault)
@@ -97,7 +97,7 @@ def to_plain(config: _Config, *, where: str) -> dict[str, Any]:
 
 
 def find_format_fault(config: _Config, *, where: str) -> Finding | None:
-    """Return what keeps a config.json in speculators format from being read; nothing is wrong with a plain one."""
+    """Return why a config.json in speculators format cannot be read; None for a plain one."""
     name = config.get("speculators_model_type")
     if name is None:
         return None
@@ -116,12 +116,12 @@ def find_format_fault(config: _Config, *, where: str) -> Finding | None:
 
 
 def flatten(config: _Config) -> dict[str, Any]:
-    """Return the plain config that a config.json stands for, as far as it goes: what is damaged is left out.
+    """Return the plain form of a config.json, without damaged parts.
 
-    The fields of `transformer_layer_config` become the config, and the algorithm's own join them under their plain
-    names. What a file leaves out can mean something else in the two formats: here `norm_before_residual` is true for
-    eagle3 (but false for peagle and in plain files). And dflash counts the layers that it reads as EAGLE-3 does, one
-    higher than the plain `target_layer_ids`.
+    The fields of `transformer_layer_config` become the config, and the algorithm's own fields join them under their
+    plain names. Defaults differ between the formats: here `norm_before_residual` is true for eagle3, but false for
+    peagle and in plain files. dflash numbers the layers that it reads as EAGLE-3 does, one higher than the plain
+    `target_layer_ids`.
     """
     name = config.get("speculators_model_type")
     if name is None:
@@ -136,15 +136,15 @@ def flatten(config: _Config) -> dict[str, Any]:
 
 
 def from_plain(config: _Config, *, verifier: str, k: int, where: str = "config.json") -> dict[str, Any]:
-    """Return the config.json in speculators format of a drafter that has a plain one.
+    """Return a drafter's plain config.json in speculators format.
 
     Args:
-        config: plain config of an EAGLE-3, a P-EAGLE (the same with a mask token) or a DFlash drafter.
-        verifier: name or path of the target; `vllm serve DRAFTER` takes it from here, literally as written.
-        k: draft tokens a step in such a server.
+        config: plain config of an EAGLE-3, P-EAGLE (EAGLE-3 with a mask token) or DFlash drafter.
+        verifier: name or path of the target, which `vllm serve DRAFTER` uses exactly as written.
+        k: draft tokens per step in such a server.
 
     Raises:
-        InvalidSetup: the format has no place for this kind of drafter, or for one of its settings.
+        InvalidSetup: the format does not support this kind of drafter, or one of its settings.
     """
     name, kind = _find_kind(config, where)
     assert kind.from_plain is not None
@@ -328,33 +328,33 @@ _KINDS: Mapping[str, _Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognizedDrafter:
-    """What a checkpoint is, as drafters go."""
+    """A drafter as recognized from its checkpoint."""
 
     method: str
     """vLLM's method name; `draft_model` for a whole language model, which may also be a target."""
     traits: Method
-    """What is true of the method."""
+    """Facts about the method."""
     layout: Literal["plain", "speculators"]
     algorithm: str
     """`speculators_model_type`, else the method."""
     config: Mapping[str, Any]
-    """Plain fields, whatever the layout."""
+    """Plain fields, from either format."""
     architecture: str
-    """The first, empty where none is named."""
+    """First architecture; empty if config.json names none."""
     parallel: bool
     """Whether it drafts all tokens in one pass over masked tokens."""
     mask_token_id: int | None
     aux_layers: AuxLayers | None
-    """None for drafters that do not read states of several layers, and where the config does not say which."""
+    """None if it does not read states of several layers, or if the config does not say which."""
 
     @property
     def is_head(self) -> bool:
-        """Whether it runs on the target's hidden states instead of being a model of its own."""
+        """Whether it runs on the target's hidden states rather than as a separate model."""
         return self.traits.drafts_from == "target_states"
 
 
 def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDrafter:
-    """Return what a config.json and the names of its tensors amount to."""
+    """Return the drafter that a config.json and tensor names describe."""
     algorithm = config.get("speculators_model_type")
     plain = flatten(config)
     named = plain.get("architectures")

@@ -23,7 +23,7 @@ def quote(value: object) -> str:
 
 
 def quote_some(values: Collection[object]) -> str:
-    """Return the first few of several values, and how many more there are."""
+    """Return the first few of several values, and the number of the others."""
     return _join(islice(values, _MAX_NAMES), len(values) - _MAX_NAMES)
 
 
@@ -32,7 +32,7 @@ def _join(shown: Iterable[object], num_more: int) -> str:
 
 
 POINTER_BYTES = 64
-"""Bytes to read from a file's start to recognize a pointer."""
+"""Number of bytes at a file's start that show whether it is a pointer."""
 
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version")
 _MAX_BYTES = 256 * 1024 * 1024
@@ -41,30 +41,30 @@ _FIX = "Download the file again."
 
 
 def check_directory(directory: Path) -> None:
-    """Raise InvalidSetup unless there is such a directory."""
+    """Raise InvalidSetup unless the directory exists."""
     if not directory.is_dir():
         raise refusal("no-checkpoint", directory=directory)
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        InvalidSetup: it is absent, unreadable, too large, a Git LFS pointer, not JSON or no object.
+        InvalidSetup: it is absent, unreadable, too large, a Git LFS pointer, not JSON or not an object.
     """
     return parse_json(read_bytes(file), where=str(file), fix=_FIX)
 
 
 def parse_json(text: str | bytes, *, where: str, fix: str = "") -> dict[str, Any]:
-    """Return the object that a JSON text stands for.
+    """Return the object in a JSON text.
 
     Args:
-        text: UTF-8 if it is given as bytes.
+        text: the text, or its bytes in UTF-8.
         where: the file or option that it comes from, for messages.
         fix: what to do if it is damaged.
 
     Raises:
-        InvalidSetup: it is not JSON, or no object.
+        InvalidSetup: it is not JSON, or not an object.
     """
     try:
         value = json.loads(text)
@@ -78,7 +78,7 @@ def parse_json(text: str | bytes, *, where: str, fix: str = "") -> dict[str, Any
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file; bytes that are no UTF-8 are replaced.
+    """Return the lines of a text file, with invalid UTF-8 replaced.
 
     Raises:
         InvalidSetup: it is absent, unreadable, too large or a Git LFS pointer.
@@ -87,7 +87,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return what a file holds.
+    """Return the bytes of a file.
 
     Raises:
         InvalidSetup: it is absent, unreadable, too large or a Git LFS pointer.
@@ -106,7 +106,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def refuse_pointer(file: Path, start: bytes) -> None:
-    """Raise InvalidSetup where a file starts as the pointer that Git leaves in the place of a large file."""
+    """Raise InvalidSetup if a file's start shows a Git LFS pointer."""
     if start.startswith(_POINTERS):
         raise refusal("lfs-pointer", file=file)
 

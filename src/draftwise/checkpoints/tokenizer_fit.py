@@ -1,7 +1,7 @@
 """Compares the tokens of two checkpoints id by id, and rates the effect on a drafter.
 
-vLLM compares `vocab_size` only, and only for method draft_model: two tokenizers of one size pass, and of one tokenizer
-padded to two sizes neither.
+vLLM compares only `vocab_size`, and only for method draft_model: it accepts two tokenizers of one size, and rejects one
+tokenizer padded to two sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDifference:
-    """One id that means two tokens; None where a vocabulary has no such id."""
+    """One id with two tokens; None if a vocabulary lacks the id."""
 
     id: int
     drafter: str | None
@@ -36,24 +36,24 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenComparison:
-    """Two vocabularies side by side, id by id."""
+    """Two vocabularies compared id by id."""
 
     JSON_DERIVED = ("verdict",)
     num_equal: int
     num_differing: int
-    """Ids that both have, for different tokens."""
+    """Number of shared ids with different tokens."""
     num_differing_text: int
-    """Those of them that are part of ordinary text in either: no control tokens."""
+    """Number of these that are ordinary text in either vocabulary, not control tokens."""
     num_only_drafter: int
     num_only_target: int
     first: tuple[TokenDifference, ...]
-    """The first few ids of the kinds above, those of ordinary text before others."""
+    """The first few differing ids, ordinary text first."""
     splitting: tuple[str, ...]
     """Parts that split text differently: merges, normalizer, pre_tokenizer."""
 
     @property
     def verdict(self) -> Literal["same", "prefix", "control tokens differ", "different"]:
-        """`prefix`: the same as far as both go, and one goes further."""
+        """`prefix` means that all shared ids agree, and one vocabulary has more."""
         if self.num_differing_text or (self.num_differing and not self.num_equal):
             return "different"
         if self.num_differing:
@@ -62,7 +62,7 @@ class TokenComparison:
 
 
 def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenComparison:
-    """Compare what every id means."""
+    """Compare the token of every id."""
     mine, theirs = drafter.tokens, target.tokens
     both = mine.keys() & theirs.keys()
     differing = [i for i in both if mine[i] != theirs[i]]
@@ -84,10 +84,10 @@ def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenCompar
 
 
 def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | None:
-    """Return what is wrong between two vocabularies, None where every id that both have means the same.
+    """Return a finding if two vocabularies differ; None if all shared ids agree.
 
     Args:
-        comparison: of the drafter's and the target's.
+        comparison: comparison of the drafter's and the target's vocabulary.
     """
     shown = "; ".join(str(difference) for difference in comparison.first)
     if comparison.verdict == "different":
@@ -110,10 +110,10 @@ def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | N
 
 
 def check_same_tokens(drafter: Path, target: Path) -> None:
-    """Make sure that two checkpoints have the same tokens under the same ids, none more and none fewer.
+    """Verify that two checkpoints have exactly the same tokens under the same ids.
 
     Raises:
-        InvalidSetup: their tokens differ, or one of them has no readable tokenizer.
+        InvalidSetup: their tokens differ, or either has no readable tokenizer.
     """
     mine, theirs = read_vocabulary(drafter), read_vocabulary(target)
     if mine is None or theirs is None:
@@ -137,7 +137,7 @@ def check_same_tokens(drafter: Path, target: Path) -> None:
 def find_tokenizer_findings(
     rules: Rulebook, drafter: Inspection, target: Inspection, comparison: TokenComparison | None
 ) -> Iterator[Ruling]:
-    """Yield what follows from two vocabularies; `comparison` is None where one of the two has none."""
+    """Yield findings about two vocabularies; `comparison` is None if either is missing."""
     where = str(drafter.directory)
     if comparison is None:
         if not drafter.drafter.is_head:

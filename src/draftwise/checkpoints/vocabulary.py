@@ -20,9 +20,9 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_pieces(file: Path) -> list[str]:
-    """Return the pieces in the order of their ids; none for a file that is no sentencepiece model.
+    """Return the pieces in the order of their ids; empty if the file is not a sentencepiece model.
 
-    Files of that name can be tiktoken's too, which is no fault.
+    Files of that name can also be tiktoken's, which is not an error.
 
     Raises:
         InvalidSetup: the file cannot be read, or is a Git LFS pointer.
@@ -88,22 +88,22 @@ class Vocabulary:
 
     tokens: Mapping[int, str]
     added: frozenset[int]
-    """Ids that are matched as a whole before a text is split: control tokens, mostly."""
+    """Ids that are matched as a whole before a text is split, mostly control tokens."""
     named: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Ids of bos_token, eos_token and pad_token, as far as the checkpoint's files name them."""
+    """Ids of bos_token, eos_token and pad_token, by name; without those that the files do not name."""
     splitting: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each part that decides how a text is split; empty where the format does not say."""
+    """Digest of each part that decides how a text is split; empty if the format does not have them."""
     source: str
     """File that it was read from."""
 
     @property
     def identity(self) -> str:
-        """SHA-256 over the table of ids and tokens: the `tokenizer` that draftwise.json records."""
+        """SHA-256 over the table of ids and tokens, as draftwise.json records it under `tokenizer`."""
         return _digest(sorted(self.tokens.items()))
 
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:
-    """Return the vocabulary of a checkpoint, None where it has no tokenizer file that can be read offline.
+    """Return the vocabulary of a checkpoint; None without a tokenizer file that can be read offline.
 
     Raises:
         InvalidSetup: a file is damaged.
@@ -129,7 +129,7 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
 
 
 def read_gguf_vocabulary(header: GgufHeader) -> Vocabulary | None:
-    """Return the vocabulary that a GGUF file holds, None where it holds none."""
+    """Return the vocabulary in a GGUF file; None without one."""
     values = {key: header.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", *_GGUF_NAMES)}
     if not isinstance(tokens := values["tokens"], list):
         return None

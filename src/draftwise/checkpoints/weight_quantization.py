@@ -1,4 +1,4 @@
-"""The quantization of a checkpoint's weights, and the parameters that its stored elements stand for."""
+"""The quantization of a checkpoint's weights, and the number of parameters in its stored elements."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ELEMENT_BITS = {"I32": 32, "U32": 32, "I8": 8, "U8": 8, "I16": 16, "I64": 64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """What quantization_config says."""
+    """The settings in quantization_config."""
 
     method: str
     """`quant_method`, such as gptq, awq, fp8 or compressed-tensors."""
     bits: int | None
-    """Bits of a weight; None if the config does not say."""
+    """Bits per weight; None if the config lacks it."""
     group_size: int | None
-    """Weights that share a scale; None for whole rows or tensors, and where the config does not say."""
+    """Number of weights that share a scale; None for whole rows or tensors, or if the config lacks it."""
 
     def __str__(self) -> str:
         parts = [
@@ -37,7 +37,7 @@ class Quantization:
 
 
 def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return how a config says that the weights are quantized, None if it says nothing."""
+    """Return the quantization in a config; None without one."""
     given = get_mapping(config, "quantization_config") or get_mapping(config, "compression_config")
     inner = get_mapping(given, "quantization") or given  # ModelOpt's own file has one more level
     if not inner:
@@ -68,7 +68,7 @@ def _named_bits(method: str, config: Mapping[str, Any]) -> int | None:
 
 
 def count_parameters(tensors: Iterable[Tensor], quantization: Quantization | None) -> int:
-    """Return how many weights there are, quantized ones unpacked; scales, zero points and maps do not count."""
+    """Return the number of weights, with quantized ones unpacked, without scales, zero points and maps."""
     bits = quantization.bits if quantization is not None else None
     return sum(
         tensor.num_elements * _per_element(tensor, bits)

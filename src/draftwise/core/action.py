@@ -1,4 +1,4 @@
-"""Holds steps for a service whose speculation does not pay: possible, proposed and done."""
+"""Steps for a service whose speculation does not pay: possible, proposed and done."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from enum import StrEnum
 
 
 class Step(StrEnum):
-    """A rung of the ladder, the mildest first. No server can change how it drafts while it runs."""
+    """A step of the guard, mildest first. No server can change how it drafts while it runs."""
 
     NOTE = "note"
-    """Tell somebody."""
+    """Report only."""
     PROBE = "probe"
-    """Ask a replica a few prompts: what is in the way, the traffic or the drafter?"""
+    """Send a replica a few prompts, to tell whether traffic or drafter is the cause."""
     LOWER_K = "lower-k"
     """Deploy a config that drafts less."""
     SHIFT = "shift"
-    """Take replicas out of the traffic by their weight."""
+    """Take replicas out of the traffic by setting their weight."""
     DRAIN = "drain"
-    """Take replicas out of the traffic for good; requests in flight end there."""
+    """Take replicas out of the traffic for good; requests in flight finish there."""
     RESTART = "restart"
     """Restart one replica, and compare."""
     ROLL_BACK = "roll-back"
     """Commit the twin without speculation."""
     RETRAIN = "retrain"
-    """Train a drafter for the traffic that there is now."""
+    """Train a drafter for the current traffic."""
     TRICKLE = "trickle"
     """Send a twentieth of the traffic to a replica that is out of it, to see whether it pays again."""
     RELEASE = "release"
@@ -38,16 +38,16 @@ OUT = (Step.SHIFT, Step.DRAIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """A step on replicas of a service, and what it rests on."""
+    """A step on replicas of a service, and its evidence."""
 
     step: Step
     replicas: tuple[str, ...] = ()
-    """URLs; none for a step on the whole service."""
+    """URLs; empty for a step on the whole service."""
     cause: str
-    """Code of the finding that asks for it, or `pays-again` and `still-below-break-even` of a replica that is tried."""
+    """Code of the finding that requires it; for a replica on trial, `pays-again` or `still-below-break-even`."""
     reason: str
-    """A whole sentence."""
+    """Why, as a sentence."""
     evidence: Mapping[str, float] = field(default_factory=dict)
-    """The numbers that the sentence rests on, by name."""
+    """The numbers behind the reason, by name."""
     executes: bool = False
-    """Whether it is to be carried out; else it is a proposal."""
+    """Whether the guard carries it out; otherwise it is a proposal."""

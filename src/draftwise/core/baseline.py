@@ -1,4 +1,4 @@
-"""Holds a run's findings on the deployed setup, in the numbers production is compared with; as JSON, and back."""
+"""A run's findings on the deployed setup: the numbers to compare production with, as baseline.json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORMAT = Format(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the counters of the server with speculation grew by in one cell of the run."""
+    """Growth of the speculative server's counters in one cell of the run."""
 
     workload: str
     condition: Condition
@@ -63,32 +63,31 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What is known of a setup that is deployed. What nobody has measured is absent, and `missing` says so."""
+    """What is known about a deployed setup. Values that were not measured are absent, and listed in `missing`."""
 
     JSON_FORMAT: ClassVar[Format] = _FORMAT
     setup_sha256: str
-    """Hash of the setup.json in the same folder, because numbers of another setup say nothing. Empty without one."""
+    """Hash of the setup.json in the same folder: the numbers hold for that setup only. Empty without one."""
     run: str = ""
-    """Name of the run directory; empty where nothing was measured."""
+    """Name of the run directory; empty if nothing was measured."""
     arm: str = ""
-    """Which side of the run is deployed."""
+    """Deployed arm of the run."""
     plain_arm: str = ""
-    """Which side of it has no speculation."""
+    """Arm of the run without speculation."""
     expected: Expected | None = None
     """Values of the cell whose break-even is nearest to the measured tokens per step."""
     curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """Pairs (streams, milliseconds of a decoding step) for every number of streams in the run, by arm."""
+    """(streams, milliseconds per decoding step) for every number of streams in the run, by arm."""
     rollback: tuple[Rollback, ...] = ()
-    """When to go back."""
+    """When to roll back."""
     probe: tuple[ProbeAnswer, ...] = ()
-    """What the deployed server answered when it was known to be good, several repeats of each prompt."""
+    """The deployed server's answers when it was known to be good: several repeats of each prompt."""
     probe_null: float | None = None
-    """Share of the probe's prompts that take other steps without a cause, its 95 % quantile over repeats."""
+    """Share of the probe's prompts that take other steps by chance: 95 % quantile over repeats."""
     seen: Window | None = None
-    """The deployed service while it was known to be good: of its prompts, adapters and times, a run's traffic says
-    nothing."""
+    """The deployed service while it was known to be good: a run does not know its prompts, adapters and times."""
     missing: tuple[str, ...] = ()
-    """What is absent and why, a sentence each."""
+    """What is absent and why, one sentence each."""
 
     def __post_init__(self) -> None:
         _need(len(self.setup_sha256) in (0, 64), "setup_sha256 is a SHA-256 of 64 digits")
@@ -108,7 +107,7 @@ class Baseline:
         """Return the baseline that `to_json` wrote.
 
         Raises:
-            UnreadableSource: it is something else, or of a later version.
+            UnreadableSource: the text is something else, or of a later version.
         """
         try:
             row = json.loads(text)

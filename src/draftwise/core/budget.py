@@ -1,4 +1,4 @@
-"""Holds the memory of one GPU, item by item, and the rest for keys and values."""
+"""The memory of one GPU, item by item, and the rest for keys and values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class KVGroup:
 
     num_layers: int
     block_size: int
-    """Tokens of one block."""
+    """Tokens per block."""
     window: int | None = None
     """Tokens that stay visible; None for all."""
     chunked: bool = False
-    """Whether the window is a chunk of the sequence, which starts with a block of its own."""
+    """Whether the window is a chunk of the sequence that starts with its own block."""
     state_blocks: int = 0
-    """Blocks of a sequence whatever its length, where layers keep a state instead of tokens; 0 where they do not."""
+    """Blocks of a sequence of any length, if layers keep a state instead of tokens; else 0."""
     every_block: bool = False
     """Whether a state is also kept for each block of tokens."""
 
@@ -26,7 +26,7 @@ class KVGroup:
 
         Args:
             tokens: length of the sequence.
-            in_flight: tokens that may be computed at once before blocks outside the window are given back.
+            in_flight: tokens that may be computed at once before blocks outside the window are freed.
         """
         if self.state_blocks or self.every_block:
             return self.state_blocks + self.every_block * -(-tokens // self.block_size)
@@ -44,11 +44,11 @@ class KVCache:
     bytes_per_block: int
     """Bytes of one block in all layers that share the pool."""
     bytes_per_token: int
-    """Bytes that one more token takes while it is in every layer's window, target and drafter together."""
+    """Bytes of one more token inside every layer's window, target and drafter together."""
     drafter_bytes_per_token: int = 0
     """The drafter's share of `bytes_per_token`."""
     null_blocks: int = 0
-    """Blocks that vLLM sets aside when it asks whether a sequence fits."""
+    """Blocks that vLLM sets aside when it checks whether a sequence fits."""
 
     def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
         """Return the blocks that a sequence of `tokens` holds in all groups."""
@@ -61,38 +61,38 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What vLLM does with the memory of one GPU. All numbers are bytes unless they say otherwise."""
+    """How vLLM uses the memory of one GPU. Numbers are bytes unless stated otherwise."""
 
     device: int
     """Memory of the GPU as its driver reports it."""
     requested: int
-    """The share that `gpu_memory_utilization` allows vLLM to plan with."""
+    """The part that `gpu_memory_utilization` allows vLLM to plan with."""
     target: int
     """Weights of the target, its rotary table included."""
     drafter: int
     """Weights of the drafter or head that it does not share with the target."""
     activations: int
-    """Most that one profiled step takes on top of the weights."""
+    """Peak of one profiled step on top of the weights."""
     non_torch: int
     """Libraries, kernels and communication buffers that grow while the profile runs."""
     graphs: int
     """Captured CUDA graphs, as vLLM will take them."""
     graphs_counted: int
-    """The part of `graphs` that this release takes off the KV cache beforehand."""
+    """The part of `graphs` that this release subtracts from the KV cache in advance."""
     buffers: int
     """Sampler and runner buffers that live as long as the server."""
     buffers_counted: bool
-    """Whether this release takes `buffers` off the KV cache."""
+    """Whether this release subtracts `buffers` from the KV cache."""
     context: int
-    """CUDA context, before vLLM looks at the GPU: outside of every plan."""
+    """CUDA context, created before vLLM measures the GPU: outside every plan."""
     kv: KVCache
     max_model_len: int
     max_num_seqs: int
     in_flight: int
-    """Tokens that may be scheduled and not yet settled: what sliding windows keep on top."""
+    """Tokens that may be scheduled but not yet finished: sliding windows keep them in addition."""
     num_speculative_tokens: int = 0
     min_blocks: int = 0
-    """Blocks below which vLLM refuses to start, however short its sequences are."""
+    """Minimum number of blocks with which vLLM starts, for sequences of any length."""
 
     @property
     def weights(self) -> int:
@@ -101,13 +101,13 @@ class Budget:
 
     @property
     def fixed(self) -> int:
-        """Everything that is planned for besides keys and values."""
+        """Everything planned except keys and values."""
         counted = self.buffers if self.buffers_counted else 0
         return self.weights + self.activations + self.non_torch + self.graphs_counted + counted
 
     @property
     def kv_bytes(self) -> int:
-        """What is left for keys and values; negative where the model does not fit."""
+        """What is left for keys and values; negative if the model does not fit."""
         return self.requested - self.fixed
 
     @property
@@ -132,26 +132,26 @@ class Budget:
 
     @property
     def outside(self) -> int:
-        """Memory that is used and that no plan of this release counts."""
+        """Memory in use that this release does not plan for."""
         buffers = 0 if self.buffers_counted else self.buffers
         return self.context + buffers + max(0, self.graphs - self.graphs_counted)
 
     @property
     def reserve(self) -> int:
-        """What stays free on the GPU under full load; negative where running out of memory must be expected."""
+        """What stays free on the GPU under full load; negative if it will run out of memory."""
         return self.device - self.requested - self.outside
 
     def sequences(self, context: int) -> int:
-        """Return how many sequences of this length can decode at once, `max_num_seqs` aside."""
+        """Return how many sequences of this length can decode at once, regardless of `max_num_seqs`."""
         return self.num_blocks // self.kv.blocks_per_sequence(context, 1 + self.num_speculative_tokens)
 
     def starts(self, context: int) -> bool:
-        """Return whether vLLM starts with this `max_model_len`: one such sequence has room while it is computed."""
+        """Return whether vLLM starts with this `max_model_len`: one such sequence must fit while it is computed."""
         needed = self.kv.blocks_per_sequence(context, self.in_flight) + self.kv.null_blocks
         return self.kv_bytes > 0 and max(needed, self.min_blocks) <= self.num_blocks
 
     def longest_context(self, sequences: int = 1) -> int:
-        """Return the longest `max_model_len`, up to the present one, at which this many such sequences decode at once.
+        """Return the longest `max_model_len`, up to the current one, at which this many such sequences decode at once.
 
         The server starts with it too; 0 if no such length exists.
         """

@@ -1,4 +1,4 @@
-"""Holds measured step times of servers, which `draftwise calibrate` writes."""
+"""Measured step times of servers, as `draftwise calibrate` writes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepPoint:
     load: str
     """Label of the condition under which they were measured, e.g. `c=8`."""
     workload: str = ""
-    """Whose text was decoded: how many tokens are drafted may depend on it."""
+    """Workload whose text was decoded; the number of draft tokens may depend on it."""
     batch: float
     """Mean number of sequences that decoded."""
     context: float
@@ -30,22 +30,22 @@ class StepPoint:
     prefill_tokens: float = 0.0
     """Tokens of prompts computed in the same step."""
     drafted: float = 0.0
-    """Mean draft tokens a sequence and step; fewer than k where a method finds fewer."""
+    """Mean draft tokens per sequence and step; below k if a method finds fewer."""
     tokens_per_step: float = 1.0
-    """Mean tokens that a step gave a sequence: of the calibration's text, which is nobody's traffic."""
+    """Mean tokens per sequence and step on the calibration's text, which does not represent traffic."""
     step_ms: float
     low: float
     """Lower end of the 95 % interval of `step_ms`."""
     high: float
     steps: int
-    """Number of steps that it is the mean of."""
+    """Number of steps behind the mean."""
     source: str = "stream"
     """`stream`: gaps between the chunks of streamed answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPoint:
-    """First tokens of one server under one load: requests wait for them longer than the step that computes a prompt."""
+    """First tokens of one server under one load. A request waits longer for its own than the step of its prompt."""
 
     setting: str
     load: str
@@ -54,13 +54,13 @@ class FirstPoint:
     in_flight: float
     """Requests."""
     prompt_tokens: float
-    """Mean tokens of a prompt that were computed."""
+    """Mean prompt tokens computed per request."""
     output_tokens: float
     """Mean tokens of an answer."""
     tokens_per_step: float = 1.0
-    """Mean tokens that a step gave a sequence."""
+    """Mean tokens per sequence and step."""
     drafted: float = 0.0
-    """Mean draft tokens a sequence and step."""
+    """Mean draft tokens per sequence and step."""
     first_ms: float
     """Mean time from a request to its first token."""
     requests: int
@@ -74,13 +74,13 @@ class CalibratedSetting:
     spec: SpecConfig | None = field(default=None, metadata=json_form(key="speculative_config"))
     """None for the baseline."""
     drafter: Mapping[str, Any] | None = field(default=None, metadata=json_form(key="drafter_config"))
-    """config.json of its drafter; None where it has none, or where it is not known."""
+    """config.json of its drafter; None without a drafter, or if unknown."""
     kv_tokens: int | None = None
-    """Tokens that its KV cache holds, where the server said so."""
+    """Tokens that its KV cache holds; None if the server does not report it."""
 
     @property
     def k(self) -> int:
-        """Draft tokens that it makes for a sequence at most."""
+        """Maximum draft tokens per sequence and step."""
         return (self.spec.num_speculative_tokens or 0) if self.spec is not None else 0
 
     @property
@@ -91,9 +91,9 @@ class CalibratedSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Steps measured on servers of one target, which differ in their speculative config only.
+    """Steps measured on servers of one target, which differ only in their speculative config.
 
-    Everything else is derived from the points: a newer draftwise may fit them better.
+    Everything else is derived from the points, so a newer draftwise may fit them better.
     """
 
     JSON_FORMAT: ClassVar[Format] = Format(
@@ -111,7 +111,7 @@ class Calibration:
     hardware: str = ""
     """The machine in words."""
     gpu: str | None = None
-    """Name in the table of GPUs; None for a processor, and for a GPU that is not in the table."""
+    """Name in the table of GPUs; None for a CPU, and for a GPU that is not in the table."""
     engine: str = field(metadata=json_form(key="engine.name"))
     engine_version: str = field(default="", metadata=json_form(key="engine.version"))
     args: Mapping[str, Any] = field(default_factory=dict, metadata=json_form(key="engine.args"))
@@ -123,7 +123,7 @@ class Calibration:
     points: tuple[StepPoint, ...]
     firsts: tuple[FirstPoint, ...] = ()
     held: tuple[HeldAgainst, ...] = field(default=(), metadata=json_form(key="held_against"))
-    """Earlier forecasts made of it, with the later measurements: they show how wrong the next may be."""
+    """Earlier forecasts made from it, with the later measurements: they widen the next intervals."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.settings]

@@ -1,4 +1,4 @@
-"""Holds one candidate's measurements compared with the baseline, and their worth."""
+"""One candidate's measurements compared with the baseline, and their verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.core.load import ClosedLoop, Condition
 from draftwise.core.reason import Reason
 
 ALL = "all"
-"""Name of the row that pools every workload: what one setting for all traffic would do."""
+"""Name of the row that pools all workloads: the effect of one setting for all traffic."""
 _UNKNOWN = 100.0
 """Ratio from which the upper end of an interval, and by whose inverse the lower one, is no knowledge: too few readings
 for more."""
@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def span(self) -> str:
-        """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `interval not known` where the readings bound neither."""
+        """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `interval not known` if the readings bound neither."""
         if self.is_bounded:
             return f"{self.low:.2f}-{self.high:.2f}"
         if self.low > 1 / _UNKNOWN:
@@ -42,7 +42,7 @@ class Interval:
 
 
 class Verdict(StrEnum):
-    """What a comparison says about one candidate on one workload under one condition."""
+    """The result of comparing one candidate on one workload under one condition."""
 
     ADOPT = "adopt"
     REJECT = "reject"
@@ -51,31 +51,31 @@ class Verdict(StrEnum):
     NO_GAIN = "no-gain"
     """Slower, equal, or faster by less than the margin: no gain worth a change is left."""
     NOT_BEST = "not-best"
-    """Another candidate is faster on the same prompts; whether this one gains was left open."""
+    """Another candidate is faster on the same prompts; whether this one gains stays open."""
     INCONCLUSIVE = "inconclusive"
     BLOCKED = "blocked"
     """Faster, but a validity check found that the gain is not what it seems."""
 
     @property
     def stays_plain(self) -> bool:
-        """Whether it says that the baseline serves as well or better."""
+        """Whether the baseline is as good or better."""
         return self in (Verdict.REJECT, Verdict.NO_GAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedHarm:
-    """What is known of a harm that a gain may hide."""
+    """What is known about a harm that a gain may hide."""
 
     of: str
-    """`first token`: that it comes far later; `tail`: that more requests are slow than were."""
+    """`first token`: it comes far later; `tail`: more requests are slow than before."""
     answer: str
-    """`harm`, `excluded`, or `no power`: neither is shown, and it decides nothing."""
+    """`harm`, `excluded`, or `no power`: too little data for either, so it decides nothing."""
     value: float
-    """Ratio of times to the first token, or the share of requests slower than 1.1 times plain's P90 (tail)."""
+    """`first token`: ratio of times to it; `tail`: share of requests slower than 1.1 times the baseline's P90."""
     count: int
-    """Prompts or requests that it rests on."""
+    """Prompts or requests behind it."""
     needed: int
-    """How many would tell; 0 where the answer is known."""
+    """How many would settle it; 0 if the answer is known."""
 
 
 class DecidingMeasure(StrEnum):
@@ -95,9 +95,9 @@ class Comparison:
     condition: Condition = field(default_factory=Condition)
     num_prompts: int
     population: int = 0
-    """Prompts of the log that they were drawn from; 0: not known."""
+    """Prompts in the log that they were drawn from; 0 if unknown."""
     repetitions: tuple[int, ...]
-    """The repetitions of the workload that the numbers rest on."""
+    """The repetitions of the workload behind the numbers."""
     speedup: Interval
     """Output tokens per second of a request: geometric mean over prompts of the ratio in a typical repetition, formed
     within each paired block (`draftwise.statistics.prompt_ratio`)."""
@@ -108,41 +108,41 @@ class Comparison:
     tpot: Interval | None
     """Time per output token after the first (below 1 is better)."""
     share_slower: float
-    """Share of the prompts that became slower by more than the margin."""
+    """Share of the prompts that are slower by more than the margin."""
     counters: Counters
     equal_outputs: tuple[int, int] | None
-    """Prompts with the baseline's output token for token, of how many; None above temperature 0."""
+    """Prompts with exactly the baseline's output tokens, and prompts in all; None above temperature 0."""
     warm_speedup: float | None
-    """Speed-up of the later repetitions alone, given when the server drafts better for prompts it has answered."""
+    """Speed-up of the later repetitions alone, if the server drafts better for prompts that it has answered before."""
     verdict: Verdict
     reason: Reason | None
-    """None as long as nothing was judged."""
+    """None until the comparison is judged."""
     findings: tuple[Finding, ...] = ()
     settled: bool = False
-    """Whether more prompts would not change the verdict, going by the sequential rule of `draftwise.statistics`."""
+    """Whether more prompts would not change the verdict, by the sequential rule of `draftwise.statistics`."""
     throughput: Interval | None = None
-    """Output tokens per second of the whole server while the load was full; None where one request is in flight."""
+    """Output tokens per second of the whole server under full load; None with one request in flight."""
     guards: tuple[GuardedHarm, ...] = ()
-    """Empty where the operator promised latencies: those are judged instead."""
+    """Empty if the operator promised latencies, which are judged instead."""
     percentiles: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
-    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99): those
-    which the number of requests can bound (29 for P90, 59 for P95, 299 for P99)."""
+    """Ratios of percentiles over requests, by `ttft`, `tpot`, `itl` or `e2e`, then by percentile (50, 90, 95, 99). P90
+    needs 29 requests, P95 59 and P99 299."""
     goodput: tuple[float, float] | None = None
     """Share of the requests within the SLO, baseline and candidate; None without an SLO."""
     goodput_change: Interval | None = None
-    """Candidate minus baseline, as a share of the requests (no ratio)."""
+    """Candidate minus baseline, as a share of the requests (a difference, not a ratio)."""
     p_value: float | None = None
-    """Two-sided, of no difference, after correction for looks; None where it cannot be told."""
+    """Two-sided p-value of no difference, corrected for interim looks; None if unknown."""
     adjusted_p: float | None = None
-    """Twice the one-sided p-value of a gain of no more than the margin, or of no loss, after correction for looks and
-    for the number of comparisons in the run (Holm)."""
+    """Twice the one-sided p-value of a gain of at most the margin, or of no loss; corrected for interim looks and for
+    the number of comparisons in the run (Holm)."""
     detectable: float | None = None
-    """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
+    """Smallest speed-up (a ratio above 1) that this many readings would have found with 80 % power."""
     log_itself: Interval | None = None
-    """Interval of the same ratio for the log's own prompts, if half or more of them were asked; the verdict is for
-    traffic like the log. None where that is not known."""
+    """Interval of the same ratio for the log's own prompts, if at least half of them were sent; the verdict is for
+    traffic like the log. None if unknown."""
     prompts_needed: int | None = None
-    """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""
+    """Prompts that would settle an inconclusive comparison with 80 % power, given the observed spread."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -167,6 +167,6 @@ class Comparison:
 
     @property
     def conversion(self) -> float | None:
-        """Realised speed-up over mean acceptance length: 1 would be drafting and verifying for free."""
+        """Realized speed-up over mean acceptance length; 1 means that drafting and verifying cost nothing."""
         length = self.counters.spec.acceptance_length
         return self.speedup.value / length if length else None

@@ -1,4 +1,4 @@
-"""Holds the context of a run's numbers besides its plan: hardware, software, model and servers."""
+"""The context of a run's numbers in addition to its plan: hardware, software, model and servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hardware(_OpenValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software(_OpenValue):
-    """Versions of what measures and, for the embedded engine, of what computes."""
+    """Versions of the load generator and, for the embedded engine, of its libraries."""
 
     os: str | None = field(default=None, metadata=_KNOWN)
     python: str | None = field(default=None, metadata=_KNOWN)
@@ -52,57 +52,57 @@ class TargetModel(_OpenValue):
     config_sha256: str | None = field(default=None, metadata=_KNOWN)
     architecture: str | None = field(default=None, metadata=_KNOWN)
     dtype: str | None = field(default=None, metadata=_KNOWN)
-    """Precision of the weights; `auto` where nothing better is known."""
+    """Precision of the weights; `auto` if unknown."""
     parameters: int | None = field(default=None, metadata=_KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """How a server was started, what it says about itself, and how that start went."""
+    """How a server was started, what it reports about itself, and how the start went."""
 
     command: str | None = None
     url: str | None = None
     model: str | None = None
-    """The name that requests give."""
+    """Model name in requests."""
     max_model_len: int | None = None
     version: Mapping[str, Any] = field(default_factory=dict)
-    """What it says it is, the same after every start: `version`, `device`, `dtype`, `speculative_config` and more."""
+    """What it reports about itself after every start: `version`, `device`, `dtype`, `speculative_config` and more."""
     started: Mapping[str, Any] = field(default_factory=dict)
-    """Seconds of the phases of its start, memory, KV tokens: differs from start to start."""
+    """Values that differ from start to start: seconds of each start-up phase, memory, KV tokens."""
     hardware: str | None = None
-    """The server's machine, if the operator or the server names it for this server only."""
+    """This server's machine, if the operator or the server names it."""
     metric_names: str | None = None
-    """Engine whose names its /metrics uses (`vLLM`, `SGLang` ...); None where its counters cannot be read."""
+    """Engine whose names its /metrics uses (`vLLM`, `SGLang` ...); None if its counters cannot be read."""
 
     @property
     def release(self) -> str | None:
-        """The version that its engine names."""
+        """Version that its engine reports."""
         release = self.version.get("version")
         return None if release is None else str(release)
 
     @property
     def speculative_config(self) -> Mapping[str, Any] | None:
-        """Config as its engine reports it, empty for none; None if it does not say."""
+        """Config that its engine reports; empty for plain decoding, None if not reported."""
         return self.version["speculative_config"] or {} if "speculative_config" in self.version else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """How servers are started that draftwise starts itself."""
+    """How draftwise starts servers."""
 
     vllm: str = "vllm"
     """Command that starts vLLM, up to `serve`."""
     gpus: tuple[str, ...] | None = None
-    """GPUs for the servers, as CUDA_VISIBLE_DEVICES names them; None for all that there are."""
+    """GPUs for the servers, as CUDA_VISIBLE_DEVICES names them; None for all."""
     switch: str | None = None
-    """Command that replaces one running server by another arm's, `{arm}` in it; None where draftwise starts them."""
+    """Command that replaces the running server with that of the arm `{arm}`; None if draftwise starts the servers."""
     leave: str | None = None
-    """Arm whose server is up after the run; None for the baseline's."""
+    """Arm whose server runs after the measurement; None for the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What was found out, or told by the operator, about the circumstances of a run."""
+    """The circumstances of a run, as detected or as noted by the operator."""
 
     started: str = ""
     """Date and time, UTC."""
@@ -112,25 +112,25 @@ class RunContext:
     servers: Mapping[str, ServerRecord] = field(default_factory=dict)
     """Server records by arm."""
     thresholds: Mapping[str, Any] = field(default_factory=dict)
-    """Those that the operator chose."""
+    """Thresholds that the operator chose."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the operator told that cannot be seen from here: `hardware`, `precision`, `model`, `hardware.ARM`,
+    """The operator's notes on facts that draftwise cannot see: `hardware`, `precision`, `model`, `hardware.ARM`,
     `command.ARM`."""
     launch: LaunchOptions = field(default_factory=LaunchOptions)
 
     def server(self, arm: str) -> ServerRecord:
-        """Return what is known of an arm's server; an empty record where nothing is."""
+        """Return the record of an arm's server; an empty one if nothing is known."""
         return self.servers.get(arm, _UNKNOWN_SERVER)
 
     @property
     def model_name(self) -> str | None:
-        """The model: as told or found on disk, else the one that all servers name."""
+        """The model: from the notes or the disk, else the one that all servers name."""
         named = {server.model for server in self.servers.values()}
         return self.model.name or (named.pop() if len(named) == 1 else None)
 
     @staticmethod
     def from_earlier(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row in which the operator's options stand where they do now: earlier runs have them in `wish`."""
+        """Return a row in today's form: earlier runs have the operator's options in `wish`."""
         known = {key: value for key, value in row.items() if value is not None}
         if (options := known.pop("wish", None)) is None:
             return known

@@ -1,4 +1,4 @@
-"""Holds a server's /metrics: counters, which only grow, and gauges."""
+"""Values of a server's /metrics: counters, which only grow, and gauges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.core.stats import SpecStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Values of a server's counters, or their growth over a turn; None where it does not report them."""
+    """Values of a server's counters, or their growth over a turn; None if not reported."""
 
     spec: SpecStats = field(default_factory=SpecStats)
     generation_tokens: int | None = None
@@ -21,7 +21,7 @@ class Counters:
 
     @classmethod
     def total(cls, counters: Iterable[Counters]) -> Counters:
-        """Return the sum of the growth over several turns; of none, 0 of everything."""
+        """Return the summed growth over several turns; without turns, 0 for every counter."""
         return reduce(add, counters, cls(generation_tokens=0, prefix_queries=0, prefix_hits=0))
 
     def __sub__(self, before: Counters) -> Counters:
@@ -45,15 +45,15 @@ class Counters:
     def tokens_per_step(self) -> float | None:
         """Output tokens per decoding step of a sequence: generated / (generated - accepted).
 
-        Every step emits one token more than it accepts, so this also counts the steps for which nothing
-        was drafted, which `SpecStats.acceptance_length` leaves out.
+        Every step emits one token more than it accepts, so this also counts steps without a draft, which
+        `SpecStats.acceptance_length` leaves out.
         """
         if not self.generation_tokens or self.generation_tokens <= self.spec.num_accepted_tokens:
             return None
         return self.generation_tokens / (self.generation_tokens - self.spec.num_accepted_tokens)
 
     def find_tokens_per_decode_step(self, first_tokens: float) -> float | None:
-        """Return the same of the steps after the first token of each answer, which prefill emits without a draft."""
+        """Return tokens per decoding step without first tokens, which prefill emits without a draft."""
         if self.tokens_per_step is None or self.generation_tokens is None:
             return None
         tokens = self.generation_tokens - first_tokens
@@ -64,7 +64,7 @@ class Counters:
     def coverage(self) -> float | None:
         """Drafts / (generated - accepted): the share of the steps that verified a draft.
 
-        At most 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
+        Capped at 1: at the ends of a window, drafts are counted some milliseconds apart from their tokens.
         """
         if self.tokens_per_step is None or self.generation_tokens is None:
             return None
@@ -74,13 +74,13 @@ class Counters:
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Share of the prompt tokens looked up in the prefix cache that were found there."""
+        """Share of prompt tokens found in the prefix cache, of those looked up."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries and self.prefix_hits is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Gauges of a server's /metrics; None where it does not report them."""
+    """Gauges of a server's /metrics; None if not reported."""
 
     running: float | None = None
     """Requests being decoded."""
@@ -88,4 +88,4 @@ class ServerLoad:
     kv_usage: float | None = None
     """Share of the KV cache in use."""
     reported_length: float | None = None
-    """Acceptance length as the server's own gauge has it, of its last steps: nothing that can be added up."""
+    """Acceptance length of the last steps from the server's own gauge; it cannot be summed."""

@@ -1,4 +1,4 @@
-"""Holds a measurement's conclusion: the setup to run at each load, its grounds, and when to undo it."""
+"""A measurement's conclusion: the setup to run at each load, its evidence, and when to undo it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Crossover:
     axis: str
     """`concurrency` or `rate`."""
     value: float | None
-    """Estimated load at which the speed-up is 1; None where it lies outside what was measured."""
+    """Estimated load at which the speed-up is 1; None if it lies outside the measured loads."""
     low: float
-    """Lower end of its interval; the smallest load measured where even that does not pay."""
+    """Lower end of its interval; the smallest measured load if even that does not pay."""
     high: float
-    """Upper end; infinity where the largest load measured still pays."""
+    """Upper end; infinity if the largest measured load still pays."""
     adopt_below: float | None
     """Largest measured load up to which every verdict is adopt; None if the smallest is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A stretch of load over which one setting is the best, on one workload at one temperature."""
+    """A range of loads over which one setting is best, on one workload at one temperature."""
 
     workload: str
     temperature: float
@@ -45,7 +45,7 @@ class Band:
     """`concurrency` or `rate`."""
     above: float
     up_to: float
-    """Loads in (above, up_to]; infinity at the end."""
+    """Covers the loads in (above, up_to]; infinity for the last band."""
     setting: str
     """Name of a candidate, or of the baseline arm."""
 
@@ -68,7 +68,7 @@ class LoadGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSetting:
-    """The one setting that is best over all loads of a sweep; compare the bands, which change it with the load."""
+    """The best single setting over all loads of a sweep; bands change the setting with the load."""
 
     workload: str
     temperature: float
@@ -89,47 +89,47 @@ class Recommendation:
     condition: Condition | None
     """None for a sweep, whose loads are those of `bands`."""
     comparisons: tuple[Comparison, ...]
-    """What was measured there."""
+    """All measured comparisons."""
     adopted: tuple[Comparison, ...]
-    """Those to act on: on each workload the candidate that is set there."""
+    """Comparisons to act on: the candidate to set on each workload."""
     bands: tuple[Band, ...] = ()
     crossovers: tuple[Crossover, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A speculative config that lowers k, or stops drafting, by itself as the running batch grows."""
+    """A speculative config that lowers k, or stops drafting, as the running batch grows."""
 
     workload: str
     temperature: float
     spec: SpecConfig = field(metadata=json_form(key="speculative_config"))
     remarks: tuple[str, ...]
-    """What its server's version makes of it; never empty, for the schedule itself was not measured."""
+    """How the server's version treats it; never empty, because the schedule itself was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The traffic, load, model, hardware and versions that a decision holds for: those measured, and no others."""
+    """The traffic, load, model, hardware and versions that a decision holds for: only those measured."""
 
     workloads: Mapping[str, int]
     """Number of prompts by name."""
     drawn: Mapping[str, str] = field(default_factory=dict)
-    """How many of how many were asked and how these were chosen, in words, by name."""
+    """How many prompts of how many were sent, and how they were chosen, in words, by name."""
     repeats: Mapping[str, int] = field(default_factory=dict)
-    """How many of them repeat an earlier one, where some do: that repetition is part of the traffic."""
+    """Prompts that repeat an earlier one, by name: that repetition is part of the traffic."""
     conditions: tuple[Condition, ...] = field(
         metadata=json_form(wire=tuple[str, ...], to_wire=lambda conditions: tuple(each.label for each in conditions))
     )
     model: str = ""
     dtype: str = ""
     hardware: tuple[str, ...] = ()
-    """GPUs, else the processor, or what the operator said; empty where it is not known."""
+    """GPUs, else the processor, or the operator's note; empty if unknown."""
     servers: tuple[str, ...] = ()
     """Engine and version, each once."""
     uncompared: tuple[str, ...] = ()
     """Candidates whose outputs were not compared with the baseline's."""
     unproven: tuple[str, ...] = ()
-    """Candidates of which no counter proves that they speculated."""
+    """Candidates for which no counter proves speculation."""
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -145,15 +145,15 @@ class UnmeasuredCell:
     workload: str
     condition: Condition = field(metadata=json_form(wire=str, to_wire=attrgetter("label")))
     repetitions: int
-    """Whole ones that candidate and baseline both finished."""
+    """Complete repetitions that candidate and baseline both finished."""
     planned: int
     odd_blocks: int = 0
-    """Paired blocks of repetitions that are not whole."""
+    """Paired blocks of incomplete repetitions."""
     blocks_each: int = 1
-    """Paired blocks of a whole repetition."""
+    """Paired blocks per complete repetition."""
     needed: int | None = None
-    """Prompts of its own with which it would have been planned: it could remember answers, and is asked no prompt
-    twice. None where it was planned."""
+    """Number of its own prompts that it needs to be planned, because it may remember answers and gets no prompt twice.
+    None if it was planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +164,11 @@ class Decision:
     """Name of the arm that candidates are compared with."""
     comparisons: tuple[Comparison, ...]
     recommendations: tuple[Recommendation, ...]
-    """One per condition outside of any sweep, and one per sweep; empty where nothing was measured on both sides."""
+    """One per condition outside any sweep, and one per sweep; empty if nothing was measured on both sides."""
     findings: tuple[Finding, ...]
     """Findings about the run as a whole."""
     missing_context: tuple[str, ...]
-    """Names of what a reader would need to trust the numbers and the run does not carry."""
+    """Names of context that a reader needs to trust the numbers, and that the run lacks."""
     scope: Scope
     rollback: tuple[Rollback, ...] = ()
     crossovers: tuple[Crossover, ...] = ()
@@ -178,13 +178,13 @@ class Decision:
     single_settings: tuple[SingleSetting, ...] = ()
     """One per sweep with several bands."""
     schedules: tuple[Schedule, ...] = ()
-    """The engine's own schedules by batch size that do what the bands say."""
+    """The engine's own schedules by batch size that follow the bands."""
     unmeasured: tuple[UnmeasuredCell, ...] = ()
-    """What was planned and not measured: an interrupted run says so."""
+    """Cells that were planned but not measured, as after an interruption."""
     omissions: tuple[Omission, ...] = ()
-    """What of it was left out for lack of time, and on what evidence."""
+    """What was left out for lack of time, and on what evidence."""
     num_unfinished: int = 0
-    """Answers of turns that were cut off: they are on disk and not used."""
+    """Answers of turns that were cut off: on disk, but not used."""
 
     @property
     def is_evidence(self) -> bool:

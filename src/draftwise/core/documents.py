@@ -40,14 +40,14 @@ _LIMIT = 2**128
 
 
 class DocumentError(ValueError):
-    """A JSON value does not have the type that its place requires; the message starts with the place."""
+    """A JSON value has the wrong type; the message starts with its place."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.place = ""
 
     def inside(self, key: str | int) -> DocumentError:
-        """Return the error with its place seen from one level further out."""
+        """Return the error with its place as seen from one level further out."""
         step = f"[{key}]" if isinstance(key, int) else f".{key}"
         self.place = f"{step}{self.place}"
         return self
@@ -71,11 +71,11 @@ class Format:
     other_version: str = ""
     """Code of the finding for a file of another version."""
     damaged: str = ""
-    """Code of the finding for a file whose content does not have the types of the format."""
+    """Code of the finding for a file whose values have wrong types."""
     written_by: str = ""
-    """Which file to name instead: `a file that draftwise calibrate wrote`."""
+    """File to name instead: `a file that draftwise calibrate wrote`."""
     again: str = ""
-    """How to get a file of this version, a sentence."""
+    """How to get a file of this version, as a sentence."""
     error: type[InvalidSetup] = InvalidSetup
 
 
@@ -96,10 +96,10 @@ def json_form(
     Args:
         key: key in the object; dots descend into nested objects: `engine.version`.
         hidden: neither written nor read; needs a default to be read back.
-        raw: written without a look at it: thousands of numbers that are finite, in tuples or lists.
-        omit_empty: left out where it is None, empty text, or an empty collection.
-        omit_null: left out where it is None.
-        null: value that null stands for, e.g. infinity.
+        raw: written unchecked, for tuples or lists of thousands of finite numbers.
+        omit_empty: left out if it is None, empty text, or an empty collection.
+        omit_null: left out if it is None.
+        null: value that null means, e.g. infinity.
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
@@ -195,13 +195,13 @@ class Entry:
     omit: Sequence[Any]
     """What is left out of the JSON."""
     null: Any
-    """Value that null stands for; `NO_NULL` where null is not special."""
+    """Value that null means; `NO_NULL` if null is not special."""
     to_wire: Callable[[Any], Any] | None
     from_wire: Callable[[Any], Any] | None
 
     @property
     def key(self) -> str | None:
-        """Its key; None where that is in a nested object."""
+        """Its key; None if that is in a nested object."""
         return self.path[0] if len(self.path) == 1 else None
 
 

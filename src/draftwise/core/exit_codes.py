@@ -31,8 +31,8 @@ class ExitCode(IntEnum):
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code of a command that an error ended.
 
-    An invalid setup is a mistake in the command, unless what a vLLM release makes of the setup is the reason: that is
-    an answer, and bad news.
+    An invalid setup is a mistake in the command, unless a vLLM release is the one to reject it: that is an answer, and
+    bad news.
     """
     if isinstance(error, InvalidSetup):
         is_answer = any(isinstance(each, Ruling) for each in error.findings)

@@ -1,11 +1,11 @@
 """Defines a finding, which validation, diagnosis, validity checks and decisions return, and errors with findings.
 
 DraftwiseError
-├── InvalidSetup    the user's mistake: carries every Finding at once
-│   ├── UnreadableSource    the command names a file that is not there or cannot be read
-│   └── InvalidRequest      what is asked for lacks something, or contradicts itself
-├── BackendError    a server or process that did not do what it should
-└── StorageError    what was measured cannot be written
+├── InvalidSetup    a mistake of the user; carries all Findings at once
+│   ├── UnreadableSource    the command names a file that does not exist or cannot be read
+│   └── InvalidRequest      the request lacks something, or contradicts itself
+├── BackendError    a server or process failed
+└── StorageError    measurements cannot be written
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Finding:
     """Stable, kebab-case name of the rule, e.g. `unknown-key`."""
     severity: Severity
     message: str
-    """A whole sentence, which can be read without `where`."""
+    """A full sentence that is clear without `where`."""
     where: str = ""
     """Key, file or flag that the finding is about."""
     fix: str = ""
     source: str = ""
-    """Paper, wheel file or measurement that the rule rests on."""
+    """Paper, file of a wheel, or measurement behind the rule."""
 
     @property
     def url(self) -> str:
@@ -53,17 +53,17 @@ class Finding:
 
     @staticmethod
     def error(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
-        """Return what stops the work."""
+        """Return a finding that stops the work."""
         return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix, source=source)
 
     @staticmethod
     def warning(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
-        """Return what may cost."""
+        """Return a finding that may cost speed, memory or correctness."""
         return Finding(code=code, severity=Severity.WARNING, message=message, where=where, fix=fix, source=source)
 
     @staticmethod
     def info(code: str, message: str, *, where: str = "", fix: str = "", source: str = "") -> Finding:
-        """Return what explains."""
+        """Return a finding that only explains."""
         return Finding(code=code, severity=Severity.INFO, message=message, where=where, fix=fix, source=source)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def _names(text: str, where: str) -> bool:
 
 
 def join_names(names: Iterable[str], *, most: int | None = None) -> str:
-    """Return names as a message has them, e.g. `a, b and c`; of more than `most` the first ones and a count."""
+    """Return names joined for a message, e.g. `a, b and c`; beyond `most`, the first ones and a count."""
     shown = list(names) or ["none"]
     if most is not None and len(shown) > most:
         shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
@@ -94,7 +94,7 @@ def join_names(names: Iterable[str], *, most: int | None = None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return why a file, program or address cannot be used, without its name: the message has that already."""
+    """Return why a file, program or address cannot be used, without its name, which the message already has."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     if isinstance(error, KeyError):
@@ -107,7 +107,7 @@ class DraftwiseError(Exception):
 
 
 class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the architecture fixes)
-    """The request, file or configuration cannot work; `findings` says why, all at once."""
+    """The request, file or configuration cannot work; `findings` has all reasons at once."""
 
     def __init__(self, findings: Finding | Iterable[Finding]) -> None:
         self.findings: tuple[Finding, ...] = (findings,) if isinstance(findings, Finding) else tuple(findings)
@@ -120,7 +120,7 @@ class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the archi
 
 
 class UnreadableSource(InvalidSetup):
-    """What the command names is not there or cannot be read, so that nothing was judged."""
+    """A source in the command does not exist or cannot be read, so nothing was judged."""
 
 
 class InvalidRequest(InvalidSetup):
@@ -132,4 +132,4 @@ class BackendError(DraftwiseError, RuntimeError):
 
 
 class StorageError(DraftwiseError):
-    """What was measured cannot be written, as the disk is full or gone; what was written before is kept."""
+    """Measurements cannot be written, such as on a full disk; everything written before is kept."""

@@ -1,4 +1,4 @@
-"""Holds the expected worth of speculation under unmeasured loads, which `draftwise forecast` writes."""
+"""The expected speed-up under unmeasured loads, as `draftwise forecast` writes it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class ForecastCell:
     """Name of the calibrated server."""
     k: int
     group: str | None
-    """Requests of the replayed log that it is about; None for all of them."""
+    """Group of the replayed log; None for all requests."""
     temperature: float
     axis: str
     """`concurrency` or `rate`."""
     load: float
-    """Requests in flight, or requests a second."""
+    """Requests in flight, or requests per second."""
     tokens_per_step: float
     batch: float
-    """Sequences that decode, in the mean."""
+    """Mean number of sequences that decode."""
     step_ms: float
     plain_step_ms: float
     speedup: Interval
-    """Output tokens a second: of the server where requests wait for one another, of a request at a rate. 90 %."""
+    """Output tokens per second, 90 % interval: of the server in a closed loop, of a request at a rate."""
     tpot_ms: float
     plain_tpot_ms: float
     ttft_ratio: float
@@ -59,7 +59,7 @@ class ForecastCell:
 
     @property
     def tpot_ratio(self) -> float:
-        """Time per output token over that without speculation; below 1 is better."""
+        """Ratio of times per output token to those without speculation; below 1 is better."""
         return self.tpot_ms / self.plain_tpot_ms
 
 
@@ -73,11 +73,11 @@ class ForecastCrossover:
     temperature: float
     axis: str
     value: float | None
-    """None where it pays over all loads that were looked at, or at none of them."""
+    """None if it pays at all loads of the forecast, or at none."""
     low: float
-    """Load up to which the whole interval pays; 0 where it does at none."""
+    """Load up to which the whole interval pays; 0 if it does at none."""
     high: float = field(metadata=json_form(null=inf))
-    """Load from which none of the interval pays; infinity where some does up to the end."""
+    """Load from which no part of the interval pays; infinity if some part does up to the end."""
 
 
 _LIKE = 1.2
@@ -86,7 +86,7 @@ _LIKE = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAgainst:
-    """A forecast with the later measurement."""
+    """A forecast and the later measurement."""
 
     setting: str
     workload: str
@@ -99,9 +99,9 @@ class HeldAgainst:
     is_inside: bool
     """Whether the measured ratio lies in the interval of the forecast."""
     replayed_tokens_per_step: float | None = None
-    """What the forecast rests on; None in files of earlier releases."""
+    """Tokens per step that the forecast assumed; None in files of earlier releases."""
     counted_tokens_per_step: float | None = None
-    """What the candidate's server counted; None where it does not say."""
+    """Tokens per step that the candidate's server counted; None if not reported."""
 
     @property
     def error(self) -> float:
@@ -117,19 +117,19 @@ class HeldAgainst:
 
     @property
     def of_steps(self) -> float | None:
-        """What is left of it: the time of the candidate's steps against the baseline's, forecast over measured."""
+        """The rest of the error: time of the candidate's steps over the baseline's, forecast over measured, minus 1."""
         return None if self.of_acceptance is None else (1 + self.error) / (1 + self.of_acceptance) - 1
 
     @property
     def is_other_traffic(self) -> bool:
-        """Whether so much more or less was accepted than in the replay that the error says nothing of the forecast."""
+        """Whether acceptance differs so much from the replay's that the error says nothing about the forecast."""
         replayed, counted = self.replayed_tokens_per_step, self.counted_tokens_per_step
         return replayed is not None and counted is not None and not 1 / _LIKE <= counted / replayed <= _LIKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedService:
-    """How a thousand requests fare on one server under one load, simulated step by step."""
+    """Latencies of a thousand requests on one server under one load, simulated step by step."""
 
     setting: str
     k: int
@@ -141,53 +141,53 @@ class SimulatedService:
     load: float
     requests: int
     ttft_ms: tuple[float, float, float]
-    """Percentiles 50, 90 and 99, waiting included."""
+    """P50, P90 and P99 in milliseconds, waiting included."""
     tpot_ms: tuple[float, float, float]
     e2e_ms: tuple[float, float, float]
     preemptions: int
-    """Times that a full pool of keys sent a request back."""
+    """How often a full KV cache preempted a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastestServer:
-    """What is expected to be fastest under one load."""
+    """The server expected to be fastest under one load."""
 
     axis: str
     load: float
     group: str | None
     setting: str | None
-    """None where nothing is faster than no speculation."""
+    """None if plain decoding is fastest."""
     k: int
     """0 for no speculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is expected of every calibrated server under every load that was asked for."""
+    """The forecast for every calibrated server under every requested load."""
 
     JSON_FORMAT: ClassVar[Format] = Format(name="draftwise-forecast", version=1)
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("best",)
     target: str
     prompt_tokens: float = field(metadata=json_form(key="traffic.prompt_tokens"))
-    """Mean of the requests that it is made for."""
+    """Mean prompt tokens of the requests."""
     output_tokens: float = field(metadata=json_form(key="traffic.output_tokens"))
     cells: tuple[ForecastCell, ...]
     crossovers: tuple[ForecastCrossover, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict, metadata=json_form(key="errors_assumed"))
-    """Standard deviations of the logarithm of a speed-up that the intervals are made of, by their cause."""
+    """Standard deviations behind the intervals, of the logarithm of the speed-up, by cause."""
     findings: tuple[Finding, ...] = ()
     simulated: tuple[SimulatedService, ...] = ()
-    """Empty where no simulation was asked for."""
+    """Empty if no simulation was requested."""
 
     def find_best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
-        """Return what is expected to be fastest under a load; None where nothing is faster than no speculation."""
+        """Return the cell expected to be fastest under a load; None if plain decoding is."""
         here = [each for each in self.cells if (each.axis, each.load, each.group) == (axis, load, group)]
         found = max(here, key=lambda each: each.speedup.value, default=None)
         return found if found is not None and found.speedup.value > 1 else None
 
     @property
     def best(self) -> tuple[FastestServer, ...]:
-        """What is expected to be fastest, by load and group."""
+        """The servers expected to be fastest, by load and group."""
         places = dict.fromkeys((each.axis, each.load, each.group) for each in self.cells)
         found = ((place, self.find_best(place[0], place[1], group=place[2])) for place in places)
         return tuple(

@@ -1,4 +1,4 @@
-"""The kind of each layer of a model, by its config.json or its model type."""
+"""The kind of each layer of a model, from its config.json or its model type."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def is_positive(value: object) -> bool:
-    """Say whether a value is a dimension of a model."""
+    """Return whether a value is a positive whole number, as dimensions are."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
 def positive_of(config: Config, key: str) -> int | None:
-    """Return a positive number of config.json; None for lack of one."""
+    """Return a positive number of config.json; None without one."""
     value = config.get(key)
     return value if is_positive(value) else None
 
 
 def read_layer_kinds(config: Config) -> Kinds:
-    """Return each layer's kind by its name in `layer_types`; empty where all layers see all tokens."""
+    """Return each layer's kind by its name in `layer_types`; empty if all layers see all tokens."""
     return next((kinds for read in _READERS if (kinds := read(config, _type_of(config))) is not None), ())
 
 
 def read_window(config: Config) -> int | None:
-    """Return the window of sliding layers, as the key says, or transformers' class where config.json lacks it."""
+    """Return the window of sliding layers from config.json, or the default of transformers' class."""
     if "sliding_window" in config:
         return config["sliding_window"] or None
     return _WINDOW_UNSAID.get(_type_of(config))
 
 
 def read_kv_heads(config: Config, heads: int) -> int:
-    """Return the key-value heads of a layer: Falcon and BigCode say them in flags, Step as groups, MPT in an object."""
+    """Return the key-value heads of a layer. Falcon and BigCode use flags for them, Step groups, MPT an object."""
     if _type_of(config) in ("falcon", "gpt_bigcode"):
         if config.get("new_decoder_architecture"):
             return positive_of(config, "num_kv_heads") or heads
@@ -76,7 +76,7 @@ def read_kv_heads(config: Config, heads: int) -> int:
 
 
 def read_layer_heads(config: Config, kinds: Kinds, heads: int) -> tuple[tuple[int, int], ...]:
-    """Return key-value heads and the values of a key and a value by layer; empty where all layers are alike."""
+    """Return (key-value heads, numbers in a key and a value) by layer; empty if all layers are alike."""
     model_type, dim = _type_of(config), positive_of(config, "head_dim")
     if model_type == "minicpm3":
         both = sum(positive_of(config, key) or 0 for key in ("qk_nope_head_dim", "qk_rope_head_dim"))

@@ -1,4 +1,4 @@
-"""Names of a package that are imported with their first use."""
+"""Imports the names of a package on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def import_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], A
 
     Args:
         package: its name.
-        modules: module of the package -> the names that it brings, with spaces between.
+        modules: module of the package -> its names, separated by spaces.
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""Defines how requests reach a server: a fixed number in flight, a rate that waits for no answer, or recorded times."""
+"""How requests reach a server: a fixed number in flight, a rate that waits for no answer, or recorded times."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Arrivals(StrEnum):
     """How the gaps between the arrivals of an open loop are drawn."""
 
     POISSON = "poisson"
-    """Exponential gaps: users who know nothing of each other."""
+    """Exponential gaps, as of independent users."""
     CONSTANT = "constant"
     """Equal gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """A fixed number of requests in flight: the next is sent when one is answered."""
+    """A fixed number of requests in flight: when one is answered, the next is sent."""
 
     JSON_KIND: ClassVar[str] = "closed"
     concurrency: int
@@ -31,12 +31,12 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of time over which the arrival rate goes linearly from one value to another."""
+    """A period in which the arrival rate changes linearly from one value to another."""
 
     start_per_s: float
     end_per_s: float
     duration_s: float | None = None
-    """None: until the prompts are used up; only the last phase may be endless."""
+    """Seconds; None until the prompts run out, for the last phase only."""
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoop:
-    """Requests that are sent when their time has come, whether earlier ones are answered or not.
+    """Requests that are sent at their time, whether or not earlier ones are answered.
 
     One endless phase is a steady rate; several make ramps and bursts.
     """
@@ -67,7 +67,7 @@ class OpenLoop:
 
     @property
     def rate_per_s(self) -> float | None:
-        """The one rate of a steady load; None where it changes."""
+        """The rate of a steady load; None if it changes."""
         rates = {rate for phase in self.phases for rate in (phase.start_per_s, phase.end_per_s)}
         return rates.pop() if len(rates) == 1 else None
 
@@ -80,7 +80,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The recorded arrival times of the prompts (`Prompt.arrival_s`), at this multiple of their speed."""
+    """The recorded arrival times of the prompts (`Prompt.arrival_s`), replayed at a multiple of their speed."""
 
     JSON_KIND: ClassVar[str] = "replay"
     speed: float = 1.0
@@ -96,7 +96,7 @@ Load = ClosedLoop | OpenLoop | Replay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Conditions of a workload: one point of a sweep. Arms and workloads are its other dimensions."""
+    """Load and temperature of a measurement: one point of a sweep, next to arms and workloads."""
 
     load: Load = ClosedLoop(concurrency=1)
     temperature: float = 0.0
@@ -113,7 +113,7 @@ class Condition:
 
     @property
     def place(self) -> tuple[str, float] | None:
-        """The axis of load that it lies on (`concurrency` or `rate`) and where on it.
+        """The axis of its load (`concurrency` or `rate`) and the value on it.
 
         None for ramps, bursts and replays: their load is no single number.
         """

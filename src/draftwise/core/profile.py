@@ -1,4 +1,4 @@
-"""Holds acceptance on an operator's own traffic, from `draftwise replay`, by method, k, temperature and group."""
+"""Acceptance on your own traffic, from `draftwise replay`, by method, k, temperature and group."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ROUNDING = 1e-6
 
 
 class Exactness(StrEnum):
-    """How what was replayed stands to what serving the same answers would have counted."""
+    """How the replay's counts relate to those of serving the same answers."""
 
     EXACT = "exact"
     LOWER_BOUND = "lower bound"
-    """Part of what the drafter would have seen is not in the log, e.g. the prompt."""
+    """The log lacks part of what the drafter would have read, e.g. the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +33,25 @@ class ReplayedTarget:
 
     name: str
     tokenizer_sha256: str | None = None
-    """Hash of its tokenizer.json; None where the log held token ids and no tokenizer was at hand."""
+    """Hash of its tokenizer.json; None if the log held token ids and no tokenizer was available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedLog:
-    """What of a log was replayed, and what was not and why."""
+    """What was replayed of a log, and what was skipped and why."""
 
     rows: int
     used: int
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Number of rows by the code of the finding that names the reason."""
     order: str = "file"
-    """`time`, or `file` where the rows carry no times."""
+    """`time`, or `file` if the rows have no times."""
     groups: Mapping[str, int] = field(default_factory=dict)
-    """Requests by group; empty where they were not grouped."""
+    """Number of requests by group; empty without grouping."""
     tokens_out: int
-    """Tokens of all answers replayed, the first one of each included."""
+    """Tokens of all replayed answers, first tokens included."""
     prompt_tokens: tuple[int, int, int] | None = None
-    """Tokens of a prompt: 10th, 50th and 90th percentile over the requests replayed."""
+    """Tokens of a prompt: 10th, 50th and 90th percentile over the replayed requests."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.used <= self.rows, f"log: used is {self.used} of {self.rows} rows")
@@ -77,29 +77,29 @@ _RATIO = json_form(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceAtK:
-    """What the decode steps of all requests did together when up to k tokens were drafted in each.
+    """Totals over the decode steps of all requests, with up to k draft tokens in each.
 
-    Counts are sums of chances, so not whole, where drafts are sampled.
+    If drafts are sampled, counts are sums of probabilities and not whole numbers.
     """
 
     steps: float = field(metadata=_COUNT)
-    """Target passes after the prefill, which gives the first token of an answer."""
+    """Target passes after prefill, which emits the first token of an answer."""
     emitted: float = field(metadata=_COUNT)
-    """Tokens that those gave: all of the answers' but the first ones."""
+    """Tokens that they emitted: all except first tokens."""
     drafts: float = field(metadata=_COUNT)
-    """Steps with a draft to verify; the others had none, e.g. without a repeat to look up."""
+    """Steps with a draft to verify; a lookup without a match makes none."""
     drafted: float = field(metadata=_COUNT)
     accepted: float = field(metadata=_COUNT)
     accepted_per_pos: tuple[float, ...] = field(default=(), metadata=_COUNTS)
-    """Drafts of which at least i + 1 tokens were accepted: k numbers."""
+    """Number of drafts with at least i + 1 accepted tokens: k values."""
     drafted_per_pos: tuple[float, ...] = field(default=(), metadata=_COUNTS)
-    """Drafts of at least i + 1 tokens: k numbers."""
+    """Number of drafts with at least i + 1 tokens: k values."""
     tokens_per_step: Interval = field(metadata=_RATIO)
     """`emitted / steps` with its 95 % interval over requests."""
     per_request: tuple[float, float, float]
-    """Tokens a step of one request: 10th, 50th and 90th percentile, every request counted alike."""
+    """Tokens per step of a request: 10th, 50th and 90th percentile over requests, unweighted."""
     typical: float | None = None
-    """Geometric mean of the same over requests; None where requests are not known one by one."""
+    """Geometric mean of tokens per step over requests; None if requests are not known individually."""
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.emitted, self.drafts, self.drafted, self.accepted)
@@ -115,7 +115,7 @@ class AcceptanceAtK:
 
     @property
     def stats(self) -> SpecStats:
-        """The counts as the engine and /metrics give them; rounded where drafts are sampled."""
+        """The counts in the form of the engine and of /metrics; rounded if drafts are sampled."""
         return SpecStats(
             num_drafts=round(self.drafts),
             num_draft_tokens=round(self.drafted),
@@ -127,7 +127,7 @@ class AcceptanceAtK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What one candidate's drafts were worth on the requests of one temperature and one group."""
+    """Acceptance of one candidate's drafts on the requests of one temperature and one group."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("method", "model", "draft_sample_method", "kmax")
     candidate: SpecConfig
@@ -135,7 +135,7 @@ class Acceptance:
     temperature: float
     """Sampling temperature of the answers."""
     group: str | None = None
-    """None: all requests of this temperature."""
+    """Group of requests; None for all of this temperature."""
     exactness: Exactness = field(metadata=json_form(key="kind"))
     requests: int
     by_k: Mapping[int, AcceptanceAtK]
@@ -173,7 +173,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a replay found: the acceptance of every candidate on one log."""
+    """The result of a replay: the acceptance of every candidate on one log."""
 
     JSON_FORMAT: ClassVar[Format] = Format(
         name="draftwise-profile",
@@ -193,7 +193,7 @@ class Profile:
     def find(
         self, candidate: SpecConfig, *, temperature: float | None = None, group: str | None = None
     ) -> Acceptance | None:
-        """Return a candidate's entry, whatever its k; None if absent, or if more than one temperature fits."""
+        """Return a candidate's entry for any k; None without one, or if several temperatures match."""
         found = [
             entry
             for entry in self.entries

@@ -8,7 +8,7 @@ from draftwise.core.finding import Finding
 
 
 class Progress(Protocol):
-    """Receives what a long verb does, in order, on one thread; implemented by a terminal, a web page or an agent.
+    """Receives the progress of a long verb, in order, on one thread; a terminal, web page or agent implements it.
 
     A verb calls `status` at the beginning of each unit of work, `plan` whenever the amount of work becomes known or
     changes, `step` as work is done, and `notice` for findings that the user should see before the result. Between units
@@ -16,30 +16,30 @@ class Progress(Protocol):
     """
 
     def status(self, text: str) -> None:
-        """Receive what is being done or waited for now, in one line, e.g. `warming up plain at c=16`."""
+        """Receive the current activity in one line, e.g. `warming up plain at c=16`."""
 
     def plan(self, steps: int, seconds: float | None) -> None:
-        """Receive how much work there is; called again whenever that changes.
+        """Receive the amount of work; called again whenever it changes.
 
         Args:
-            steps: of the whole work, those that are done already included; what a step is depends on the verb.
-            seconds: expected for what is left; None if unknown.
+            steps: steps in total, finished ones included; the verb defines what a step is.
+            seconds: expected seconds for the rest; None if unknown.
         """
 
     def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
         """Receive how many of the planned steps are done.
 
         Args:
-            done: since the beginning of the work, earlier sessions of it included.
-            seconds_left: expected for the rest; None if unknown or unchanged.
-            text: the step that was done last.
+            done: steps done since the beginning, earlier sessions included.
+            seconds_left: expected seconds for the rest; None if unknown or unchanged.
+            text: description of the last step.
         """
 
     def notice(self, finding: Finding) -> None:
-        """Receive something that the user should know now: a warning, something left out, a result so far."""
+        """Receive a finding that the user should see now: a warning, an omission, a result so far."""
 
     def update(self, result: object) -> None:
-        """Receive the result so far, of a verb that repeats: a look of `watch` or `guard`."""
+        """Receive the result so far of a verb that repeats, such as one reading of `watch`."""
 
     @property
     def stop_requested(self) -> bool:
@@ -68,7 +68,7 @@ class Silent:
 
 
 class Stopped(Exception):  # noqa: N818  (an outcome that was asked for, not an error)
-    """Raised inside a long verb when its Progress asked it to stop; the verb catches it and keeps its data."""
+    """Raised inside a long verb when its Progress requests a stop; the verb catches it and keeps its data."""
 
 
 def check_stop(progress: Progress) -> None:

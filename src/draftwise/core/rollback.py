@@ -1,4 +1,4 @@
-"""Says when to undo an adoption: a reading in production, and the value that it must not pass."""
+"""When to undo an adoption: a reading in production, and its limit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from draftwise.core.load import Condition
 
 
 class Relation(StrEnum):
-    """How a reading in production stands to the value that undoes an adoption."""
+    """How a reading in production must compare with the limit to undo an adoption."""
 
     BELOW = "<"
     ABOVE = ">"
 
 
 class RollbackBasis(StrEnum):
-    """Where the value of a rollback rule comes from."""
+    """Source of a rollback rule's limit."""
 
     BREAK_EVEN = "break-even"
-    """The value at which the measured gain is gone."""
+    """The value at which the measured gain is lost."""
     BAND_END = "band end"
-    """The heaviest load at which the candidate was shown to pay."""
+    """The highest load at which the candidate was shown to pay."""
     PROMISE = "promise"
     """The operator's service level objective."""
     BASELINE = "baseline"
-    """What the baseline was measured at, times the largest factor that still is no damage."""
+    """The baseline's measured value, times the largest factor that counts as no damage."""
 
 
 def _open_end(loads: tuple[float, float | None] | None) -> tuple[float, float] | None:
@@ -37,25 +37,25 @@ def _open_end(loads: tuple[float, float | None] | None) -> tuple[float, float] |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """A reading in production that undoes an adoption; any one of an arm's rules on a workload is enough."""
+    """A reading in production that undoes an adoption; one of an arm's rules on a workload is enough."""
 
     workload: str
     arm: str
     metric: str
-    """Name of a quantity in `knowledge.signals`, which says of which metrics of a server it is made."""
+    """Name of a quantity in `knowledge.signals`, which lists the metrics that it is computed from."""
     relation: Relation
     value: float
     """The limit, in the metric's unit."""
     for_s: float
-    """How long it must hold."""
+    """Seconds for which it must hold."""
     basis: RollbackBasis
     condition: Condition
-    """The adopted cell that the value comes from. Traffic at another temperature has rules of its own."""
+    """Condition of the adopted cell. Traffic at another temperature has its own rules."""
     loads: tuple[float, float] | None = field(
         default=None, metadata=json_form(wire=tuple[float, float | None] | None, from_wire=_open_end)
     )
     """Loads (above, up to] of the rule, on the axis of its condition; None for every load."""
     measured: float | None = None
-    """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
+    """Value measured in the run: the candidate's if the limit is its break-even, else the baseline's."""
     switch_to: str | None = None
-    """The other candidate that is set from this load on; None where the way is back to the baseline."""
+    """Candidate to switch to from this load on; None for the baseline."""

@@ -1,4 +1,4 @@
-"""Rulings of a server's version on a configuration: findings that also say when and how they take effect."""
+"""How a server's version treats a configuration: findings with when and how they take effect."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ class Effect(StrEnum):
     """What the server does about it."""
 
     REJECTED = "rejected"
-    """It refuses to start, at `stage` CLI, CONFIG or ENGINE."""
+    """The server refuses to start, at `stage` CLI, CONFIG or ENGINE."""
     FAILS_LATER = "fails later"
     """The configuration is accepted, and loading, start-up or requests fail."""
     CHANGED = "changed"
-    """Something else runs than was written, without an error."""
+    """The server runs something else than configured, without an error."""
     INEFFECTIVE = "ineffective"
     """Accepted and ignored."""
     UNKNOWN = "unknown"
-    """It depends on what is not known here: a value that the text does not tell, or a release that nobody has read."""
+    """It depends on something unknown: a value that the text leaves open, or a release that was not reviewed."""
     DEFECT = "known defect"
-    """Accepted, and a fault of the release may show: in answers, in speed, or as a crash."""
+    """Accepted, but a fault of the release may show in answers or speed, or as a crash."""
     DEPRECATED = "deprecated"
     NOTE = "note"
-    """Works as written, and something is worth knowing."""
+    """Works as configured, with something worth knowing."""
 
 
 class CheckOutcome(StrEnum):
-    """What becomes of a configuration, as far as it can be judged: headline, JSON and exit code follow from it."""
+    """What happens to a configuration, as far as draftwise can judge; sets headline, JSON and exit code."""
 
     ACCEPTED = "accepted"
     FAILS_LATER = "fails later"
     """The configuration is accepted, and loading, start-up or requests fail."""
     REJECTED = "rejected"
     NOT_JUDGED = "not judged"
-    """Nothing was found against it, and rules wait for what was not given."""
+    """No problem was found, but some rules were not checked for lack of input."""
+    CANNOT_BE_JUDGED = "cannot be judged"
+    """An error in the source hides what starts: an open value, an unknown release, or a file that cannot be read."""
 
 
 class Stage(StrEnum):
-    """When a server notices."""
+    """When the server notices."""
 
     CLI = "command line"
     CONFIG = "speculative config"
-    """While SpeculativeConfig is made."""
+    """While SpeculativeConfig is created."""
     ENGINE = "engine config"
-    """While VllmConfig and its other parts are made."""
+    """While VllmConfig and its other parts are created."""
     START_UP = "start-up"
-    """While weights load and runner, proposer and scheduler are made."""
+    """While weights load, and runner, proposer and scheduler are created."""
     REQUEST = "request"
 
 
@@ -59,6 +61,6 @@ class Ruling(Finding):
     effect: Effect
     stage: Stage
     exception: str = ""
-    """Class that the server raises, e.g. `ValidationError`; empty where it raises nothing."""
+    """Class that the server raises, e.g. `ValidationError`; empty if it raises nothing."""
     becomes: str = ""
     """What runs instead, for `Effect.CHANGED`."""

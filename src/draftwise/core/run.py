@@ -1,4 +1,4 @@
-"""Holds a paired A/B measurement as recorded: its plan, and every reading."""
+"""A paired A/B measurement as recorded: its plan, and every reading."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _UNKNOWN = Setup(engine="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One side of the comparison: setups of arms differ in `spec` only."""
+    """One side of the comparison; the setups of arms differ only in `spec`."""
 
     name: str
     setup: Setup = _UNKNOWN
-    """What it serves; as far as it is known, for a server that somebody else started."""
+    """What it serves; known in part if draftwise did not start the server."""
     url: str | None = None
     """Address of a running server; None if draftwise starts it."""
     metrics_url: str | None = None
-    """Page of the server's counters, where it is not /metrics below `url`."""
+    """The server's metrics page, if it is not /metrics below `url`."""
     header_names: tuple[str, ...] = ()
-    """Headers that the operator adds to its requests; their values may be secrets and are never written down."""
+    """Names of headers that the operator adds to its requests; their values may be secrets and are never stored."""
 
     @property
     def spec(self) -> SpecConfig | None:
-        """Its speculative config, None for the baseline."""
+        """Its speculative config; None for the baseline."""
         return self.setup.spec
 
     def with_spec(self, spec: SpecConfig | None) -> Arm:
@@ -49,7 +49,7 @@ class Arm:
 
     @property
     def address(self) -> tuple[str, int | None, str] | None:
-        """Host, port and path of `url`, the same however it is spelt; None when draftwise starts the server."""
+        """Host, port and path of `url`, normalized; None if draftwise starts the server."""
         if self.url is None:
             return None
         parts = urlsplit(self.url)
@@ -58,106 +58,106 @@ class Arm:
 
     @property
     def routing_headers(self) -> tuple[str, ...]:
-        """Headers by which a gateway may tell its server from others at the same address: all but the key."""
+        """Headers by which a gateway may select the server behind an address: all except the API key."""
         return tuple(name for name in self.header_names if name.lower() != "authorization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run sends, decided before its first request. The first arm is the baseline."""
+    """What a run sends, fixed before its first request. The first arm is the baseline."""
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
     remembering: Mapping[str, str]
-    """Why a candidate could remember answers from request to request, by its name: what is not known could. Candidates
-    that cannot remember are left out."""
+    """Why a candidate could remember answers from request to request, by name; an unknown method could. Candidates that
+    cannot are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
-    """Times that prompts are asked at most: a prompt comes back only when all others were asked."""
+    """Maximum times that a prompt is sent; it is repeated only after all others were sent."""
     warmup: int = 3
     seed: int = 0
     turn_s: float = 20.0
-    """How long a turn of a steady open loop lasts."""
+    """Seconds of a turn of a steady open loop."""
     adaptive: bool = False
-    """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    """Whether settled cells stop early, and bisection finds the crossover of a sweep over load."""
     minutes: float | None = None
-    """The whole run's time; None for as long as it takes."""
+    """Time budget of the whole run; None for no limit."""
     one_at_a_time: bool = False
-    """Whether one server is up at a time. Each arm then answers a whole repetition, in the order B A, A B, B A ...
-    Drift cancels over two of them."""
+    """Whether only one server runs at a time. Each arm then answers a whole repetition, in the order B A, A B, B A ...,
+    so drift cancels over two repetitions."""
     asks_once: bool = True
-    """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
+    """Whether candidates that could remember answers get each prompt only once; false in runs of earlier releases."""
 
     @property
     def synthetic(self) -> frozenset[str]:
-        """The arms whose acceptance is synthetic, so that their text is not the model's."""
+        """Arms with synthetic acceptance, whose text is not the model's."""
         return frozenset(arm.name for arm in self.arms if arm.spec is not None and arm.spec.has_synthetic_acceptance)
 
     @property
     def asked_once(self) -> tuple[str, ...]:
-        """The candidates that are asked no prompt twice."""
+        """Candidates that get each prompt only once."""
         return tuple(self.remembering) if self.asks_once else ()
 
     def keep_arms(self, names: Container[str]) -> RunPlan:
-        """Return the plan with some of its arms only."""
+        """Return the plan with only the named arms."""
         remembering = {name: reason for name, reason in self.remembering.items() if name in names}
         return replace(self, arms=tuple(arm for arm in self.arms if arm.name in names), remembering=remembering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one request brought back."""
+    """The answer to one request, with its readings."""
 
     turn: int
     arm: str
     workload: str
     prompt_id: str
     repeat: int
-    """Which repetition of the workload, from 1."""
+    """Number of the workload's repetition, from 1."""
     timing: Timing
     copy: int = 0
-    """Which attempt at this prompt in the turn, from 0: a short workload is sent several times to fill a load."""
+    """Number of this prompt's copy in the turn, from 0: a short workload is sent several times to fill a load."""
     condition: str = "c=1"
     """Label of the condition under which it was sent."""
     measured: bool = True
-    """False for background requests, which only keep the load up: no number includes them."""
+    """False for background requests, which only keep up the load and are in no number."""
     acceptance: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
-    """Verification steps by number of accepted draft tokens, where the server reports it per request; else empty."""
+    """Verification steps by number of accepted draft tokens; empty if the server does not report it per request."""
     text: str = ""
     token_ids: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
-    """Empty where the server does not report them."""
+    """Empty if the server does not report them."""
     prompt_token_ids: tuple[int, ...] = field(default=(), metadata=json_form(raw=True))
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
     counts_exact: bool = True
-    """Whether the server said how many tokens each chunk holds (else one a chunk is assumed)."""
+    """Whether the server reported the tokens of each chunk; otherwise one per chunk is assumed."""
     total_exact: bool = True
-    """Whether the server said how many tokens the whole answer has; else what arrives at once counts as one."""
+    """Whether the server reported the tokens of the whole answer; otherwise each arrival counts as one."""
     refusals: int = 0
-    """How often the server had refused it for want of time (HTTP 429, 503), before it was sent again."""
+    """How often the server refused it (HTTP 429 or 503) before it was answered."""
     error: str | None = None
 
     @property
     def told_steps(self) -> tuple[int, int]:
-        """Decoding steps and the tokens that they brought, as the server told for this request; 0 where it did not."""
+        """(decoding steps, tokens that they emitted) as the server reported for this request; zeros if it did not."""
         steps = sum(self.acceptance)
         return steps, steps + sum(accepted * count for accepted, count in enumerate(self.acceptance))
 
     @property
     def seen_steps(self) -> tuple[int, int]:
-        """The same as seen from outside: a server sends what each step brings, and prefill emits the first chunk."""
+        """Likewise, inferred from the stream: one chunk per step; prefill emits the first chunk."""
         chunks = self.timing.chunks
         return (len(chunks) - 1, self.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The same as told, else as seen."""
+        """`told_steps` if reported, else `seen_steps`."""
         told = self.told_steps
         return told if told[0] else self.seen_steps
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens per decoding step; None where it is not known, as chunks of unknown length tell nothing."""
+        """Tokens per decoding step; None if unknown, as with chunks of unknown length."""
         steps, tokens = self.steps
         return tokens / steps if steps and (any(self.acceptance) or self.counts_exact) else None
 
@@ -170,18 +170,18 @@ class ClientHealth:
     """CPU seconds of its processes together."""
     processes: int = 1
     loop_delay_p99_s: float = 0.0
-    """How late a timer of the event loop fires: arrival times are read late by as much."""
+    """Delay of a timer of the event loop: arrival times are read that much late."""
     loop_delay_max_s: float = 0.0
     send_lag_p99_s: float = 0.0
-    """How much later than intended requests went out (open loops; 0 in closed ones)."""
+    """Delay of requests behind their intended time (open loops; 0 in closed ones)."""
     send_lag_max_s: float = 0.0
     clock_jump_s: float = 0.0
-    """Wall clock minus monotonic clock, change over the turn: not 0 when the clock was set or the machine slept."""
+    """Change of wall clock minus monotonic clock over the turn; not 0 if the clock was set or the machine slept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """One turn of one arm: its part of a paired block, which all arms answer one right after the other."""
+    """One turn of one arm: its part of a paired block, which all arms answer one after the other."""
 
     turn: int
     arm: str
@@ -192,37 +192,37 @@ class TurnRecord:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
+    """Part of the workload; turns of one repetition, block, condition and attempt form a paired block."""
     attempt: int = 0
-    """How often turns of the block had been taken before, because something disturbed them."""
+    """How often turns of the block were taken before and disturbed."""
     is_warm: bool = True
-    """False while the pace of the arm's server had not become steady in the warm-up."""
+    """False if the pace of the arm's server was not steady yet after the warm-up."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
     expected_s: float | None = None
-    """How long it was expected to take before its session's first request; None where that is not known."""
+    """Seconds expected before the session's first request; None if unknown."""
     took_s: float | None = None
-    """How long it took all in all, with the readings of counters before and after it."""
+    """Seconds in total, including the readings of counters before and after it."""
     before: ServerLoad = field(default_factory=ServerLoad)
-    """Just before the turn, when nothing of this run is on the server."""
+    """Gauges just before the turn, when the server has no requests of this run."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
+    """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, as far as readable."""
 
     @property
     def block_key(self) -> tuple[str, str, int, int]:
-        """Workload, condition, repetition and block: the values shared by the turns planned with it."""
+        """Workload, condition, repetition and block: shared by all turns that were planned together."""
         return self.workload, self.condition, self.repeat, self.block
 
     @property
     def attempt_key(self) -> tuple[str, str, int, int, int]:
-        """The same and the attempt: what it has in common with the turns that it is compared with."""
+        """`block_key` and the attempt: shared by the turns that are compared."""
         return (*self.block_key, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A turn that something disturbed: it counts for nothing, nor does what it would have been compared with."""
+    """A disturbed turn. Neither it nor the turns that it is compared with count."""
 
     workload: str
     condition: str
@@ -230,11 +230,11 @@ class Disturbance:
     block: int
     attempt: int
     arm: str
-    """Whose turn it was."""
+    """Arm of the turn."""
     reason: str
-    """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
+    """What disturbed it, as a clause, e.g. `other processes used 0.93 of this machine's 2 cores`."""
     is_faster: bool = False
-    """Whether it was far faster than the turns around it: it may be these that something slowed down."""
+    """Whether it was far faster than the turns around it, which may be the disturbed ones."""
 
     @property
     def attempt_key(self) -> tuple[str, str, int, int, int]:
@@ -250,33 +250,33 @@ class Divergence:
     prompt_id: str
     candidate: str
     position: int
-    """Output tokens that both share."""
+    """Number of leading output tokens that both share."""
     plain_token: int | None
     candidate_token: int | None
-    """None where that output had ended."""
+    """None if that output had ended."""
     gap: float | None
-    """Gap in nats from the less likely of the two tokens to the best one, on the server where that is least. Without
+    """Gap in nats from the less likely of the two tokens to the best one, on the server with the smaller gap. Without
     token ids: the gap to the second-best token."""
     condition: str = "c=1"
     among_best: bool | None = None
-    """Whether both tokens are among the best of both servers; None where they give no token ids."""
+    """Whether both tokens are among the best of both servers; None without token ids."""
     again: bool | None = None
-    """Whether the outputs differed as well when both servers were asked again; None where they were not."""
+    """Whether the outputs differed again when both servers were asked again; None if they were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A cell that was stopped early, so that others get the time."""
+    """A cell that was stopped early to give others its time."""
 
     workload: str
     condition: str
     candidate: str
     passes: int
-    """Whole repetitions that it had; the name is that of the row on disk."""
+    """Complete repetitions that it had; named as the row on disk."""
     blocks: int | None = None
-    """Paired blocks of its place that were begun by then; None in runs from before it was written down."""
+    """Paired blocks of its load begun by then; None in runs of earlier releases."""
     reason: str = ""
-    """`settled` where its verdict stood, else why it left a race: `no-gain`, `behind`, `no-time`."""
+    """`settled` if its verdict was final, else why it left the race: `no-gain`, `behind`, `no-time`."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -286,15 +286,15 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLook:
-    """A look at a cell with the intention to stop it, which costs a part of the error that its verdict may have."""
+    """An interim look at a cell that could stop it; each look spends part of the verdict's allowed error."""
 
     workload: str
     condition: str
     candidate: str
     pairs: int
-    """Pairs it had by then."""
+    """Pairs measured by then."""
     planned: int
-    """Pairs it was going to have."""
+    """Pairs planned."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -304,18 +304,18 @@ class CellLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputProbe:
-    """A greedy answer outside of all turns, compared with the baseline's to the same prompt."""
+    """A greedy answer outside all turns, compared with the baseline's answer to the same prompt."""
 
     arm: str
-    """Who answered: the baseline's own answers tell what rounding in batches of other shapes does to one model."""
+    """Arm that answered. The baseline's own answers show the effect of rounding in batches of other shapes."""
     workload: str
     prompt_id: str
     tokens: int
-    """Output tokens that were compared."""
+    """Number of compared output tokens."""
     shared: int
-    """Tokens that both begin with; all of `tokens` where they are equal."""
+    """Number of leading tokens that both share; `tokens` if they are equal."""
     gap: float | None = None
-    """The gap of a `Divergence`; None where they are equal, or nothing is known."""
+    """The gap of a `Divergence`; None if the outputs are equal or the gap is unknown."""
 
     @property
     def is_equal(self) -> bool:
@@ -325,23 +325,23 @@ class OutputProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """Something that was not measured because the time was needed for the rest, or because a server failed."""
+    """A part of the plan that was not measured, for lack of time or because a server failed."""
 
     what: str
     """The omitted part of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
     reason: str
     """A clause with its evidence: `they would take 210 s and 95 s are left`."""
     candidate: str | None = None
-    """The candidate that is left out entirely; None if the omission concerns all candidates."""
+    """Candidate that is left out entirely; None if the omission concerns all candidates."""
     error: str = ""
-    """What the candidate's server, or its log, said, where that failed before anything was measured."""
+    """Error from the candidate's server or its log, if it failed before anything was measured."""
     is_final: bool = False
-    """Whether it was taken out of the plan: no continuation of the run measures it."""
+    """Whether it was removed from the plan, so resuming the run does not measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """The speed-up that a candidate was forecast to have, written down before the run's first request."""
+    """The forecast speed-up of a candidate, stored before the run's first request."""
 
     candidate: str
     workload: str
@@ -355,21 +355,21 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """How long the rest of a session's turns was expected to take, and how far it was by then."""
+    """Expected time for the rest of a session's turns, and the progress at that moment."""
 
     at_s: float
-    """Seconds since the command."""
+    """Seconds since the command started."""
     done: int
-    """Turns that the session had measured."""
+    """Turns measured in the session."""
     ahead: int
-    """Turns that it was going to measure; 0 at its end."""
+    """Turns left to measure; 0 at its end."""
     left_s: float
-    """Seconds that these were expected to take, starts of servers between them included."""
+    """Seconds expected for these, server starts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything a run left behind; every number of a report is a function of it."""
+    """All data of a run; every number of a report is a function of it."""
 
     plan: RunPlan
     context: RunContext
@@ -377,26 +377,26 @@ class Run:
     turns: tuple[TurnRecord, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     added: tuple[Condition, ...] = ()
-    """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
+    """Unplanned conditions: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early."""
     looks: tuple[CellLook, ...] = ()
-    """Looks at cells with the intention to stop them."""
+    """Interim looks at cells that could stop them."""
     probes: tuple[OutputProbe, ...] = ()
-    """Empty where no outputs were compared but those of turns."""
+    """Empty if only outputs of turns were compared."""
     omissions: tuple[Omission, ...] = ()
-    """What is left out still, in the order in which that was decided."""
+    """What is still left out, in the order of the decisions."""
     expected: tuple[Expectation, ...] = ()
-    """Forecasts of its cells; empty where none were made."""
+    """Forecasts of its cells; empty without a forecast."""
     estimates: tuple[Estimate, ...] = ()
-    """How long the rest was expected to take, session after session: the first of each before its first request, the
-    last of each at its end."""
+    """Expected times for the rest, session by session: the first of each before its first request, the last at its
+    end."""
     num_unfinished: int = 0
-    """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
+    """Answers on disk of turns that were cut off; in no number, because the load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()
-    """The disturbed ones of all turns (found by `draftwise.deciding.disturbance`)."""
+    """Disturbed turns (found by `draftwise.deciding.disturbance`)."""
     set_aside: tuple[TurnRecord, ...] = ()
-    """Turns that were once in `turns` and do not count: disturbed, or without an undisturbed one to compare with."""
+    """Turns removed from `turns`: disturbed, or without an undisturbed turn to compare with."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

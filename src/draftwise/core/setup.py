@@ -1,4 +1,4 @@
-"""Defines a Setup: the value that draftwise validates, launches, measures, deploys and rolls back."""
+"""A Setup: the value that draftwise validates, launches, measures, deploys and rolls back."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Device:
     kind: str
     """`cpu` or `cuda`."""
     count: int = 1
-    """GPUs, or CPU cores."""
+    """Number of GPUs, or of CPU cores."""
     memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A target on an engine, with or without speculation; an A/B is two that differ in `spec` only."""
+    """A target on an engine, with or without speculation; an A/B compares two that differ only in `spec`."""
 
     target: str = ""
-    """Directory of a checkpoint, or a name that the engine resolves; empty where it is not known."""
+    """Directory of a checkpoint, or a name that the engine resolves; empty if unknown."""
     engine: str = "draftwise"
-    """`draftwise` or `vllm`; empty where it is not known."""
+    """`draftwise` or `vllm`; empty if unknown."""
     engine_version: str = ""
     device: Device | None = None
     spec: SpecConfig | None = None
@@ -38,7 +38,7 @@ class Setup:
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the server reads, e.g. `{"VLLM_USE_V2_MODEL_RUNNER": "1"}`."""
     extra_args: tuple[str, ...] = ()
-    """Words that no flag of the release takes, as given: judged by whoever reads or runs them, never dropped."""
+    """Words that belong to no flag of the release, as given; kept for the verb or engine that uses the setup."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))

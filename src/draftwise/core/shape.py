@@ -1,4 +1,4 @@
-"""The numbers of a decoder-only model that memory and speed depend on."""
+"""The dimensions of a decoder-only model that memory and speed depend on."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from draftwise.core.layer_kinds import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayer:
-    """What one decoder layer keeps of every token."""
+    """What one decoder layer keeps for every token."""
 
     values: int
-    """Values a token: keys and values of all heads, or the latent that multi-head latent attention keeps instead."""
+    """Values per token: keys and values of all heads, or the latent of multi-head latent attention."""
     num_heads: int
-    """Heads that can be divided among GPUs; 1 for a latent, of which every GPU keeps its own copy."""
+    """Heads that can be divided among GPUs; 1 for a latent, which every GPU keeps in full."""
     window: int | None = None
-    """Tokens that stay visible under sliding-window attention; None for all of them."""
+    """Tokens that stay visible under sliding-window attention; None for all."""
     chunked: bool = False
     """Whether `window` is a chunk of the sequence instead."""
     latent: bool = False
     """Whether the values are a latent."""
 
     def values_per_rank(self, tensor_parallel_size: int = 1) -> int:
-        """Return the values that one GPU keeps: with fewer heads than GPUs, heads are kept several times."""
+        """Return the values per token on one GPU; with fewer heads than GPUs, heads are duplicated."""
         heads = max(1, self.num_heads // tensor_parallel_size)
         return self.values // self.num_heads * heads
 
@@ -58,27 +58,27 @@ class ModelShape:
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     latent_dim: int = 0
-    """Values a token and layer under multi-head latent attention: `kv_lora_rank` + `qk_rope_head_dim`; 0 without it."""
+    """Values per token and layer under multi-head latent attention: `kv_lora_rank` + `qk_rope_head_dim`; else 0."""
     windows: tuple[int | None, ...] = ()
-    """Sliding window of each layer, None for a layer that sees all; empty where every layer does."""
+    """Sliding window of each layer in tokens, None for a layer without one; empty if no layer has one."""
     stateful_layers: frozenset[int] = frozenset()
-    """Layers without keys and values: those that keep a state of fixed size per sequence instead (linear attention,
-    Mamba), or nothing (feed-forward layers of their own)."""
+    """Layers without keys and values: those with a state of fixed size per sequence instead (linear attention, Mamba),
+    and separate feed-forward layers."""
     layer_heads: tuple[tuple[int, int], ...] = ()
-    """Key-value heads of each layer, and the values of a key and a value together; empty where all layers are alike."""
+    """(key-value heads, numbers in a key and a value) of each layer; empty if all layers are alike."""
     shared_layers: int = 0
-    """Last layers that read the keys and values of layers before them, and keep none."""
+    """Number of last layers that keep none and read the keys and values of earlier layers."""
     chunked_layers: frozenset[int] = frozenset()
     """Layers whose window is a chunk of the sequence."""
     state_layers: frozenset[int] = frozenset()
-    """Layers that keep a state of fixed size per sequence; some keep keys and values as well."""
+    """Layers with a state of fixed size per sequence; some also keep keys and values."""
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:
         """Return the shape that a config.json describes.
 
         Raises:
-            InvalidSetup: a dimension is missing; all missing ones are named at once.
+            InvalidSetup: dimensions are missing; the message names all of them.
         """
         needed = ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
         if config.get("model_type") in STATE_ALONE:
@@ -127,7 +127,7 @@ class ModelShape:
         return tuple(layer for layer in kept if layer not in self.stateful_layers)
 
     def kv_layers(self) -> tuple[KVLayer, ...]:
-        """Return what each layer keeps of a token, layers with a state left out: the only KV formula."""
+        """Return what each layer keeps for a token, without layers that keep only a state. The only KV formula."""
         alike = (1, self.latent_dim) if self.latent_dim else (self.num_kv_heads, 2 * self.head_dim)
         heads = self.layer_heads or (alike,) * self.num_layers
         return tuple(
@@ -142,7 +142,7 @@ class ModelShape:
         )
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Return the bytes of keys and values of all layers for one token, all heads together."""
+        """Return the bytes of keys and values per token, over all layers and heads."""
         return sum(layer.values for layer in self.kv_layers()) * bytes_per_value
 
 

@@ -21,9 +21,9 @@ copyreg.pickle(MappingProxyType, lambda frozen: (_freeze, (dict(frozen),)))  # s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecConfig:
-    """One speculative configuration, spelled as vLLM spells it.
+    """One speculative config, in vLLM's spelling.
 
-    `options` keeps every further key as given: judged by whoever runs it, never dropped.
+    `options` keeps every other key as given, for the engine that runs it.
     """
 
     method: str | None = None
@@ -36,7 +36,7 @@ class SpecConfig:
 
     @property
     def has_synthetic_acceptance(self) -> bool:
-        """Whether acceptance is synthetic, as vLLM calls it: drafts are accepted at random, so text has no meaning."""
+        """Whether acceptance is synthetic (vLLM's term): drafts are accepted at random, so the text means nothing."""
         return self.options.get("rejection_sample_method") == "synthetic"
 
     @classmethod
@@ -94,7 +94,7 @@ class SpecConfig:
 
     @property
     def label(self) -> str:
-        """Short name for tables: method, whether all draft tokens come from one pass, and k."""
+        """Short name for tables: method, whether one pass drafts all tokens, and k."""
         parallel = " parallel" if self.options.get("parallel_drafting") else ""
         k = f" k={self.num_speculative_tokens}" if self.num_speculative_tokens is not None else ""
         return f"{self.method or self.model or 'unnamed'}{parallel}{k}"

@@ -9,11 +9,10 @@ from itertools import zip_longest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecStats:
-    """Counts of verified drafts; `a + b` pools, `after - before` is a window.
+    """Counts of verified drafts; `a + b` pools them, `after - before` is a window.
 
-    vLLM's counters divide per position by all drafts; drafts may be shorter than k, so
-    `drafted_per_pos` keeps the drafts that reached each position where the source reports it
-    (empty where it does not, as with vLLM's /metrics).
+    vLLM's rates per position are shares of all drafts, which may be shorter than k. `drafted_per_pos` counts the
+    drafts that reached each position; empty if the source does not report it, as with vLLM's /metrics.
     """
 
     num_drafts: int = 0
@@ -57,6 +56,6 @@ class SpecStats:
 
     @property
     def rate_per_reached_pos(self) -> tuple[float | None, ...]:
-        """Share of the drafts long enough to have position i whose token there was accepted."""
+        """Share of accepted tokens at position i, of the drafts long enough to have it."""
         pairs = zip(self.accepted_per_pos, self.drafted_per_pos, strict=False)
         return tuple(a / d if d else None for a, d in pairs)

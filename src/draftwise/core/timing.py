@@ -13,24 +13,24 @@ from draftwise.core.documents import json_form
 class Timing:
     """Seconds on one monotonic clock, for one streamed request.
 
-    `chunks` holds (time, number of tokens that arrived then); speculation delivers several at once.
+    `chunks` holds (time, number of tokens that arrived); speculation delivers several at once.
     """
 
     sent: float
     chunks: tuple[tuple[float, int], ...] = field(metadata=json_form(raw=True))
     finished: float
     intended: float | None = None
-    """When an open loop was to send it. Latencies count from then: a client that lags cannot hide a slow server
-    (no coordinated omission)."""
+    """When an open loop intended to send it. Latencies count from then, so a late client cannot hide a slow server (no
+    coordinated omission)."""
 
     @property
     def start(self) -> float:
-        """What latencies count from: the intended sending, else the actual one."""
+        """Start of all latencies: the intended send time, else the actual one."""
         return self.sent if self.intended is None else self.intended
 
     @property
     def send_lag_s(self) -> float:
-        """How much later than intended it was sent."""
+        """Seconds between the intended and the actual send time."""
         return self.sent - self.start
 
     @property
@@ -40,7 +40,7 @@ class Timing:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token: first chunk minus start. None when nothing arrived."""
+        """Time to first token: first chunk minus start. None if nothing arrived."""
         return self.chunks[0][0] - self.start if self.chunks else None
 
     @property

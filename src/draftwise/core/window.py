@@ -1,8 +1,8 @@
-"""Holds the growth of a server's counters between two looks, and the readings that follow from it.
+"""The growth of a server's counters between two reads, and the readings computed from it.
 
-Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same. Quantiles of
-histograms are given as bounds only, whose buckets are coarser than what speculation gains. A reading is None where a
-part of it is not reported or its denominator is zero.
+Every reading is a ratio of sums, so windows can be pooled, and their length does not matter. Quantiles of histograms
+are given only as bounds, because buckets are coarser than the gain of speculation. A reading is None if a part of it is
+not reported or its denominator is zero.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from draftwise.core.counters import Counters, ServerLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What a server adds up over its requests and steps, or the growth of that; None where it does not report it.
+    """A server's sums over its requests and steps, or their growth; None if not reported.
 
-    The request times, `finished`, `finished_tokens` and `prompt_tokens` are added together when a request ends. They
-    do not belong to the tokens that `Counters` saw generated meanwhile.
+    The request times, `finished`, `finished_tokens` and `prompt_tokens` grow together when a request ends, so they do
+    not match the tokens that `Counters` counted in the meantime.
     """
 
     decode_s: float | None = None
@@ -45,17 +45,17 @@ class Sums:
     preemptions: float | None = None
     """Requests that lost their KV cache to others and are computed again."""
     aborted: float | None = None
-    """Requests that their clients gave up."""
+    """Requests that clients aborted."""
     failed: float | None = None
     """Requests that the engine ended with an error."""
     capped: float | None = None
-    """Requests that ended at their limit of tokens, or because they repeated themselves."""
+    """Requests that ended at their token limit, or because they repeated themselves."""
     corrupted: float | None = None
     """Requests with NaN among their logits."""
     refused: float | None = None
-    """Requests answered with a status of 4xx; the first of several engines has them all."""
+    """Requests answered with status 4xx; of several engines, the first counts all."""
     broken: float | None = None
-    """The same, of 5xx."""
+    """Likewise, with status 5xx."""
 
     def __add__(self, other: Sums) -> Sums:
         return self._combine(other, 1)
@@ -70,49 +70,51 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One engine between two looks at its counters; `a + b` pools engines over the same stretch of time.
+    """One engine between two reads of its counters; `a + b` pools engines over the same period.
 
     G, A, D and T below are the output tokens, the accepted draft tokens, the drafts and the draft tokens of the window.
     """
 
     pool: str
-    """`spec`, `plain`, or another name under which alike servers are watched together."""
+    """`spec`, `plain`, or another name for a group of similar servers."""
     instance: str
-    """URL or label of the server; those of pooled windows are joined by `, `."""
+    """URL or label of the server; joined by `, ` in pooled windows."""
     engine: str = ""
-    """Label of the data-parallel rank, as the server names it; empty where it names none, and of pooled ranks."""
+    """The server's label of the data-parallel rank; empty without one, and for pooled ranks."""
     start_s: float
     """Seconds since the epoch."""
     duration_s: float
     """Seconds; the mean of pooled windows, whose ends lie milliseconds apart."""
     counters: Counters
-    """Grown over the window."""
+    """Growth over the window."""
     load: ServerLoad = field(default_factory=ServerLoad)
-    """Mean of the gauges at its ends; of pooled windows the requests of all and the KV use of the fullest."""
+    """Mean of the gauges at its ends; in pooled windows, the requests of all and the KV use of the fullest."""
     sums: Sums = field(default_factory=Sums)
-    """Grown over the window."""
+    """Growth over the window."""
     engines: int = 1
-    """Engines that are pooled in it."""
+    """Number of pooled engines."""
     counts_drafts: bool | None = None
-    """Whether counters of drafts exist, on any engine; vLLM has them exactly when it was started to speculate. None
-    where the server is not known to have such counters."""
+    """Whether any engine has counters of drafts; vLLM has them if, and only if, it was started to speculate. None if
+    the server is not known to have such counters."""
     tells_acceptance: bool = True
-    """Whether none accepted means none: some servers speculate and do not say so."""
+    """Whether a count of 0 means that nothing was accepted; some servers do not report what they accept."""
     restarted: bool = False
-    """Whether an engine began anew within the window: its counters then grew since that start only."""
+    """Whether an engine restarted within the window; its counters then cover only the time since."""
     sleeping: bool | None = None
-    """Whether an engine is asleep (vLLM's sleep mode); None where it is not told."""
+    """Whether an engine is asleep (vLLM's sleep mode); None if not reported."""
     adapters: frozenset[str] = frozenset()
-    """Names of the LoRA adapters that requests ran with."""
+    """Names of the LoRA adapters that requests used."""
     uptime_s: float | None = None
-    """Seconds since the process started, at the window's end; the shortest of pooled windows."""
+    """Seconds from the start of the process to the window's end; the shortest of pooled windows."""
     cache_dtype: str | None = None
-    """Type of the KV cache's elements; None where it is not told or differs among pooled windows."""
+    """Data type of the KV cache; None if not reported, or if pooled windows differ."""
     revision: str = ""
-    """Label of the roll-out that the server is of, as `deploy` sets it; empty where it is not told or they differ."""
+    """Label of the server's roll-out, as `deploy` sets it; empty if not reported, or if pooled windows differ."""
+    model: str = ""
+    """Served name of the model; empty if not reported, or if pooled windows differ."""
     slower_than: tuple[tuple[float, float], ...] = ()
-    """Finished requests whose mean time per output token is beyond each edge, in seconds, fewest seconds first: a
-    histogram's. The edge 0 has all of them."""
+    """(edge in seconds, finished requests with a mean time per output token beyond it) of a histogram, ascending; the
+    edge 0 has all requests."""
 
     def __add__(self, other: Window) -> Window:
         engines = self.engines + other.engines
@@ -134,13 +136,14 @@ class Window:
             uptime_s=min(uptimes, default=None),
             cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
             revision=self.revision if self.revision == other.revision else "",
+            model=self.model if self.model == other.model else "",
             slower_than=_add_edges(self.slower_than, other.slower_than),
         )
 
     def followed_by(self, later: Window) -> Window:
-        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out.
+        """Return both as one window of the same engines, gauges weighted by time, gaps left out.
 
-        A process that restarted counts from its restart only.
+        A process that restarted counts only from its restart.
         """
         if later.restarted:
             return later
@@ -161,7 +164,7 @@ class Window:
 
     @staticmethod
     def pooled(windows: Iterable[Window]) -> Window | None:
-        """Return the windows of several engines over one stretch of time as one; None without windows."""
+        """Return the windows of several engines over the same period as one; None without windows."""
         each = list(windows)
         return reduce(add, each) if each else None
 
@@ -174,7 +177,7 @@ class Window:
     def sequence_steps(self) -> int | None:
         """S = G - A, in steps: each emits one token more than it accepts.
 
-        Prefill emits the first token of every request, which counts as a step here: of short answers that is a lot.
+        Prefill emits the first token of every request, which counts as a step here and matters for short answers.
         """
         tokens = self.output_tokens if self.tells_acceptance else None
         steps = None if tokens is None else tokens - self.counters.spec.num_accepted_tokens
@@ -184,13 +187,13 @@ class Window:
     def tokens_per_step(self) -> float | None:
         """G / (G - A), in tokens: 1 without speculation, 1 + coverage x (acceptance length - 1) with it.
 
-        None where the server does not tell what it accepts.
+        None if the server does not report accepted tokens.
         """
         return self.counters.tokens_per_step if self.tells_acceptance else None
 
     @property
     def tokens_per_decode_step(self) -> float | None:
-        """(G - F) / (G - A - F) with F first tokens, which prefill emits: the steps after them alone."""
+        """(G - F) / (G - A - F) with F first tokens, which prefill emits: only the steps after them."""
         first = self.sums.first_tokens if self.tells_acceptance else None
         return None if first is None else self.counters.find_tokens_per_decode_step(first)
 
@@ -201,7 +204,7 @@ class Window:
 
     @property
     def decode_coverage(self) -> float | None:
-        """D / (G - A - F), at most 1: the same of the steps after the first token of an answer, which has no draft."""
+        """D / (G - A - F), at most 1: likewise, without the first token of an answer, which has no draft."""
         steps, first = self.sequence_steps, self.sums.first_tokens
         if self.coverage is None or steps is None or first is None or steps <= first:
             return None
@@ -214,12 +217,12 @@ class Window:
 
     @property
     def mean_k(self) -> float | None:
-        """T / D: draft tokens of a draft."""
+        """T / D: draft tokens per draft."""
         return _ratio(self.counters.spec.num_draft_tokens, self.counters.spec.num_drafts)
 
     @property
     def wasted_per_token(self) -> float | None:
-        """(T - A) / G: draft tokens computed in vain for each output token."""
+        """(T - A) / G: rejected draft tokens per output token."""
         wasted = self.counters.spec.num_draft_tokens - self.counters.spec.num_accepted_tokens
         return None if wasted < 0 else _ratio(wasted, self.output_tokens)
 
@@ -230,7 +233,7 @@ class Window:
 
     @property
     def conditional_rate_per_pos(self) -> tuple[float | None, ...]:
-        """Share accepted at each draft position, of the drafts accepted up to the one before."""
+        """Share accepted at each draft position, of the drafts accepted up to the position before."""
         stats = self.counters.spec
         reached = (stats.num_drafts, *stats.accepted_per_pos)
         return tuple(_ratio(here, before) for here, before in zip(stats.accepted_per_pos, reached, strict=False))
@@ -243,23 +246,23 @@ class Window:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per token x tokens per decoding step, to be held against a curve at `batch`."""
+        """Seconds per token x tokens per decoding step: seconds per step, to compare with a curve at `batch`."""
         seconds, tokens = self.seconds_per_token, self.tokens_per_decode_step or self.tokens_per_step
         return None if seconds is None or tokens is None else seconds * tokens
 
     @property
     def batch(self) -> float | None:
-        """Running requests of one engine, on average: what the cost of a step depends on."""
+        """Mean running requests per engine, which set the cost of a step."""
         return _ratio(self.load.running, self.engines)
 
     @property
     def output_tokens_per_s(self) -> float | None:
-        """G / duration, of all engines together."""
+        """G / duration: output tokens per second of all engines together."""
         return _ratio(self.output_tokens, self.duration_s)
 
     @property
     def engine_steps_per_s(self) -> float | None:
-        """Forward passes in a second, of all engines together."""
+        """Forward passes per second of all engines together."""
         return _ratio(self.sums.engine_steps, self.duration_s)
 
     @property
@@ -269,17 +272,17 @@ class Window:
 
     @property
     def finished_per_s(self) -> float | None:
-        """Requests that ended in a second, of all engines together."""
+        """Requests that ended per second, of all engines together."""
         return _ratio(self.sums.finished, self.duration_s)
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Share of the prompt tokens looked up in the prefix cache that were found there."""
+        """Share of prompt tokens found in the prefix cache, of those looked up."""
         return self.counters.prefix_hit_rate
 
     @property
     def prefill_s_per_token(self) -> float | None:
-        """Prefill time / (prompt tokens x (1 - prefix hit rate)): seconds for a prompt token that is computed."""
+        """Prefill time / (prompt tokens x (1 - prefix hit rate)): seconds per computed prompt token."""
         tokens, hits = self.sums.prompt_tokens, self.prefix_hit_rate
         return None if tokens is None or hits is None else _ratio(self.sums.prefill_s, tokens * (1 - hits))
 
@@ -291,14 +294,14 @@ class Window:
         return _ratio(self.sums.decode_s, sum(known)) if len(known) == len(parts) else None
 
     def share_slower(self, edge_s: float) -> float | None:
-        """Return the share of the finished requests whose mean time per output token is beyond an edge."""
+        """Return the share of finished requests with a mean time per output token beyond an edge, in seconds."""
         edges = dict(self.slower_than)
         return _ratio(edges.get(edge_s), edges.get(0.0))
 
     def bound_quantile(self, share: float) -> tuple[float, float] | None:
-        """Return the edges between which a quantile of the requests' mean time per output token lies, in seconds.
+        """Return the edges in seconds that enclose a quantile of the requests' mean time per output token.
 
-        Infinite where it is beyond the last edge; None without a histogram.
+        The upper one is infinite beyond the last edge; None without a histogram.
         """
         if not self.slower_than or not self.slower_than[0][1]:
             return None
@@ -308,22 +311,22 @@ class Window:
 
     @property
     def mean_queue_s(self) -> float | None:
-        """Seconds in the queue, a request."""
+        """Mean seconds in the queue per request."""
         return _ratio(self.sums.queue_s, self.sums.finished)
 
     @property
     def mean_first_token_s(self) -> float | None:
-        """Seconds to the first token, a request."""
+        """Mean seconds to the first token per request."""
         return _ratio(self.sums.first_token_s, self.sums.first_tokens)
 
     @property
     def mean_prompt_tokens(self) -> float | None:
-        """Prompt tokens of a finished request."""
+        """Mean prompt tokens per finished request."""
         return _ratio(self.sums.prompt_tokens, self.sums.finished)
 
     @property
     def mean_output_tokens(self) -> float | None:
-        """Output tokens of a finished request."""
+        """Mean output tokens per finished request."""
         return _ratio(self.sums.finished_tokens, self.sums.finished)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswer:
-    """What a recording says of one request and its answer; None and empty where it does not say."""
+    """The recorded data of one request and its answer; None or empty if not recorded."""
 
     answer: str | None = None
     token_ids: tuple[int, ...] = ()
-    """Tokens of the answer, as the recorded model wrote them."""
+    """Token ids of the answer, as the model generated them."""
     prompt_token_ids: tuple[int, ...] = ()
     num_tokens: int | None = None
     """Number of answer tokens that the server counted."""
@@ -23,34 +23,34 @@ class RecordedAnswer:
     temperature: float | None = None
     max_tokens: int | None = None
     route: str | None = None
-    """Which part of an application sent it."""
+    """Part of an application that sent it."""
     tenant: str | None = None
-    """Who sent it: an organization, a user, a key."""
+    """Sender: an organization, a user, or a key."""
     conversation: str | None = None
-    """Which conversation or session it is part of."""
+    """Conversation or session that it belongs to."""
     reasoned: bool = False
-    """Whether the model also wrote what `answer` does not show: reasoning."""
+    """Whether the model also generated reasoning that `answer` does not show."""
     called_tools: bool = False
-    """Likewise: calls of tools."""
+    """Whether the model also generated tool calls that `answer` does not show."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """What else than the messages the chat template was given, such as `tools`."""
+    """Inputs of the chat template in addition to the messages, such as `tools`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """A prompt's place in its log: what it was drawn over, and what it has in common with others."""
+    """A prompt's place in its log, and what it shares with other prompts."""
 
     row: int
     """Row in the order of the log, from 0."""
     place: int
-    """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row: what is alike
-    stands together."""
+    """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row, so that similar
+    prompts are neighbors."""
     route: str = ""
-    """Part of the traffic with a name of its own: a route, one of a few tenants."""
+    """Named part of the traffic: a route, or one of a few tenants."""
     cluster: str = ""
-    """Whom it comes from, where many send several: a tenant, a conversation."""
+    """Tenant or conversation that sends several requests, if there are many."""
     stretch: int = 0
-    """Which kept stretch of a recording that is too long to keep."""
+    """Number of the kept section of a recording that is too long to keep in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +60,24 @@ class Prompt:
     id: str
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
-    """Given instead of `text`; sent to the chat endpoint."""
+    """Chat messages instead of `text`; sent to the chat endpoint."""
     max_tokens: int
     arrival_s: float | None = None
-    """When it arrived in a recording, in seconds from the recording's begin."""
+    """Recorded arrival time, in seconds since the start of the recording."""
     ignore_eos: bool = False
-    """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
+    """Whether the answer continues to `max_tokens` past end tokens, for recorded lengths."""
     recorded: RecordedAnswer = field(default=RecordedAnswer(), compare=False)
-    """What became of it when it was recorded; never sent, and no part of the prompt's identity."""
+    """The recorded answer; never sent, and not part of the prompt's identity."""
     origin: Origin | None = field(default=None, compare=False)
-    """None where it is not known: in runs from before prompts were drawn."""
+    """None if unknown, as in runs of earlier releases."""
 
     @property
     def content(self) -> tuple[str | None, str]:
-        """What is to be continued or answered: what caches know a prompt by."""
+        """The content to continue or answer, by which caches identify a prompt."""
         return self.text, repr(self.messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON line of what is sent, as a workload file has it."""
+        """Return what is sent as a row of a workload file."""
         content = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
         arrival = {} if self.arrival_s is None else {"arrival_s": self.arrival_s}
         forced = {"ignore_eos": True} if self.ignore_eos else {}
@@ -90,31 +90,31 @@ class Workload:
 
     name: str
     source: str
-    """Where it came from: `bundled` or a file name."""
+    """`bundled`, or a file name."""
     prompts: tuple[Prompt, ...]
     random_tokens: bool = False
-    """Whether the prompts are noise: good for loading a server, no measure of acceptance."""
+    """Whether the prompts are noise, which can load a server but not measure acceptance."""
     description: str = ""
-    """What it is made of, in words: statistics of a synthetic one, the filter of a log."""
+    """Its content in words: statistics of a synthetic workload, or the filter of a log."""
     population: int = 0
-    """Prompts of the log that these were drawn from; 0: not known."""
+    """Prompts in the log that these were drawn from; 0 if unknown."""
     choice: str = ""
-    """How these came to stand for others, where the operator chose: `the first 200 of 12000`; empty where they were
-    drawn, or are all."""
+    """How the operator chose these from a log, e.g. `the first 200 of 12000`; empty if they were drawn at random, or
+    are all."""
 
     @property
     def sha256(self) -> str:
-        """Hash of exactly what is sent: two runs with equal hashes measured the same prompts."""
+        """Hash of what is sent: runs with equal hashes measured the same prompts."""
         lines = [json.dumps(prompt.to_dict(), sort_keys=True) for prompt in self.prompts]
         return sha256("\n".join(lines).encode()).hexdigest()
 
     @property
     def num_repeats(self) -> int:
-        """Prompts whose content an earlier one has."""
+        """Number of prompts that repeat the content of an earlier one."""
         return len(self.prompts) - len({prompt.content for prompt in self.prompts})
 
     def without_answers(self) -> Workload:
-        """Return the workload as it is sent: without what was answered when it was recorded."""
+        """Return the workload as it is sent, without recorded answers."""
         return replace(self, prompts=tuple(replace(prompt, recorded=RecordedAnswer()) for prompt in self.prompts))
 
     def first(self, count: int | None) -> Workload:

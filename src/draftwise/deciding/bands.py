@@ -1,4 +1,4 @@
-"""Finds the setting that pays at each load: a sweep's crossovers, the bands between them, the engine's schedule."""
+"""Finds the setting that pays at each load: a sweep's crossovers, the bands between them, and a k schedule."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from draftwise.plan.schedule.draft_lengths import KEY, join_ranges, judge_schedu
 from draftwise.statistics import LoadPoint, find_crossing
 
 SweepKey = tuple[str, str, float, str]
-"""Workload, candidate, temperature and axis of load."""
+"""Workload, candidate, temperature, and axis of the load."""
 
 
 Point = tuple[float, dict[str, Comparison]]
-"""A load and the comparisons there, by candidate."""
+"""A load, and the comparisons under it by candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeps:
-    """What the sweeps over load of a run come down to."""
+    """Results of a run's load sweeps."""
 
     crossovers: tuple[Crossover, ...]
     bands: tuple[Band, ...]
@@ -53,10 +53,10 @@ class Sweeps:
 def divide_loads(
     run: Run, estimates: Iterable[Estimates], comparisons: Sequence[Comparison], *, margin: float
 ) -> Sweeps:
-    """Return up to which load each candidate pays, and what to run at each load or at all of them.
+    """Return each candidate's crossover, and what to run at each load or at all loads.
 
     Args:
-        margin: what a change of configuration must gain at least.
+        margin: minimum gain that justifies a change of configuration.
     """
     baseline, points = run.plan.arms[0].name, gather_load_points(estimates)
     crossovers = find_crossovers(points, comparisons)
@@ -71,7 +71,7 @@ def divide_loads(
 
 
 def gather_load_points(estimates: Iterable[Estimates]) -> Mapping[SweepKey, list[LoadPoint]]:
-    """Return the deciding ratio of every measured load, lightest first, by sweep; pooled rows included."""
+    """Return the deciding ratio of every measured load by sweep, lightest load first. Includes pooled rows."""
     points: dict[SweepKey, list[LoadPoint]] = {}
     for each in estimates:
         if (place := each.cell.condition.place) is not None:
@@ -84,7 +84,7 @@ def gather_load_points(estimates: Iterable[Estimates]) -> Mapping[SweepKey, list
 def find_crossovers(
     points: Mapping[SweepKey, Sequence[LoadPoint]], comparisons: Sequence[Comparison]
 ) -> tuple[Crossover, ...]:
-    """Return the crossover of every sweep over two loads or more, by the ratio that decides under each load."""
+    """Return the crossover of every sweep over two or more loads, by the deciding ratio of each load."""
     found = []
     for sweep, line in points.items():
         crossing = find_crossing(line) if len(line) > 1 else None
@@ -106,8 +106,7 @@ def find_crossovers(
 
 
 def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Finding]:
-    """Yield each sweep in which a candidate is slower under a load and faster under a heavier one, beyond chance: a
-    crossover takes the ratio to fall."""
+    """Yield a finding per sweep whose ratio rises with load beyond chance. A crossover assumes that the ratio falls."""
     for (workload, candidate, _, axis), line in points.items():
         known = [(point.load, point.estimate.interval()) for point in line]
         rises = (pair for pair in combinations(known, 2) if pair[0][1].high < 1 < pair[1][1].low)
@@ -142,11 +141,11 @@ def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | 
 def find_bands(
     comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str, *, margin: float
 ) -> tuple[Band, ...]:
-    """Return the bands of every workload and temperature that was measured at two loads or more.
+    """Return the bands of every workload and temperature measured at two or more loads.
 
-    At each load an adopted candidate is set whose deciding ratio is within the margin of the best: of several the one
-    that can be kept over most of the heavier loads. A candidate that is within its own interval of the best goes on
-    too (a switch must be worth it), also across a load without a verdict.
+    Each load gets an adopted candidate whose deciding ratio is within the margin of the best. If several are, the one
+    that stays valid over most heavier loads wins. A candidate also stays while the best lies within its own interval,
+    because a switch must be worth it, and across a load without a verdict.
     """
     bands: list[Band] = []
     for (workload, temperature, axis), points in _sweeps(comparisons).items():
@@ -252,10 +251,10 @@ def _end(axis: str, last: float, first: float, value: float) -> float:
 def find_single_settings(
     comparisons: Iterable[Comparison], bands: Sequence[Band], baseline: str
 ) -> tuple[SingleSetting, ...]:
-    """Return the best setting for all loads of every sweep that has several bands.
+    """Return the best single setting for all loads of every sweep with several bands.
 
-    A gain counts where it earned an adoption, a loss everywhere, and all loads count alike. What a validity check
-    blocked at any load is not offered.
+    A gain counts only where it was adopted, a loss everywhere, and all loads count equally. A candidate that a validity
+    check blocked at any load is not offered.
     """
     found = []
     for (workload, temperature, axis), points in _sweeps(comparisons).items():
@@ -299,11 +298,11 @@ def _set_at(load: float, bands: Sequence[Band]) -> str:
 
 
 def propose_schedules(run: Run, bands: Sequence[Band], comparisons: Sequence[Comparison] = ()) -> tuple[Schedule, ...]:
-    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honors.
+    """Return a schedule for every concurrency sweep whose bands differ only in k, if its server supports schedules.
 
-    Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded. Where plain
-    decoding is set at a load at which a candidate was measured to be faster, and something else withholds its adoption,
-    none is proposed: it would contradict what was measured.
+    Concurrency stands for batch size, because a closed loop decodes nearly all requests in flight. No schedule is
+    proposed if it would run plain decoding at a load where a candidate was measured to be faster but not adopted: it
+    would contradict the measurement.
     """
     baseline = run.plan.arms[0].name
     against = {

@@ -1,4 +1,4 @@
-"""Concludes a run: numbers, their validity, verdicts, the setup to run, and how far that reaches."""
+"""Concludes a run: numbers, validity, verdicts, the setup to run, and the range in which it holds."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from draftwise.deciding.validity.all_checks import check_validity
 from draftwise.deciding.validity.drafting_checks import UNPROVEN
 from draftwise.deciding.validity.output_checks import TextQuality
 from draftwise.deciding.verdict import judge_cell
+from draftwise.knowledge.messages import fault, note
 from draftwise.runs.turn_order import count_needed, list_planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:
-    """A run and what follows from it."""
+    """A run and its conclusions."""
 
     run: Run
     decision: Decision
@@ -56,10 +57,10 @@ class Conclusions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredEvidence:
-    """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
+    """A run, its numbers and their validity: the basis of decisions and early stopping."""
 
     run: Run
-    """The run without disturbed turns and their answers."""
+    """The run, without disturbed turns and their answers."""
     thresholds: Thresholds
     estimates: tuple[Estimates, ...]
     """Estimates of every workload, condition and candidate, pooled rows last."""
@@ -72,7 +73,7 @@ class GatheredEvidence:
 
 
 def conclude_run(run: Run) -> Conclusions:
-    """Return what follows from a run; the same answers always give the same conclusions."""
+    """Return a run's conclusions. The same answers always give the same conclusions."""
     evidence = gather_evidence(run)
     cells = [each.cell for each in evidence.estimates]
     latencies = summarise_latencies(evidence.run, cells, evidence.thresholds)
@@ -88,7 +89,7 @@ def conclude_run(run: Run) -> Conclusions:
 
 
 def gather_evidence(run: Run) -> GatheredEvidence:
-    """Return the verdicts on a run and what they rest on."""
+    """Return a run's verdicts and their basis."""
     thresholds = get_thresholds(run)
     counted = count_soundly(run)
     run = counted.run
@@ -156,19 +157,19 @@ def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """The range in which a decision holds; outside it is a guess."""
+    """The range in which a decision holds. Outside, it is a guess."""
 
     scope: Scope
     unmeasured: tuple[UnmeasuredCell, ...]
-    """What was planned and not measured."""
+    """Cells planned but not measured."""
     missing_context: tuple[str, ...]
-    """What evidence must carry (requirement E4) and the run lacks."""
+    """Context that evidence needs (requirement E4) and the run lacks."""
     failures: tuple[Finding, ...]
-    """The candidates that the run went on without, each with what its server said."""
+    """Candidates that the run continued without, each with its server's error."""
 
 
 def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
-    """Return for what a run can decide."""
+    """Return the range in which a run's decision holds."""
     plan = _without_failed(run)
     return Reach(
         scope=_find_scope(run, comparisons),
@@ -187,13 +188,7 @@ def _without_failed(run: Run) -> RunPlan:
 def _describe_failures(run: Run) -> Iterator[Finding]:
     for each in run.omissions:
         if each.candidate is not None and each.error:
-            text = f"{each.candidate} was not measured because its server failed: {each.error}"
-            yield Finding.error(
-                "server-failed",
-                text,
-                where=each.candidate,
-                fix="Fix it, then continue with --resume, which tries the server again.",
-            )
+            yield fault("server-failed", candidate=each.candidate, error=each.error)
 
 
 _USED = 0.9
@@ -201,7 +196,7 @@ _USED = 0.9
 
 
 def find_early_end(run: Run) -> Iterator[Finding]:
-    """Yield that a run ended before its time, and why nothing was left to measure."""
+    """Yield a finding if the run ended early, with the reason why nothing was left to measure."""
     last, minutes = max(run.estimates, key=lambda each: each.at_s, default=None), run.plan.minutes
     if last is None or minutes is None or last.ahead or last.at_s >= _USED * 60 * minutes:
         return
@@ -209,11 +204,7 @@ def find_early_end(run: Run) -> Iterator[Finding]:
         return  # what was left out for lack of time would use more of it
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
-        text = (
-            f"Ended after {last.at_s / 60:.1f} of {minutes:g} minutes, because every prompt was sent as often as "
-            "planned. More prompts would narrow the intervals; more time would not."
-        )
-        yield Finding.info("ended-early", text, fix="Give more --prompts or --repeats.")
+        yield note("ended-early", at_min=last.at_s / 60, minutes=minutes)
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
@@ -308,7 +299,7 @@ def _find_unmeasured(run: Run, plan: RunPlan) -> Iterator[UnmeasuredCell]:
 
 
 def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
-    """Return which of the context that evidence must carry (requirement E4) a run lacks."""
+    """Return the context that evidence needs (requirement E4) and a run lacks."""
     hardware, model = context.hardware, context.model
     servers = [context.server(arm.name) for arm in plan.arms]
     of_servers = all(server.hardware for server in servers)

@@ -1,15 +1,14 @@
-"""Finds disturbed turns: their readings do not count, and measuring takes them again.
+"""Finds disturbed turns. Their readings do not count, and the run measures them again.
 
-What counts are pairs: a candidate's turn and the baseline's at the same attempt at the same block. A disturbed turn of
-a candidate costs it that pair, one of the baseline costs all candidates theirs, and nothing that is looked at depends
-on which arm was faster. A turn is disturbed when the machine says so (CPU time taken by the hypervisor, a quota or
-other processes, a clock that fell) or when its pace is far from that of the turns around it.
+The unit is a pair: a candidate's turn and the baseline's, in the same attempt at the same block. A disturbed candidate
+turn costs that candidate the pair; a disturbed baseline turn costs every candidate theirs. No test depends on which arm
+was faster. A turn is disturbed if the machine reports it (CPU time lost to the hypervisor, a quota or other processes,
+a fallen clock), or if its pace is far from that of nearby turns.
 
-The pace is seconds per decoding step, which hardly depends on the text. It does depend on how many tokens a step
-verifies and on the length of the context, so that turns are compared with turns of like work; and prompts that are as
-slow whenever they are asked are slow by themselves. Otherwise a prompt for which nothing is drafted, or a long one,
-would be left out every time, and what is left would be a selection. For the same reason nothing is said of the pace
-under arrivals that do not wait: a burst is part of that load.
+Pace is seconds per decoding step, which hardly depends on the text. It does depend on the tokens that a step verifies
+and on the context length, so turns are compared only with turns of similar work. A prompt that is slow every time is
+slow by itself. Without these rules, long prompts and prompts without drafts would drop out, and the rest would be a
+biased selection. For the same reason, pace is not judged in open loops: a burst is part of that load.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ LONGEST_GAP_S = 60.0
 """Longest gap between two turns of one session."""
 _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")
 _NEIGHBOURS = 16
-"""Nearest turns of like work that a turn is compared with."""
+"""Number of nearest turns of similar work to compare a turn with."""
 _FARTHEST = 32
-"""Turns of an arm before and after a turn, among which its neighbors are looked for."""
+"""Number of an arm's turns, before and after a turn, to search for neighbors."""
 _FEWEST_NEIGHBOURS = 4
-"""Fewest neighbors to judge the pace of a turn."""
+"""Minimum number of neighbors to judge a turn's pace."""
 _SPREADS = 4.0
-"""Standard deviations between neighbors that are no disturbance."""
+"""Number of standard deviations between neighbors below which a difference is not a disturbance."""
 _QUARTILE_STEP = 0.4506
 """Lower quartile of the difference between two normal values, over their standard deviation."""
 _LIKE_ROWS = math.log(1.1)
 _LIKE_LENGTH = math.log(1.5)
 _SHORT = 256
-"""Tokens of context up to which a step, or the first token, takes hardly longer than with none."""
+"""Context length in tokens up to which steps and first tokens hardly slow down."""
 _COLD = "the server's pace was not steady after the warm-up"
 _TICKS_S = 0.05
-"""CPU time that clock ticks of 10 ms can tell from none."""
+"""Smallest CPU time that clock ticks of 10 ms can resolve."""
 
 
 def set_aside_disturbed(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse] | None = None) -> Run:
-    """Return the run with the turns and answers that count: of every block and candidate the last undisturbed pair.
+    """Return the run with only the turns and answers that count: the last undisturbed pair per block and candidate.
 
-    Candidates without one lose the block, and `Run.disturbances` says why; so do turns that were never compared, as the
-    run ended before. A run that has been through this comes back as it is. Arguments as for `find_disturbances`.
+    A candidate without such a pair loses the block, and `Run.disturbances` says why. Turns without a partner, because
+    the run ended, are left out, too. A second call changes nothing. Arguments as for `find_disturbances`.
     """
     if run.disturbances or run.set_aside:
         return run
@@ -71,9 +70,9 @@ def find_disturbances(
     """Yield the disturbed turns in the order of the run.
 
     Args:
-        run: as it is on disk, with every attempt.
-        thresholds: of the run.
-        uses: from `measure_use`, of all its turns; None: measured here.
+        run: the run on disk, with every attempt.
+        thresholds: the run's thresholds.
+        uses: result of `measure_use` for all its turns. None: computed here.
     """
     noted = _note_all(run, thresholds, measure_use(run.turns) if uses is None else uses)
     for turn in sorted(run.turns, key=lambda each: each.turn):
@@ -104,21 +103,21 @@ def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> set[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostPair:
-    """A block that a candidate lost: something disturbed every pair of its turns and the baseline's there."""
+    """A block that a candidate lost because every pair of turns was disturbed."""
 
     block: tuple[str, str, int, int]
     """Workload, condition, repetition and block."""
     candidate: str
     attempts: int
     reason: str
-    """What disturbed the first of them."""
+    """Cause of the first disturbance."""
 
 
 def find_lost_pairs(counted: Run) -> list[LostPair]:
-    """Return what disturbances cost the candidates, in the order of the run.
+    """Return the pairs that candidates lost to disturbances, in the order of the run.
 
     Args:
-        counted: from `set_aside_disturbed`.
+        counted: result of `set_aside_disturbed`.
     """
     baseline, told = counted.plan.arms[0].name, {(each.attempt_key, each.arm): each for each in counted.disturbances}
     left = {(turn.block_key, turn.arm) for turn in counted.turns}
@@ -140,7 +139,7 @@ class _Note:
 
     reason: str
     is_faster: bool = False
-    """Whether its pace was far faster than usual, and nothing else is known."""
+    """Whether the only sign is a pace far faster than usual."""
 
 
 def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> dict[int, _Note]:
@@ -196,12 +195,12 @@ def _is_crowded(use: MachineUse, busy: float, thresholds: Thresholds) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineUse:
-    """What the counters of the machine grew by over a turn, and since the turn before it ended."""
+    """Growth of the machine's counters over a turn and since the previous turn ended."""
 
     turn: TurnRecord
     seconds: float
     cpu: Mapping[str, float]
-    """Readings by the names of `draftwise.measure.device_state`, without unreadable ones."""
+    """Growth by the names of `draftwise.measure.device_state`, without unreadable ones."""
 
     @property
     def cores(self) -> int:
@@ -210,15 +209,14 @@ class MachineUse:
 
     @property
     def foreign_s(self) -> float | None:
-        """CPU seconds that neither the measuring process nor the servers it started used; None where not known."""
+        """CPU seconds used by other processes than this one and the servers it started; None if unknown."""
         return self.cpu["busy_s"] - self.cpu["own_s"] if {"busy_s", "own_s"} <= self.cpu.keys() else None
 
 
 def measure_use(turns: Iterable[TurnRecord]) -> list[MachineUse]:
-    """Return the use of the machine turn by turn, in the order of the run.
+    """Return the machine's use per turn, in the order of the run.
 
-    Left out are turns before which, or after which, nothing was read, and those between which the run paused, or the
-    machine started anew.
+    Leaves out turns without a reading before or after, and turns across a pause of the run or a reboot.
     """
     ordered = sorted(turns, key=lambda each: each.turn)
     return [use for before, after in pairwise(ordered) if (use := _measure(before, after)) is not None]
@@ -241,14 +239,14 @@ class _Reading:
     log: float
     """Logarithm of the number."""
     rows: float = 0.0
-    """Logarithm of the tokens that a step verifies."""
+    """Logarithm of the tokens verified per step."""
     length: float = 0.0
-    """Logarithm of the tokens in the context, beyond those that cost nothing."""
+    """Logarithm of the context tokens, beyond those that cost nothing."""
     prompts: tuple[str, ...] = ()
-    """Those that were asked; none where the number has nothing to do with them."""
+    """The turn's prompts; empty if the number does not depend on them."""
 
     def is_like(self, other: _Reading) -> bool:
-        """Return whether the two turns did like work."""
+        """Return whether two turns did similar work."""
         return abs(self.rows - other.rows) <= _LIKE_ROWS and abs(self.length - other.length) <= _LIKE_LENGTH
 
 

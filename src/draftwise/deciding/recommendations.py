@@ -1,4 +1,4 @@
-"""Recommends a setup for each condition outside sweeps and over each sweep of load, and when to undo it."""
+"""Recommends a setup for each load sweep and for each other condition, with rollback rules."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, MetricSignal
 
 _ABOVE_REACHED = 1.1
-"""Times the P99 of what was adopted, below which nothing has changed."""
+"""Multiple of the adopted P99 below which nothing has changed."""
 _FOR_S = 3600.0
-"""Long enough that a burst or a change in the mix of prompts does not undo an adoption."""
+"""Long enough that a burst or a shift in the prompt mix does not trigger a rollback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAdvice:
-    """What to do, and what to watch once it is done."""
+    """What to run, and what to watch afterwards."""
 
     recommendations: tuple[Recommendation, ...]
     rollback: tuple[Rollback, ...]
@@ -44,10 +44,10 @@ def advise(
     baseline: str,
     thresholds: Thresholds,
 ) -> RunAdvice:
-    """Return what to run where, with the rules that undo what is adopted.
+    """Return what to run where, with rollback rules.
 
     Args:
-        latencies: for what the baseline reached.
+        latencies: include the baseline's latencies.
     """
     recommendations = recommend(comparisons, sweeps.bands, sweeps.crossovers)
     adopted = _list_adopted(recommendations, comparisons)
@@ -60,7 +60,7 @@ def recommend(
 ) -> tuple[Recommendation, ...]:
     """Return the recommendations in the order of the comparisons.
 
-    Every sweep over load is covered by its bands; every other condition by its fastest adopted candidates.
+    A load sweep is covered by its bands, any other condition by its fastest adopted candidates.
     """
     swept = {(band.axis, band.temperature) for band in bands}
     groups: dict[Condition | tuple[str, float], list[Comparison]] = {}
@@ -127,16 +127,16 @@ def find_rollbacks(
     baseline: str,
     thresholds: Thresholds,
 ) -> Iterator[Rollback]:
-    """Yield the rules of every adopted cell: the first one that holds undoes the adoption.
+    """Yield the rollback rules of every adopted cell. The first rule that fires calls for a rollback.
 
-    Tokens per step: the cost of a step depends on batch and k, hardly on what is accepted, so speed-up moves with
-    tokens per step, and is gone where they have fallen by as much. Each load has its own limit, as a step of a larger
-    batch costs more, and each temperature its own loads, as less is accepted at higher ones.
+    The cost of a step depends on batch size and k, but hardly on acceptance. So speed-up is proportional to tokens per
+    step, and a fall by the same factor removes the gain. Each load has its own limit, because larger batches cost more
+    per step. Each temperature has its own loads, because acceptance is lower at higher temperatures.
 
     Args:
-        adopted: comparisons that are acted on, any number per workload, candidate and temperature.
-        bands: where each setting ends.
-        latencies: for what the baseline and the candidates reached.
+        adopted: adopted comparisons, any number per workload, candidate and temperature.
+        bands: load limits of each setting.
+        latencies: include those of the baseline and the candidates.
     """
     groups = group_by(lambda each: (each.workload, each.candidate, each.condition.temperature), adopted)
     rows = {(row.workload, row.condition, row.arm): row for row in latencies}

@@ -1,9 +1,8 @@
-"""The unit of answers: tokens as their server counts them, or text where that is unsound for any of the servers.
+"""Chooses the unit of answers: tokens as the servers count them, or text if any count is unsound.
 
-A speculating server sends several tokens at once, so that what arrives at once is no token. Where a stream carries
-neither usage nor token ids, the counters of the server tell how many tokens a turn had; where these cannot be read, and
-where two servers count the same text differently, both are measured by their text: its characters stand for tokens on
-all arms alike, and ratios are those of the text.
+A speculating server sends several tokens at once, so a chunk is not a token. If a stream carries neither usage nor
+token ids, the server's counters give the tokens of a turn. If they cannot be read, or if two servers count the same
+text differently, characters stand for tokens on all arms, and ratios are those of the text.
 """
 
 from __future__ import annotations
@@ -15,28 +14,29 @@ from statistics import fmean, median, variance
 
 from draftwise.core import Answer, Finding, Run, Timing
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import note
 
 _FEWEST = 6
-"""Equal texts that tell whether two servers count alike."""
+"""Number of equal texts needed to compare two servers' counts."""
 _ALIKE = 0.01
-"""Difference of their counts, typical over equal texts, that no verdict rests on."""
+"""Largest typical difference of counts over equal texts that affects no verdict."""
 _ALIKE_ON_AVERAGE, _SURE_Z = 0.03, 4.0
-"""The same over the texts of all answers, and standard errors that are no chance."""
+"""The same over all answers' texts, and the number of standard errors beyond chance."""
 _WITHOUT_TEXT = 0.1
-"""Share of answers without text, from which text cannot stand for what was written."""
+"""Share of answers without text above which text cannot be the unit."""
 _CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRun:
-    """A run whose answers are counted in one unit on all arms."""
+    """A run whose answers use one unit on all arms."""
 
     run: Run
     findings: tuple[Finding, ...] = ()
 
 
 def count_soundly(run: Run) -> CountedRun:
-    """Return the run with sound counts of tokens, and what had to be done for them."""
+    """Return the run with sound token counts, and findings on how they were obtained."""
     unknown = {each.arm for each in run.answers if each.measured and not each.total_exact and each.error is None}
     if not unknown and (odd := _find_odd(run)) is None:
         return CountedRun(run=run)
@@ -45,8 +45,7 @@ def count_soundly(run: Run) -> CountedRun:
         counted = _count_by_turn(run)
         odd = None if counted is None else _find_odd(counted)
         if counted is not None and odd is None:
-            text = f"{names} do not report how many tokens they hold, but the servers' counters do."
-            return CountedRun(run=counted, findings=(Finding.info("unit-by-counters", text),))
+            return CountedRun(run=counted, findings=(note("unit-by-counters", names=names),))
         counters = "no counters do" if odd is None else f"counters tell other numbers of {odd} for the same texts"
         why = f"{names} do not report how many tokens they hold, and {counters}"
     else:

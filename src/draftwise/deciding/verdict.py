@@ -1,16 +1,14 @@
-"""Derives a verdict from ratios, with its reason.
+"""Derives a verdict and its reason from ratios.
 
-Which ratio decides depends on who waits for whom (`Comparison.decided_by`):
+The deciding ratio (`Comparison.decided_by`) depends on the load:
 
-- One request at a time: tokens per second of a request. Nothing else happens on the server, so what the user feels
-  is what the server does.
-- A closed loop under load: tokens per second of the server. Its clients wait for their answers, so a faster server
-  answers more in the same time: that is the capacity that an operator pays for. The time per token of a request
-  must agree: capacity bought with slower answers, or the reverse, is a mixed result, for the operator to weigh.
-- An open loop or a replay: tokens per second of a request, counted from when it was to be sent. Arrivals do not wait,
-  so short of overload both servers put out the same tokens per second by construction, and throughput tells nothing;
-  queueing is in the latency. Where the operator gave an SLO, the share of requests within it (goodput) comes first:
-  it is what was promised.
+- One request at a time: tokens per second of a request. The server does nothing else, so users feel exactly its speed.
+- A closed loop under load: tokens per second of the server. Clients wait for their answers, so a faster server answers
+  more in the same time: the capacity that an operator pays for. The time per token of a request must agree. More
+  capacity with slower answers, or the reverse, is a mixed result for the operator to weigh.
+- An open loop or a replay: tokens per second of a request, counted from its intended send time. Arrivals do not wait,
+  so below overload both servers have the same throughput by construction; queueing shows in the latency. With an SLO,
+  the share of requests within it (goodput) comes first.
 """
 
 from __future__ import annotations
@@ -36,27 +34,27 @@ from draftwise.statistics import (
 
 _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
-"""p-value, corrected for all comparisons of the run, above which a difference may be chance. That of a gain is of no
-more than the margin; that of a loss is of none at all, and must be smaller."""
+"""p-value, corrected for all comparisons of the run, above which a difference may be chance. For a gain, the hypothesis
+is a gain of at most the margin. For a loss, it is no difference, and p must be smaller."""
 UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited", "server-queues")
-"""Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
+"""Warnings about errors in either direction that pairing and repetition do not remove."""
 VOIDING = (
     *("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic"),
     *("roles-unknown", "other-model", "unit-unsound", "counters-of-another-server", "not-speculating"),
 )
-"""Errors that make a comparison meaningless: an arm is not what its name claims, or the ratio compares unlike units."""
+"""Errors that void a comparison: an arm is not what its name claims, or the ratio compares different units."""
 _EARLIER, _FAR_LATER, _TWICE = 0.87, 1.35, 2.0
-"""Times the baseline's time to the first token: over all eleven methods (`benchmarks/cpu/results/decide_demo.json`) it
-came 0.87 to 1.22 times as late, and a larger drafter that reads the prompt takes somewhat longer: as long as the target
-at most."""
+"""Multiples of the baseline's time to first token. Over all eleven methods, it was 0.87 to 1.22 times the baseline's
+(`benchmarks/cpu/results/decide_demo.json`). A larger drafter that reads the prompt adds at most the target's own
+time."""
 _SLOWER_STEP = 1.1
-"""Times a candidate's decoding step, which drafting makes no shorter, from which the baseline's server is slow."""
+"""The baseline's server is slow if its step exceeds the candidate's by this factor: drafting shortens no step."""
 _NO_GAIN = 0.005
-"""One-sided error of saying that no gain worth a change is left."""
+"""One-sided error of the verdict that no gain worth a change is left."""
 LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
-"""Reasons that leave room for another verdict of the same comparison."""
+"""Reasons after which the same comparison may still get another verdict."""
 _MOST_REPETITIONS = 20
-"""More repetitions than these over the same prompts are no advice."""
+"""Largest number of repetitions of the same prompts to advise."""
 
 
 def judge_cell(
@@ -65,8 +63,8 @@ def judge_cell(
     """Return the comparison with its verdict.
 
     Args:
-        findings: all that bear on it: on itself, on what it pools, and on the whole run.
-        own: those that it shows.
+        findings: all findings that affect it: its own, those of the cells it pools, and those of the run.
+        own: findings to show with it.
     """
     if doubt := _find_doubt(found, findings, thresholds):
         return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
@@ -130,21 +128,20 @@ def judge(
     repetitions_needed: int | None = None,
     losers: str = "",
 ) -> tuple[Verdict, Reason]:
-    """Return the verdict that numbers call for which nothing makes doubtful, with a reason that counts the prompts.
+    """Return the verdict and its reason, which names the number of prompts.
 
-    Adopt: the whole interval of the deciding ratio lies above 1 + margin, and above what a kind of prompt that was not
-    drawn could cost, and p is 5 % at most when all comparisons of the run are counted. Reject: the whole interval lies
-    below 1 - margin, and p is 1 % at most; where it only lies below 1, there is no gain. An adoption is blocked by an
-    error that a validity check found, a rejection by one that makes the two arms no baseline and candidate; an adoption
-    becomes mixed when it is shown that the slowest requests or the first tokens suffer: what a guard has no power to
-    tell decides nothing.
+    Adopt: the whole interval of the deciding ratio lies above 1 + margin and above the possible loss from kinds of
+    prompts not drawn, and p is at most 5 %, corrected for all comparisons of the run. Reject: the whole interval lies
+    below 1 - margin, and p is at most 1 %. If it only lies below 1, the verdict is no gain. Any error of a validity
+    check blocks an adoption; only an error that voids the comparison blocks a rejection. An adoption becomes mixed if
+    harm to the slowest requests or the first tokens is shown. A guard without power decides nothing.
 
     Args:
-        comparison: its numbers; its verdict is not looked at.
-        findings: on it and on the whole run.
-        promise: change of the share of requests within the SLO, sure enough for all comparisons of the run together.
-        repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
-        losers: which prompts lose, in words; empty where nothing tells them apart.
+        comparison: the numbers; its verdict is ignored.
+        findings: findings on it and on the whole run.
+        promise: change of the share of requests within the SLO, at the level for all comparisons of the run together.
+        repetitions_needed: repetitions of the same prompts that would settle it; None if none would.
+        losers: prompts that lose, in words; empty if no trait separates them.
     """
     verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
     return verdict, replace(reason, num_prompts=comparison.num_prompts)
@@ -275,9 +272,9 @@ def _weigh(
 
 
 def find_signature(comparison: Comparison, thresholds: Thresholds) -> Reason | None:
-    """Return the signature of a mixed workload: half of the requests clearly faster, and more of them slow than were.
+    """Return the reason for a mixed workload: half of the requests are clearly faster, but more are slow.
 
-    None if the workload shows no such signature.
+    None if the workload shows no such pattern.
     """
     half, tail = comparison.percentiles.get("tpot", {}).get(50), _get_harm(comparison, "tail")
     if tail is not None and half is not None and half.high < 1 and half.value <= 1 - thresholds.margin:

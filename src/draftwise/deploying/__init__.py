@@ -1,6 +1,6 @@
 """Deploys a decision, and rolls it back: writes the files that serve a setup, and its twin without speculation.
 
-A name's module is imported with its first use: rendering needs far more than verifying a file.
+A name's module is imported on first use: rendering needs far more than verifying a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Checks an object as an API server does: its fields against the schema of its kind, and the returned object.
 
-An API server that is not asked to be strict takes an object with an unknown field and drops the field.
-
-An API server that is not asked to be strict accepts an object with an unknown field, and drops the field.
+Without strict validation, an API server accepts an object with an unknown field, and drops the field.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from difflib import get_close_matches
 from re import compile as compile_pattern
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Finding, Severity
 from draftwise.knowledge.kinds import find_kind, read_schema
-from draftwise.knowledge.messages import unreadable
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.setups.read import SourceText
 from draftwise.setups.read.manifests.inference_services import find_refusals
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text, read_yaml
@@ -35,14 +33,14 @@ _Path = tuple[str | int, ...]
 
 
 def validate_text(text: str, *, name: str, release: str = "") -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind."""
+    """Yield what an API server would reject or drop in the objects of a file; nothing for other files."""
     for document in read_yaml(text, name=name) if name.endswith((".yaml", ".yml")) else ():
         if isinstance(document.value, Mapping) and "kind" in document.value:
             yield from (replace(each, where=f"{name} {each.where}") for each in validate(document.value, release))
 
 
 def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding]:
-    """Yield what of an object is refused or dropped; nothing for a kind whose schema is not known here."""
+    """Yield what is rejected or dropped in an object; nothing for a kind with an unknown schema."""
     kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")), release)
     if kind is not None:
         # A webhook sees what the schema takes.
@@ -145,11 +143,11 @@ def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding
 
     Args:
         sent: the manifest.
-        returned: what `kubectl apply --dry-run=server -o json` (or `-o yaml`) printed of it.
+        returned: output of `kubectl apply --dry-run=server -o json` (or `-o yaml`).
 
     Raises:
         InvalidSetup: a text is not YAML.
-        UnreadableSource: nothing was returned, as kubectl prints a refusal elsewhere.
+        UnreadableSource: nothing was returned; kubectl prints rejections to standard error.
     """
     found = {_name(each): each for each in _find_objects(returned)}
     for document in read_yaml(sent.text, name=sent.name):
@@ -171,9 +169,7 @@ def _find_objects(source: SourceText) -> Iterator[Mapping[str, Any]]:
         if not isinstance(value, Mapping):
             continue
         if value.get("kind") == "Status":
-            raise InvalidSetup.because(
-                "refused-by-server", f"The API server rejected it: {value.get('message')}", where=source.name
-            )
+            raise refusal("refused-by-server", reason=value.get("message"), name=source.name)
         items = value.get("items") if value.get("kind") == "List" else [value]
         yield from (each for each in items or () if isinstance(each, Mapping))
 

@@ -1,4 +1,4 @@
-"""Carries the surroundings of a source's server over to the files of a platform, and names the rest."""
+"""Transfers the surroundings of a source's server to the files of a platform, and names the items that do not fit."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _KEYED = {"volumeMounts": "mountPath", "volumes": "name", "initContainers": "nam
 
 
 def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, dict[str, str]]:
-    """Return a file of a twin with what stands around the source's server, and what it does not take.
+    """Return a twin's file with the surroundings of the source's server, and what it cannot hold.
 
     Returns:
-        The text, and for each item that is not in it the reason, by the item's place in the source.
+        The text, and the reason for each missing item, by the item's place in the source.
     """
     items = order.around.items
     if not items:
@@ -54,13 +54,13 @@ def carry(text: str, order: ServiceOrder, target: DeployTarget) -> tuple[str, di
 
 
 def find_uncarried(refused: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a warning for each item that no file holds."""
+    """Yield a warning for each item that no file can hold."""
     for where, reason in refused.items():
         yield warning("not-carried", item=where, reason=reason)
 
 
 def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str, str]:
-    """Return the commands that make the secrets which the files name, by what they do."""
+    """Return the commands that create the secrets in the files, by description."""
     (kind,) = target.carries.get("kind", ("",))
     names = [_name_origin(item) for item in order.around.items
              if item.part == "env" and "value" not in item.value and not _is_of_cluster(item)]  # fmt: skip

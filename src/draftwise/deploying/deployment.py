@@ -144,14 +144,14 @@ def deploy(
     """Return the files of an order for a platform.
 
     Args:
-        order: of the side that speculates.
+        order: order of the speculative twin.
         to: one of `TARGETS`.
-        metrics_prefix: how the names of the server's metrics begin; empty for what the platform makes of them, None for
-            no files that watch it.
-        proxy: in front of both twins; None for none.
+        metrics_prefix: prefix of the server's metrics; empty for the platform's, None to write no files for
+            observability.
+        proxy: proxy in front of both twins; None without one.
 
     Raises:
-        InvalidSetup: a file does not start what was ordered, or the setup does not speculate.
+        InvalidSetup: a file does not start the ordered setup, or the setup does not speculate.
     """
     if without_speculation(order.setup) == order.setup:
         raise refusal("no-twin")
@@ -298,7 +298,7 @@ def _describe(target: DeployTarget) -> Mapping[str, str]:
 
 
 def fill_in(command: str, side: TwinFile, record: Record, folder: Path = Path()) -> str:
-    """Return a command of a target for one of the twins, as a shell takes it."""
+    """Return a target's command for one of the twins, quoted for a shell."""
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 

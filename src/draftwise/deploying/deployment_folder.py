@@ -1,4 +1,4 @@
-"""Writes a deployment's folder whole or not at all, with checksums and a record of its purpose."""
+"""Writes a deployment's folder completely or not at all, with checksums and a record of its purpose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwise.knowledge.messages import fault, refusal, unreadable
 from draftwise.machine.whole_files import replacing
 
 CANARY = "canary.yaml"
-"""A change of the running twin that answers a share of its requests with speculation."""
+"""File of a change to the running twin that serves a share of its requests with speculation."""
 MODELCAR, STAGE = "Dockerfile.modelcar", "stage-job.yaml"
 """The image that holds the weights, and the Job that puts them onto a claim."""
 CHECKSUMS, SEAL = "CHECKSUMS", "CHECKSUMS.sum"
@@ -34,7 +34,7 @@ class StepFile:
     about: str
     """Description of the file."""
     does: str
-    """Heading that says what the command does."""
+    """Heading that describes its command."""
     command: str
 
 
@@ -44,14 +44,14 @@ class Folder:
 
     files: Mapping[str, str]
     limits: tuple[Finding, ...] = ()
-    """What the platform does not grant."""
+    """What the platform does not support."""
 
     def write(self, out: Path) -> None:
-        """Write all of it to a folder that is not there yet.
+        """Write all files to a new folder.
 
         Raises:
-            InvalidSetup: something is there.
-            StorageError: the folder cannot be written; nothing of it is left.
+            InvalidSetup: the folder exists.
+            StorageError: the folder cannot be written; nothing is left behind.
         """
         if out.exists():
             raise refusal("folder-exists", out=out)
@@ -78,10 +78,10 @@ class Folder:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a text in the place of a file's, at once; the file keeps its permissions.
+    """Replace a file's text atomically; the file keeps its permissions.
 
     Raises:
-        StorageError: it cannot be written; the file is what it was.
+        StorageError: it cannot be written; the file is unchanged.
     """
     path = path.resolve()
     try:
@@ -94,10 +94,10 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def prove(folder: Path, *, needed: Iterable[str] = ()) -> Iterator[Finding]:
-    """Yield each way in which a folder is not what was written; nothing outside of it is read.
+    """Yield each difference between a folder and what was written; reads nothing outside it.
 
     Raises:
-        UnreadableSource: the folder has no readable sums.
+        UnreadableSource: the folder has no readable checksums.
     """
     lines = _read_lines(folder)
     sums: dict[str, str] = {}
@@ -164,19 +164,19 @@ def _stays_inside(name: str) -> bool:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, however large."""
+    """Return the SHA-256 of a file of any size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_proof(sums: Mapping[str, str]) -> dict[str, str]:
-    """Return the list of sums and the file that proves it, by their names."""
+    """Return the list of checksums and the file that proves it, by name."""
     listed = write_sums(sums)
     return {CHECKSUMS: listed, SEAL: write_sums({CHECKSUMS: hashlib.sha256(listed.encode()).hexdigest()})}
 
 
 def write_sums(sums: Mapping[str, str]) -> str:
-    """Return the text that proves files, by their names and SHA-256 sums."""
+    """Return the list of checksums for files with these SHA-256 sums."""
     return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
 
 
@@ -206,7 +206,7 @@ class TwinFile:
     """One of the twins."""
 
     file: str
-    """Inside the folder."""
+    """Path inside the folder."""
     name: str
     """Name of the service."""
 
@@ -220,16 +220,16 @@ class Record:
     platform_release: str
     """Release of the project that defines the objects' kinds; empty for the newest that is known."""
     startup_s: int
-    """How long a start may take."""
+    """Startup deadline in seconds."""
     leaves: str
-    """What stays behind after the service with speculation was taken away, a sentence."""
+    """What remains after the speculative service is removed, as a sentence."""
     sides: Mapping[Pool, TwinFile]
     back: TwinFile
     """The service's next revision, without speculation and under its name."""
 
     @property
     def files(self) -> tuple[tuple[Pool, TwinFile], ...]:
-        """Every file that starts a server, with the pool that it belongs to."""
+        """(pool, file) of every file that starts a server."""
         return (*self.sides.items(), ("plain", self.back))
 
 

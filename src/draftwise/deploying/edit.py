@@ -1,4 +1,4 @@
-"""Makes the smallest change of one file that starts the wanted setup, and proves it by reading the file again."""
+"""Makes the smallest edit of a file that starts the wanted setup, and verifies it by reading the file again."""
 
 from __future__ import annotations
 
@@ -259,25 +259,26 @@ _MOST = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEdit:
-    """A file that starts something else now."""
+    """An edited file."""
 
     text: str
     difference: str
-    """Unified diff against the file as it was; empty if nothing had to change."""
+    """Unified diff; empty if nothing had to change."""
     findings: tuple[Finding, ...] = ()
-    """What its release makes of it."""
+    """How its release treats it."""
 
 
 def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
-    """Return a file whose server speculates as a setup does, judged as `verify` judges files.
+    """Return a file edited so that its server speculates like a setup, judged as `verify` judges files.
 
     Args:
         source: a manifest, a unit or a script.
-        setup: whose config it takes over; one without takes it out. Its release counts where the file names none.
-        select: name of the server, its object or service, in a file with several; empty for the only one.
+        setup: setup with the new config; without a config, the edit removes it. Its release counts if the file names
+            none.
+        select: container, object or service, in a file with several servers; empty for the only one.
 
     Raises:
-        InvalidSetup: its release does not start what would result, or the file cannot be edited.
+        InvalidSetup: the release would not start the result, or the file cannot be edited.
     """
     index, before = _choose(source, select, engine_version=setup.engine_version)
     if before.target != setup.target and not any(map(_is_path, (before.target, setup.target))):
@@ -347,19 +348,19 @@ def _list_names(reading: SetupReading) -> set[str]:
 
 
 def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str, select: str = "") -> FileEdit:
-    """Return a file whose server speculates so, and is otherwise the one that it was.
+    """Return a file whose server speculates with a config, and is otherwise unchanged.
 
-    Every change is tried by reading the file again as anybody's: it must start what it started, with the config that
-    is wanted, and nothing else. No line changes that does not have to, and nothing outside of the server's own entry.
+    Every edit is tested by reading the file again: it must start the same server with the wanted config, and nothing
+    else. Only necessary lines change, and none outside the server's own entry.
 
     Args:
         source: a manifest, a unit or a script.
-        spec: what it is to speculate with; None for not at all.
-        engine_version: of the server, where the file does not say it.
+        spec: the new config; None for no speculation.
+        engine_version: release of the server, if the file does not name it.
         select: name of the server in a file with several; empty for the only one.
 
     Raises:
-        InvalidSetup: the file cannot be read, starts other servers than one, or no change of it was found that does it.
+        InvalidSetup: the file cannot be read, does not start exactly one server, or no edit was found.
     """
     index, before = _choose(source, select, engine_version=engine_version)
     readings = read_setups(source)

@@ -1,4 +1,4 @@
-"""Defines an order for production: a setup that its release accepts, with everything its service needs."""
+"""An order for production: a setup that its release accepts, with everything its service needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Sev
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
-from draftwise.deploying.weights_layout import Layout, WeightsPlacement
+from draftwise.deploying.weights_layout import IMAGE, Layout, WeightsPlacement
 from draftwise.knowledge.messages import fault, refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
@@ -42,10 +42,6 @@ _SHM_BYTES = 2 * _GIB
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
-_IMAGE = re.compile(
-    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
-)
-"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 _SHORTEST_LULL_S, _LONGEST_LULL_S = 300, 3600
 """Kubernetes' own bound, and the longest that its autoscalers and Knative's take."""
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
@@ -53,32 +49,32 @@ _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
-    """What was measured of a setup, for those who read its files later."""
+    """The measurements of a setup, for later readers of its files."""
 
     run: str = ""
-    """Name of the run directory; empty where nothing was measured."""
+    """Name of the run directory; empty if nothing was measured."""
     headline: str = ""
-    """What was found, in a sentence."""
+    """The result in a sentence."""
     rollback: tuple[Rollback, ...] = ()
     wanted_gain: float = 0.0
     """Share by which a change has to be faster to be worth it."""
     not_adopted: tuple[str, ...] = ()
-    """Where the run did not adopt it, a sentence each."""
+    """Where the run did not adopt it, one sentence each."""
     speed_ups: Mapping[str, float] = field(default_factory=dict)
-    """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
+    """Ratio of tokens per second with and without speculation, by workload, under its heaviest load."""
     arm: str = ""
-    """Which side of the run is deployed."""
+    """Deployed arm of the run."""
     plain_arm: str = ""
-    """Which side of it has no speculation."""
+    """Arm of the run without speculation."""
     expected: Expected | None = None
-    """What its counters grew by in the cell that decides."""
+    """Growth of its counters in the deciding cell."""
     curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """Streams and the milliseconds of a step, by arm."""
+    """(streams, milliseconds per step) by arm."""
     unmeasured: tuple[str, ...] = ()
-    """What the files promise and nobody has measured, a sentence each."""
+    """What the files assume without a measurement, one sentence each."""
 
     def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> RunEvidence:
-        """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over."""
+        """Return what still holds for another setup, engine or GPU; thresholds for rolling back do not carry over."""
         others = list(_find_others(measured, deployed, hardware))
         if not others:
             return self
@@ -101,7 +97,7 @@ def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the processes take in addition to the GPUs' memory."""
+    """Resources of the processes in addition to GPU memory."""
 
     cpus: int
     memory_bytes: int
@@ -112,27 +108,27 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How far a service is scaled."""
+    """Limits of scaling a service."""
 
     most: int
-    """Replicas."""
+    """Maximum number of replicas."""
     per_replica: int | None = None
-    """Requests in flight that a replica takes; None for what the run measured."""
+    """Requests in flight per replica; None for the run's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """What the files depend on of the platform that takes them."""
+    """Properties of the platform that the files depend on."""
 
     release: str = ""
-    """KServe's release; empty for the newest that is known here."""
+    """KServe's release; empty for the newest known one."""
     mode: Mode = "Standard"
     service_account: str = ""
-    """Whose secrets open the places that weights are fetched from."""
+    """Service account whose secrets give access to the weights."""
     layout: Layout | None = None
-    """None to choose one."""
+    """Layout of the weights; None to choose one automatically."""
     verifier: str = ""
-    """Image that holds draftwise; empty if the platform has no such image."""
+    """Image with draftwise; empty without one."""
     scale: Scale | None = None
     """None for one replica."""
 
@@ -144,53 +140,53 @@ class ServiceOrder:
     name: str
     """A DNS label."""
     pool: Pool
-    """Which of the two twins it is."""
+    """Twin: `spec` or `plain`."""
     setup: Setup
     image: str
     """Container image; its tag names the release."""
     host: Host
     startup_s: int
-    """How long a start may take before it counts as failed."""
+    """Startup deadline in seconds."""
     owner: str = ""
-    """Who answers for it; empty where nobody is named."""
+    """Owner of the service; empty if not given."""
     evidence: RunEvidence = field(default_factory=RunEvidence)
     placement: WeightsPlacement = field(default_factory=WeightsPlacement)
     platform: Platform = field(default_factory=Platform)
     around: Surroundings = field(default_factory=Surroundings)
-    """What stands around the server in the source."""
+    """Surroundings of the server in the source."""
     twin_of: str = ""
     """Name of the service that it is the twin of; empty for the service itself."""
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that it listens on."""
         port = self.setup.args.get("port")
         return port if isinstance(port, int) else _PORT
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the server takes."""
+        """Number of GPUs of the server."""
         return 1 if self.setup.device is None else self.setup.device.count
 
     @property
     def gpu_product(self) -> str:
-        """The GPU as the label nvidia.com/gpu.product names it; empty where the setup does not say it so."""
+        """Value of the label nvidia.com/gpu.product; empty if the setup does not have it."""
         device = self.setup.device
         return device.name if device is not None and _PRODUCT.fullmatch(device.name) else ""
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Labels of its objects: service, instance, pool and revision, by which rules tell its metrics from others'."""
+        """Labels of its objects (service, instance, pool and revision), by which rules select its metrics."""
         return {**self.selector, "draftwise.dev/pool": self.pool, "draftwise.dev/revision": self.revision}
 
     @property
     def selector(self) -> Mapping[str, str]:
-        """Labels that stay while the service changes between speculating and not: objects select by them."""
+        """Labels that do not change with speculation, for selectors."""
         return {"app.kubernetes.io/name": self.service, "app.kubernetes.io/instance": self.name}
 
     @property
     def revision(self) -> str:
-        """Start of the sum of its setup."""
+        """Beginning of its setup's checksum."""
         return sha256(write_json(self.setup).encode()).hexdigest()[:16]
 
     @property
@@ -200,7 +196,7 @@ class ServiceOrder:
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """What a reader of the running object should know of it."""
+        """Annotations for readers of the running object."""
         evidence = self.evidence
         known = {
             "setup": self.revision,
@@ -212,7 +208,7 @@ class ServiceOrder:
         return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
 
     def without_speculation(self) -> ServiceOrder:
-        """Return the twin: the same server without speculation, under a name of its own."""
+        """Return the twin: the same server without speculation, under another name."""
         return replace(self.go_back(), name=f"{self.name}-plain", twin_of=self.service)
 
     def go_back(self) -> ServiceOrder:
@@ -222,7 +218,7 @@ class ServiceOrder:
 
 
 def find_lull_s(order: ServiceOrder) -> int:
-    """Return the seconds of low load after which a replica is removed: at least as long as its start may take."""
+    """Return the seconds of low load before a replica is removed, at least its startup deadline."""
     return min(max(_SHORTEST_LULL_S, order.startup_s), _LONGEST_LULL_S)
 
 
@@ -238,12 +234,12 @@ def make_order(
     """Return the order for a setup.
 
     Args:
-        setup: of vLLM, with its release.
-        name: of the service; by default after the target.
+        setup: setup of vLLM, with its release.
+        name: name of the service; by default from the target's.
         image: container image; by default the source's, else vLLM's own of the release.
-        cold_start_s: how long a start from nothing was seen to take.
-        evidence: what was measured of it.
-        around: what stands around the server in the source.
+        cold_start_s: seconds that a cold start took.
+        evidence: measurements of the setup.
+        around: surroundings of the server in the source.
 
     Raises:
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
@@ -258,7 +254,7 @@ def make_order(
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
-    if image and not _IMAGE.fullmatch(image):
+    if image and not IMAGE.fullmatch(image):
         raise refusal("no-such-image", image=image[:80])
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
@@ -310,7 +306,7 @@ def _refuse_incomplete(setup: Setup) -> None:
 
 
 def refuse_other_hosts(setup: Setup, *, fix: str) -> None:
-    """Raise for a server with ranks on other hosts, where what is written reaches one."""
+    """Raise InvalidSetup for a server with ranks on other hosts, if the files are for one host."""
     if flag := find_other_hosts(setup):
         raise refusal("several-hosts", flag=flag, fix=fix)
 

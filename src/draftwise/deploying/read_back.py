@@ -1,4 +1,4 @@
-"""Reads a written file back as if it were somebody else's, and compares it with the order."""
+"""Reads a written file back as any other file, and compares it with the order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _GONE = object()
 
 
 def read_back(text: str, setup: Setup, *, name: str, lost: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """Return what a file does not start as it was ordered; nothing where it does.
+    """Return each difference between what a file starts and the order; empty if there is no difference.
 
     Args:
-        text: of the file.
-        setup: that was ordered.
-        name: of the file, for messages and by whose suffix it is read.
-        lost: fields that the format has no place for.
+        text: text of the file.
+        setup: the ordered setup.
+        name: name of the file, for messages; its suffix selects the reader.
+        lost: fields that the format cannot hold.
     """
     source = SourceText(text=text, name=name)
     try:

@@ -1,4 +1,4 @@
-"""The way back to serving without speculation: its steps as commands, and running them."""
+"""The rollback to serving without speculation: its steps as commands, and running them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from draftwise.knowledge.messages import unreadable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """The way back: one command, under the name that clients use."""
+    """The rollback: one command, under the name that clients use."""
 
     compare: str
-    """Shows the change on the platform; empty where the platform has no such command."""
+    """Command that shows the change on the platform; empty if the platform has none."""
     difference: str
     """Unified diff of the files."""
     start: str
-    """Puts the next revision without speculation into force and waits until it answers."""
+    """Command that applies the next revision, without speculation, and waits until it answers."""
     gap: str
-    """How long nothing answers meanwhile, a sentence; empty where the old revision answers until then."""
+    """How long nothing answers meanwhile, as a sentence; empty if the old revision answers until then."""
     commit: str
-    """Why that is not enough, a sentence."""
+    """Why that is not enough, as a sentence."""
     remove: str
-    """Takes away the twin that ran next to the service, if there is one."""
+    """Command that removes the twin next to the service, if there is one."""
     leaves: str
-    """What is left behind then, a sentence."""
+    """What remains afterwards, as a sentence."""
 
 
 def plan_rollback(folder: Path) -> RollbackPlan:
-    """Return the way back that a folder of `deploy` holds.
+    """Return the rollback plan of a folder that `deploy` wrote.
 
     Raises:
         UnreadableSource: the folder holds no deployment, or a file of it cannot be read.
@@ -73,10 +73,10 @@ def _compare(folder: Path, record: Record) -> Iterator[str]:
 
 
 def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
-    """Run a command of a target, part after part, without a shell; what it prints goes to the terminal.
+    """Run a target's command part by part, without a shell; its output goes to the terminal.
 
     Raises:
-        BackendError: a program is not there or fails; what follows it was not run.
+        BackendError: a program does not exist or fails; later parts were not run.
     """
     for part in command.split(THEN):
         words = shlex.split(part)

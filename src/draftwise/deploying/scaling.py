@@ -1,7 +1,7 @@
-"""Replicas of both twins by the requests in flight, which tell speed apart from demand as no rate of tokens does: KEDA.
+"""Scales both twins with KEDA by requests in flight, which distinguish speed from demand.
 
-A service that speculates gives more tokens per second at the same demand: by a rate of tokens, it would be scaled for
-being fast. Requests in flight fall where requests are answered sooner, and grow after going back.
+A speculative service produces more tokens per second at the same demand, so scaling by a token rate would add replicas
+because it is fast. Requests in flight fall if answers come sooner, and grow after a rollback.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from draftwise.knowledge.messages import refusal
 
 SCALING = "scaling.yaml"
 NAMESPACE = "default"
-"""Namespace in which a query counts requests, as the same service may run in others; without data nothing is scaled."""
+"""Namespace in which queries count requests, because others may have the same service; no data, no scaling."""
 _IN_FLIGHT = "sum(vllm:num_requests_running) + sum(vllm:num_requests_waiting)"
 
 
 def settle(order: ServiceOrder, scaled: str) -> ServiceOrder:
-    """Return an order that says how many requests in flight a replica of it takes, where it is to be scaled.
+    """Return an order with its requests in flight per replica, if it is scaled.
 
     Args:
         order: one of the twins.
-        scaled: what is, as apiVersion, kind and name with `{name}` in it; empty where the platform scales by fields of
-            its own.
+        scaled: scaled object: apiVersion, kind and name with `{name}`; empty if the platform scales by its own fields.
 
     Raises:
-        InvalidSetup: the platform scales by itself, or nobody says what a replica takes.
+        InvalidSetup: the platform scales by itself, or the requests per replica are unknown.
     """
     wanted = order.platform.scale
     if wanted is None:
@@ -58,7 +57,7 @@ def _find_threshold(order: ServiceOrder) -> int:
 
 
 def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
-    """Return the objects that scale both twins; none where Knative does it, or nothing is scaled."""
+    """Return the objects that scale both twins; empty if Knative scales them, or without scaling."""
     scales = [(each, each.platform.scale) for each in orders if each.platform.mode != "Knative"]
     objects = [_make_scaler(each, wanted, naming, scaled) for each, wanted in scales if wanted is not None]
     if not objects:

@@ -27,20 +27,20 @@ _TAKEN_FROM: Mapping[str, str] = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOK
 
 
 def refuse_secrets(setup: Setup) -> None:
-    """Raise InvalidSetup where a setup holds a secret: files are committed, mounted and sent around."""
+    """Raise InvalidSetup if a setup holds a secret, because files are committed, mounted and shared."""
     if found := list(_find(setup)):
         raise InvalidSetup(found)
 
 
 def without_secrets(setup: Setup) -> Setup:
-    """Return a setup without the arguments and variables that hold secrets, to be judged and not to be written."""
+    """Return a setup without arguments and variables that hold secrets, for judging but not for writing."""
     hidden = {finding.where for finding in _find(setup)}
     args = {name: value for name, value in setup.args.items() if _name_flag(name) not in hidden}
     return replace(setup, args=args, env={name: value for name, value in setup.env.items() if name not in hidden})
 
 
 def is_secret(name: str, text: str) -> bool:
-    """Say whether a variable's value, or a text without a name, is a secret itself: a reference is not."""
+    """Return whether a variable's value, or a text without a name, is a secret itself and not a reference."""
     if text.lower() in ("", "true", "false", "yes", "no", "0", "1") or re.fullmatch(r"\$[({]?\w+[)}]?", text):
         return False
     named = bool(name) and bool(_NAME.search(name) or _VARIABLE.search(name))

@@ -1,6 +1,6 @@
-"""The surroundings of a source's server: variables, volumes, ports, probes, labels, and all the rest.
+"""The surroundings of a source's server: variables, volumes, ports, probes, labels and everything else.
 
-Everything is a `SourceItem`, so that each is either put into the files of a platform or named as not carried over.
+Every item is a `SourceItem`, which is either written into the files of a platform or reported as not carried over.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ Part = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceItem:
-    """One thing that stands around a server."""
+    """One item of a server's surroundings."""
 
     part: Part
     key: str
     """Name of the variable, field, label, setting or object."""
     value: Any
-    """Written as in Kubernetes for variables and pods (`{"name": ..., "value": ...}`); else as in the source."""
+    """Value in Kubernetes' form for variables and pods (`{"name": ..., "value": ...}`), else as in the source."""
     where: str
     """Its place in the source."""
     reason: str = ""
-    """Why no platform takes it; empty where the platform decides."""
+    """Why no platform can hold it; empty if it depends on the platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """All that stands around one server."""
+    """The surroundings of one server."""
 
     items: tuple[SourceItem, ...] = ()
     image: str = ""
-    """Image that the source starts, where it runs `vllm serve`; empty for none."""
+    """Image that the source starts, if it runs `vllm serve`; else empty."""
     form: str = ""
-    """How the source is written: object, values, services, unit or command; empty for a setup of its own."""
+    """Form of the source: object, values, services, unit or command; empty for a plain setup."""
     kind: str = ""
     """Kind of the object that holds the server."""
 
     def refuse_secrets(self) -> None:
-        """Raise InvalidSetup where a literal is a secret: the files would hold it."""
+        """Raise InvalidSetup if a literal is a secret, because the files would hold it."""
         found = [each for item in self.items for each in _find_secrets(item.value, item.key, item.where)]
         if found:
             raise InvalidSetup(found)
@@ -75,7 +75,7 @@ _TOLD_OPTIONS = frozenset(_RUN["told"])
 
 
 def read_surroundings(reading: SetupReading) -> Surroundings:
-    """Return what stands around a server that was read."""
+    """Return the surroundings of a server that was read."""
     launch = reading.launch
     if launch is None:
         return Surroundings()

@@ -1,8 +1,8 @@
 """Fills the templates of `deploying/templates`: YAML with placeholders for values of an order or parts of a template.
 
-A text that is one placeholder (`$args`) becomes the value itself; None drops the key or the item. Within a longer text
-(`${name}-http`) the value is written as text. A key that is a placeholder without a value (`$probes:`) is replaced by
-the keys of the mapping that it stands for.
+A text that is only a placeholder (`$args`) becomes the value itself; None drops the key or the item. In a longer text
+(`${name}-http`), the value is inserted as text. A key that is a placeholder without a value (`$probes:`) is replaced by
+the keys of its mapping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftwise.knowledge.messages import refusal
 from draftwise.setups.write import write_flags
 
 PROGRAM = ["vllm", "serve"]
-"""The command, written out because the entry point of vLLM's images differs from release to release."""
+"""The server's command, explicit because the entry point of vLLM's images differs between releases."""
 _PERIOD_S = 10
 """Seconds between two probes of a start, as in `parts.yaml`."""
 _GIB = 1 << 30
@@ -55,10 +55,10 @@ def dump_yaml(*documents: Any) -> str:
 
 
 def list_args(order: ServiceOrder) -> list[str]:
-    """Return the arguments of the server; a flag and its value are one word, so that a rollback drops a single line.
+    """Return the server's arguments, with a flag and its value as one word, so that a rollback drops a single line.
 
     Raises:
-        InvalidSetup: a word holds `{{`, which platforms take for a template.
+        InvalidSetup: a word contains `{{`, which platforms read as a template.
     """
     words = [order.placement.target or order.setup.target, *_join(order)]
     for word in words:
@@ -78,7 +78,7 @@ def _join(order: ServiceOrder) -> Iterator[str]:
 
 
 def list_env(order: ServiceOrder) -> list[dict[str, str]] | None:
-    """Return the variables as a container's field `env` has them; None where there are no variables."""
+    """Return the variables in the form of a container's `env`; None without variables."""
     return [{"name": name, "value": _as_it_stands(value)} for name, value in order.setup.env.items()] or None
 
 
@@ -88,7 +88,7 @@ def _as_it_stands(text: str) -> str:
 
 
 def to_gib(num_bytes: int) -> str:
-    """Return a size as Kubernetes writes it, in whole GiB."""
+    """Return a size in whole GiB, in Kubernetes' notation."""
     return f"{ceil(num_bytes / _GIB)}Gi"
 
 
@@ -157,7 +157,7 @@ def fill_part(
 
 @cache
 def read_template(name: str) -> list[Any]:
-    """Return the documents of a template, not filled; nobody changes them."""
+    """Return the documents of a template, unfilled and shared: do not change them."""
     text = files("draftwise.deploying").joinpath(f"templates/{name}").read_text(encoding="utf-8")
     return list(yaml.load_all(text, Loader=_FastLoader))
 

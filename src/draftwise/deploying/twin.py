@@ -10,7 +10,7 @@ from draftwise.core import Device, Setup
 from draftwise.knowledge.flag_types import SPEC_FLAGS
 
 Pool = Literal["spec", "plain"]
-"""Which of the twins."""
+"""A twin: with speculation (`spec`) or without (`plain`)."""
 
 
 def without_speculation(setup: Setup) -> Setup:
@@ -20,20 +20,20 @@ def without_speculation(setup: Setup) -> Setup:
 
 
 def count_hosts(setup: Setup) -> int:
-    """Return the hosts that the ranks are spread over, all alike (`--nnodes`)."""
+    """Return the number of hosts that the ranks are spread over (`--nnodes`)."""
     hosts = setup.args.get("nnodes")
     return hosts if isinstance(hosts, int) and hosts > 0 else 1
 
 
 def count_gpus(setup: Setup) -> int:
-    """Return the GPUs that the flags ask for on each host."""
+    """Return the number of GPUs that the flags request on each host."""
     local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
     sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
     return max(prod(size for size in sizes if isinstance(size, int) and size > 0) // count_hosts(setup), 1)
 
 
 def find_other_hosts(setup: Setup) -> str | None:
-    """Return the flag by which a server has ranks on other hosts too; None where it has none."""
+    """Return the flag that puts ranks of a server on other hosts; None without one."""
 
     def number(flag: str, default: int) -> int:
         value = setup.args.get(flag)
@@ -52,6 +52,6 @@ def find_other_hosts(setup: Setup) -> str | None:
 
 
 def count_device(setup: Setup) -> Setup:
-    """Return the setup with as many GPUs as its flags take."""
+    """Return the setup with the number of GPUs that its flags request."""
     device = setup.device or Device(name="GPU", kind="cuda")
     return replace(setup, device=replace(device, count=count_gpus(setup)))

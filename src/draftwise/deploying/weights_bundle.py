@@ -1,4 +1,4 @@
-"""A setup's weights and all that they need, in one folder for machines without a way to the hub."""
+"""A setup's weights and everything that they need, in one folder for machines that cannot reach the hub."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class LocatedCheckpoint:
 
     checkpoint: CheckpointRef
     source: Path
-    """The directory that holds it here."""
+    """Directory of the checkpoint on this machine."""
     tree: Path
-    """What links in it may point into: the directory itself, or the folder of the hub's cache that it is part of."""
+    """Folder that its links may point into: the directory itself, or its folder in the hub's cache."""
 
 
 def list_checkpoints(setup: Setup) -> tuple[CheckpointRef, ...]:
-    """Return the target and, where it has weights of its own, the drafter, as they are named elsewhere."""
+    """Return the target and, if it has its own weights, the drafter, by their names elsewhere."""
     found = [CheckpointRef(name=name_upstream(setup.target), revision=_get_text(setup.args))]
     if (drafter := find_drafter(setup)) and setup.spec is not None:
         found.append(CheckpointRef(name=name_upstream(drafter), revision=_get_text(setup.spec.options)))
@@ -65,10 +65,10 @@ def _get_text(options: Mapping[str, object]) -> str:
 
 
 def locate_checkpoints(setup: Setup, sources: Mapping[str, Path]) -> tuple[LocatedCheckpoint, ...]:
-    """Return the checkpoints that a setup loads, where they lie.
+    """Return the checkpoints that a setup loads, with their directories.
 
     Raises:
-        InvalidSetup: one of them is not here, or a source is of neither.
+        InvalidSetup: one of them is not on this machine, or a source is for another checkpoint.
     """
     checkpoints = list_checkpoints(setup)
     names = [each.name for each in checkpoints]
@@ -228,35 +228,35 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOptions:
-    """What the place that the bundle is for looks like."""
+    """The environment that the bundle is for."""
 
     image: str = ""
-    """Image of the server, best with its digest; empty for vLLM's own image of the release."""
+    """Server image, preferably with its digest; empty for vLLM's own image of the release."""
     modelcar: str = "models:1"
-    """How the image of the weights is to be called."""
+    """Name of the image for the weights."""
     claim: str = "models"
-    """Claim that the staging Job puts the weights onto."""
+    """Claim that the staging Job copies the weights to."""
     wheels: Sequence[Path] = ()
-    """Packages that the method needs and the image does not have."""
+    """Wheels of packages that the method needs and the image lacks."""
     mirror: str = ""
-    """Where models come from there: the URL of a mirror of the hub, or `modelscope`; empty for nowhere."""
+    """Source of models there: the URL of a mirror of the hub, or `modelscope`; empty for none."""
 
 
 def pack(
     setup: Setup, sources: Mapping[str, Path], out: Path, wanted: BundleOptions, *, told: Callable[[int], None]
 ) -> tuple[Finding, ...]:
-    """Write a bundle, and return what is to be known of it.
+    """Write a bundle, and return findings about it.
 
     Args:
-        setup: whose weights it takes along.
-        sources: directories of checkpoints, by their names.
-        out: a folder that is not there yet.
-        wanted: what the other place looks like.
-        told: is given the bytes that were copied since it was called last.
+        setup: setup whose weights to pack.
+        sources: directories of checkpoints, by name.
+        out: new folder.
+        wanted: environment that the bundle is for.
+        told: called with the number of bytes copied since the last call.
 
     Raises:
-        InvalidSetup: a checkpoint is not whole, or would not be found for what it is.
-        StorageError: the folder cannot be written; the next call goes on from there.
+        InvalidSetup: a checkpoint is incomplete, or would not be recognized.
+        StorageError: the folder cannot be written; repeat the call to continue.
     """
     refuse_secrets(setup)
     env = _list_env(wanted.mirror)
@@ -291,10 +291,10 @@ def pack(
 
 
 def verify_bundle(folder: Path) -> tuple[Finding, ...]:
-    """Return the files of a bundle that differ from its manifest, and what keeps a server from loading its setup.
+    """Return the files of a bundle that differ from its manifest, and what prevents a server from loading its setup.
 
     Raises:
-        UnreadableSource: the folder is no bundle.
+        UnreadableSource: the folder is not a bundle.
     """
     changed = tuple(prove(folder, needed=(SETUP, f"{MODELS}/{CHECKSUMS}", MODELCAR, STAGE, "env", "images.txt")))
     if changed:

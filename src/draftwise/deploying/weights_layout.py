@@ -22,9 +22,12 @@ _MODELS = "/mnt/models"
 _CLAIM = "/mnt/claim"
 """Mount point of a claim, apart from the downloaded directories, which may lie on a volume of their own."""
 _CLAIM_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-_IMAGE = re.compile(r"[a-z0-9][\w.-]*(?::\d+)?(?:/[\w-][\w.-]*)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
+IMAGE = re.compile(
+    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 MODEL_ROOTS = (_MODELS, _CLAIM)
-"""Where the server's directories of weights begin."""
+"""Root directories of weights on the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +37,15 @@ class LayoutRow:
     kind: LayoutKind
     about: str
     leftovers: str
-    """What stays after going back, a sentence; `{directory}` and `{store}` are filled in."""
+    """What remains after a rollback, as a sentence; `{directory}` and `{store}` are filled in."""
     store: str = ""
-    """Placeholder for the name of what holds the weights; empty where the layout needs no such name."""
+    """Placeholder for the name of the store of weights; empty if the layout needs none."""
     single_uri: bool = False
-    """Whether it takes one URI, which every release of KServe takes."""
+    """Whether it uses a single URI, which every release of KServe supports."""
 
     @property
     def shape(self) -> str:
-        """The layout as the command line takes it, such as `pvc:CLAIM`."""
+        """The layout as an option value, such as `pvc:CLAIM`."""
         return f"{self.kind}:{self.store}" if self.store else self.kind
 
 
@@ -74,46 +77,46 @@ class CheckpointRef:
     """Weights of the target or of the drafter."""
 
     name: str
-    """Name on the hub, or a directory of the operator's."""
+    """Name on the hub, or a local directory."""
     revision: str = ""
     """Revision on the hub; empty for the main branch."""
 
     @property
     def directory(self) -> str:
-        """Return the directory for it below that of the models."""
+        """Return its directory below the models' root."""
         return name_directory(self.name)
 
     @property
     def uri(self) -> str:
-        """Return how KServe names it where it downloads."""
+        """Return the URI with which KServe downloads it."""
         return f"hf://{self.name}:{self.revision}" if self.revision else f"hf://{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsPlacement:
-    """Where the weights lie; by default the server fetches what its setup names."""
+    """Where the weights are; by default, the server fetches them by name."""
 
     target: str = ""
     """Directory that the target is loaded from; empty for the name in the setup."""
     whole: str = ""
     """One URI that fills the models' directory."""
     mounts: tuple[Mount, ...] = ()
-    """Or a URI for the target's directory."""
+    """Instead: a URI for the target's directory."""
     drafts: tuple[Mount, ...] = ()
-    """And one for the drafter's."""
+    """And a URI for the drafter's directory."""
     staged: tuple[CheckpointRef, ...] = ()
-    """What has to be put into the image or onto the claim."""
+    """Checkpoints that must be put into the image or onto the claim."""
 
 
 def name_leftovers(layout: Layout, setup: Setup) -> str:
-    """Return what stays behind of a layout after going back, a sentence."""
+    """Return what remains of a layout after a rollback, as a sentence."""
     drafter = find_drafter(setup)
     row = LAYOUTS[layout.kind if drafter else "one"]
     return row.leftovers.format(directory=drafter, store=layout.store)
 
 
 def read_layout(text: str) -> Layout:
-    """Return the layout that a command line names, such as `one` or `pvc:models`.
+    """Return the layout of an option value, such as `one` or `pvc:models`.
 
     Raises:
         InvalidSetup: there is no such layout, or it lacks its claim or image.
@@ -121,7 +124,7 @@ def read_layout(text: str) -> Layout:
     kind, _, store = text.partition(":")
     known = next((row for row in LAYOUTS.values() if row.kind == kind), None)
     # A claim is a DNS name; an image may have slashes, and neither leads to another directory.
-    shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
+    shape = IMAGE if kind == "modelcar" else _CLAIM_NAME
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
         raise refusal("no-such-layout", text=text, shapes=shapes)
@@ -129,7 +132,7 @@ def read_layout(text: str) -> Layout:
 
 
 def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layout:
-    """Return the layout that needs nothing but the files: no image to build, no claim to fill.
+    """Return the layout that needs only the files: no image to build, no claim to fill.
 
     Raises:
         InvalidSetup: the release downloads one checkpoint, and the setup loads two.
@@ -142,7 +145,7 @@ def choose_layout(setup: Setup, release: Version, *, several_since: str) -> Layo
 
 
 def find_drafter(setup: Setup) -> str:
-    """Return the checkpoint of a setup's drafter; empty if it uses the target's weights only."""
+    """Return the checkpoint of a setup's drafter; empty if it uses only the target's weights."""
     spec = setup.spec
     if spec is None or not spec.model or spec.model == setup.target or find_placeholder(spec.model) is not None:
         return ""
@@ -151,18 +154,18 @@ def find_drafter(setup: Setup) -> str:
 
 
 def name_directory(checkpoint: str) -> str:
-    """Return the directory for a checkpoint below that of the models: its own name, from which vLLM tells methods."""
+    """Return a checkpoint's directory below the models' root: its own name, from which vLLM infers methods."""
     return posixpath.basename(checkpoint.rstrip("/")) if names_directory(checkpoint) else checkpoint
 
 
 def name_upstream(path: str) -> str:
-    """Return the checkpoint that a path on the server holds, as it is named elsewhere; other names as they are."""
+    """Return the name elsewhere of the checkpoint at a path on the server; other names as they are."""
     root = next((each for each in MODEL_ROOTS if path.startswith(f"{each}/")), None)
     return path if root is None else path.removeprefix(f"{root}/")
 
 
 def rename_upstream(setup: Setup) -> Setup:
-    """Return a setup with the names by which its checkpoints are known, for the directories that hold them there."""
+    """Return a setup with the checkpoints' names elsewhere in place of their directories on the server."""
     spec = setup.spec
     if spec is not None and spec.model:
         spec = replace(spec, model=_name_on_hub(spec.model))
@@ -178,10 +181,10 @@ def _name_on_hub(path: str) -> str:
 
 
 def place(setup: Setup, layout: Layout) -> tuple[Setup, WeightsPlacement]:
-    """Return a setup as it is said on the server, with directories for names, and what fills these.
+    """Return a setup for the server, with directories in place of names, and what fills these directories.
 
     Raises:
-        InvalidSetup: the layout does not hold what the setup loads.
+        InvalidSetup: the layout cannot hold everything that the setup loads.
     """
     target, drafter = _list_checkpoints(setup)
     _refuse(layout, target, drafter)

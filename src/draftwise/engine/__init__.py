@@ -1,1 +1,1 @@
-"""The embedded PyTorch engine: sequences, pages, scheduler, verification, models, proposers."""
+"""The embedded PyTorch engine: scheduling, paged KV cache, models, proposers and verification."""

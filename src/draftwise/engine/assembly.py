@@ -1,4 +1,4 @@
-"""Builds an engine: loads the weights, plans the captures, counts the pages and makes the runner."""
+"""Builds an engine: loads weights, plans graph captures, sizes the page pool and creates the runner."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from draftwise.knowledge.messages import refusal
 
 _KERNELS_A_LAYER = 9
 _KERNELS_OF_EXPERTS = 4
-"""More of them in a layer with a mixture."""
+"""Additional kernels of a layer with a mixture of experts."""
 _KERNELS_AFTERWARDS = 30
-"""Kernels at the end of a step, in a separate graph if prompts share the pass."""
+"""Kernels at the end of a step; a separate graph if prompts share the pass."""
 _GRAPHS_A_SIZE = 12
-"""Greedy, sampled and truncated batches, each without log-probabilities, with few or many of them, and with requests
-whose logits the host has a part in."""
+"""Variants of a step: greedy, sampled and truncated batches, each without, with few and with many log-probabilities,
+and with logits that the host changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Parts:
     """The parts of an engine."""
 
     config: EngineConfig
-    """The config, completed from the checkpoint and the machine."""
+    """The config, resolved with the checkpoint and the machine."""
     spec: ResolvedSpec | None
     tokenizer: Tokenizer
     shape: ModelShape
@@ -57,9 +57,9 @@ class Parts:
     scheduler: Scheduler
     runner: StepRunner
     lag: int
-    """Steps that the host is behind the device."""
+    """Number of steps that the host is behind the device."""
     findings: tuple[Finding, ...]
-    """Remarks for the operator on this configuration."""
+    """Findings on this config for the operator."""
 
 
 def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
@@ -133,17 +133,17 @@ class _Site:
 
     @property
     def k(self) -> int:
-        """Draft tokens of a sequence at most."""
+        """Maximum draft tokens per sequence."""
         return self.spec.k if self.spec else 0
 
     @property
     def shares_passes(self) -> bool:
-        """Whether prompts and decoding sequences share passes of the target: not where drafts have distributions, which
-        would have to be kept for every size."""
+        """Whether prompts and decoding sequences share target passes. False if drafts have distributions, which would
+        take memory for every size."""
         return self.spec is None or not self.spec.probabilistic
 
     def plan_capture(self) -> CapturePlan:
-        """Return for which numbers of sequences steps are captured as CUDA graphs, or padded as if they were."""
+        """Return the batch sizes for which to capture steps as CUDA graphs, or pad steps without a GPU."""
         config, shape, spec = self.config, self.model.shape, self.spec
         if not self.lag or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
@@ -184,7 +184,7 @@ class _Site:
         )
 
     def count_pages(self, capture: CapturePlan) -> int:
-        """Return the size of the page pool."""
+        """Return the number of pages in the pool."""
         return num_pages(
             self.config,
             self.model,
@@ -194,7 +194,7 @@ class _Site:
         )
 
     def make_runner(self, capture: CapturePlan, *, num_pages: int, tokenizer: Tokenizer) -> StepRunner:
-        """Allocate the pages and return what computes with them."""
+        """Allocate the pages and return the step runner."""
         config, model, proposer = self.config, self.model, self.proposer
         assert config.max_model_len is not None, "_resolve fills it in"
         proposer.allocate(num_pages=num_pages, block_size=config.block_size)
@@ -233,7 +233,7 @@ class _Site:
         )
 
     def make_scheduler(self, *, num_pages: int) -> Scheduler:
-        """Return what decides about sequences and pages."""
+        """Return the scheduler."""
         config = self.config
         return Scheduler(
             pool=PagePool(num_pages, enable_prefix_caching=config.enable_prefix_caching),

@@ -1,6 +1,6 @@
-"""Processes that compile a GPU's kernels side by side: the compiler needs cores and no GPU.
+"""Compiles GPU kernels in parallel processes: the compiler needs cores but no GPU.
 
-Nothing here needs torch, so that they can be started before anything else.
+Uses no torch, so the processes can start first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from draftwise.machine.new_process import make_command
 
 _LONGEST_S = 120
-"""Seconds after which a server does without its compilers."""
+"""Seconds after which a server continues without its compilers."""
 
 
 class CompileJob(NamedTuple):
@@ -26,21 +26,21 @@ class CompileJob(NamedTuple):
 
     module: str
     name: str
-    """Name of the function in the module."""
+    """Name of the kernel function in its module."""
     form: str
-    """The specialization for which Triton compiles, in its own JSON."""
+    """The specialization, in Triton's JSON format."""
     target: tuple[str, int, int]
-    """Backend, compute capability and threads of a warp."""
+    """Backend, compute capability and warp size."""
 
 
 class Compilers:
-    """A process that starts its compilers, and then compiles what it is given, while this one does something else.
+    """A background process that starts compilers and compiles the given jobs.
 
     Args:
-        count: kernels compiled at a time.
+        count: number of kernels compiled in parallel.
 
     Attributes:
-        num_jobs: kernels that it has been given.
+        num_jobs: number of jobs given so far.
     """
 
     def __init__(self, count: int) -> None:
@@ -68,12 +68,12 @@ class Compilers:
             self._process.stdout.close()
 
     def begin(self, job: CompileJob) -> None:
-        """Compile a kernel as soon as one of the compilers has nothing else to do."""
+        """Queue a kernel for compilation."""
         self.num_jobs += 1
         self._jobs.put(job)
 
     def finish(self) -> list[str]:
-        """Wait until everything is compiled; return what could not be, with the reason. To be called once."""
+        """Wait until all jobs are done; return failed ones with the reason. Call it once."""
         self._jobs.put(None)
         try:
             answers, _ = self._process.communicate(timeout=_LONGEST_S)

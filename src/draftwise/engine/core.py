@@ -1,4 +1,4 @@
-"""The engine: admits requests and turns them, step by step, into increments of text."""
+"""The engine: admits requests and turns them into increments of text, step by step."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from draftwise.engine.text.detokenizer import IncrementalDetokenizer, Stop, find
 from draftwise.engine.text.tokenizer import Tokenizer
 
 Pending = tuple[LaunchedStep, ...]
-"""Steps launched and not collected yet, oldest first."""
+"""Steps launched but not collected yet, oldest first."""
 
 _AWAIT_S = 0.001
-"""How often an engine looks whether sequences can go on, if none can."""
+"""Seconds between checks for ready sequences if no sequence can continue."""
 _TOLD_AT_ONCE = 64
-"""Prompt tokens whose log-probabilities are one increment: more of them would hold up whoever reads increments."""
+"""Prompt tokens with log-probabilities per increment. More would delay the reader of increments."""
 
 
 class Engine:
-    """A target, a page pool, a scheduler and, if asked for, a proposer; `step` moves all of them once.
+    """A target, a page pool, a scheduler and, optionally, a proposer. `step` advances all of them.
 
     Args:
-        spec: how to draft; None: plain decoding.
-        lag: how many steps the host is behind the device: 0, or 1, where a step's tokens are read once the next step
-            is launched, so that the device never waits. None: 1 on a GPU, else 0 (where 1 gives the same tokens).
+        spec: speculative config. None: plain decoding.
+        lag: steps that the host is behind the device: 0 or 1. With 1, a step's tokens are read after the next step is
+            launched, so the device never waits. None: 1 on a GPU, else 0. Both give the same tokens.
 
     Raises:
-        InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
+        InvalidSetup: the checkpoint, the config or the drafter is invalid.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class Engine:
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
         self._spec_counter = SpecCounter()
         self.on_outcome: Callable[[Outcome], None] | None = None
-        """Called with what each step says about a sequence, before the sequence moves on by it."""
+        """Called with each step's outcome for a sequence, before the sequence advances."""
         self.scheduled: StepSchedule | None = None
-        """The work of the last step; None: it launched none."""
+        """Work of the last step; None if it launched nothing."""
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
     @property
     def num_pages(self) -> int:
-        """Pages of the KV cache."""
+        """Number of KV-cache pages."""
         return self.scheduler.pool.num_pages
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
 
         Raises:
-            InvalidSetup: the prompt is empty or too long, an id is unknown, the request id is in use, or the grammar of
-                structured output cannot be used.
+            InvalidSetup: the prompt is empty or too long, a token id is unknown, the request id is in use, or the
+                grammar of structured output is invalid.
         """
         findings = list(self.admission.check(request, ids_in_use=self._sequences))
         if findings:
@@ -94,7 +94,7 @@ class Engine:
             self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request; nothing happens when it is unknown or finished."""
+        """Drop a request. Does nothing if it is unknown or finished."""
         held_back = self._forks.pop(request_id, [])
         for sequence in self._sequences.pop(request_id, []):
             if sequence not in held_back:
@@ -105,7 +105,7 @@ class Engine:
         return bool(self._sequences)
 
     def step(self, pending: Pending) -> tuple[Pending, list[Delta]]:
-        """Launch a step and return what is pending now, and what became final by what was.
+        """Launch a step. Return the pending steps, and the increments of those collected.
 
         Example:
             >>> pending: Pending = ()
@@ -281,10 +281,10 @@ class Engine:
 
 
 class Admission:
-    """Checks requests and makes their sequences.
+    """Validates requests and creates their sequences.
 
     Args:
-        config: with max_model_len filled in.
+        config: config with max_model_len resolved.
     """
 
     def __init__(self, config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, grammars: Grammars) -> None:
@@ -293,7 +293,7 @@ class Admission:
         self._vocab_size, self._tokenizer, self._grammars = shape.vocab_size, tokenizer, grammars
 
     def check(self, request: EngineRequest, *, ids_in_use: Container[str]) -> Iterator[Finding]:
-        """Yield what makes a request impossible."""
+        """Yield the errors of a request."""
         ids, limit = request.prompt_token_ids, self._longest
         if request.request_id in ids_in_use:
             yield _error("request-id-in-use", f"Request id {request.request_id!r} is in use.", "Choose another one.")
@@ -311,10 +311,10 @@ class Admission:
         yield from check_params(request.params, self._vocab_size)
 
     def make_sequence(self, request: EngineRequest, index: int) -> Sequence:
-        """Return completion number `index` of a request, before anything of it is computed.
+        """Return completion number `index` of a request, with nothing computed yet.
 
         Raises:
-            InvalidSetup: a bad word or the grammar of structured output cannot be used.
+            InvalidSetup: a bad word or the grammar of structured output is invalid.
         """
         params, num_prompt = request.params, len(request.prompt_token_ids)
         if params.seed is None:
@@ -355,7 +355,7 @@ def _error(code: str, message: str, fix: str) -> Finding:
 
 
 class SpecCounter:
-    """Mutable twin of `SpecStats`: one cheap addition a draft."""
+    """Mutable counterpart of `SpecStats`, with one cheap addition per draft."""
 
     def __init__(self) -> None:
         self._num_drafts = 0
@@ -363,7 +363,7 @@ class SpecCounter:
         self._accepted_per_pos: list[int] = []
 
     def add(self, *, drafted: int, accepted: int, refused: bool = False) -> None:
-        """Count one draft; drafts of length 0 do not count, unless a grammar refused all their tokens (as in vLLM)."""
+        """Count one draft. Empty drafts do not count, unless a grammar rejected all their tokens (as in vLLM)."""
         if drafted == 0 and not refused:
             return
         self._num_drafts += 1

@@ -1,4 +1,4 @@
-"""Settings that the engine runs with: resolved once from arguments, then frozen."""
+"""Settings of the engine, resolved once from arguments, then frozen."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class EngineConfig:
     Attributes:
         dtype: `auto` (the checkpoint's; a GGUF's own blocks on a CPU), `bfloat16`, `float16`, `float32`, `float64`.
         device: `auto`, `cpu` or `cuda`.
-        max_model_len: longest prompt plus output, in tokens; None is the model's own.
-        max_num_seqs: sequences decoded together at most; None is the device's `Limits`.
-        max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked); None likewise.
-        gpu_memory_utilization: share of the whole GPU's memory, 0..1, that weights, work space, CUDA graphs and
-            pages take together; without effect on a CPU.
-        kv_cache_memory_bytes: size of the page pool, instead of that share; on a CPU None means enough for
-            max_num_seqs sequences of max_model_len, at most a fixed share of the free memory.
-        num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
-        block_size: tokens a page.
-        kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
-        quantization: None (weights as they are), `fp8` (quantized while loading, one scale an output channel), or on a
+        max_model_len: maximum tokens of prompt plus output. None: the model's own limit.
+        max_num_seqs: maximum sequences decoded together. None: from the device's `Limits`.
+        max_num_batched_tokens: maximum tokens per step (longer prefills are chunked). None: from the device's `Limits`.
+        gpu_memory_utilization: share of the GPU's memory, 0..1, for weights, work space, CUDA graphs and pages
+            together. No effect on a CPU.
+        kv_cache_memory_bytes: size of the page pool, instead of that share. None on a CPU: enough for max_num_seqs
+            sequences of max_model_len, at most a fixed share of free memory.
+        num_gpu_blocks_override: number of pages, regardless of memory (vLLM's name, on any device).
+        block_size: tokens per page.
+        kv_cache_dtype: `auto` (the model's), or `fp8` or `fp8_e4m3` (the same: one byte per element).
+        quantization: None (weights as stored), `fp8` (quantized while loading, one scale per output channel), or on a
             CPU `int8` and `int4` (in blocks of 32 inputs).
-        load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
-        skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
+        load_format: `auto` (the checkpoint's weights) or `dummy` (random weights, for measuring speed).
+        skip_tokenizer_init: load no tokenizer. Prompts are then token ids, and outputs have no text.
         enforce_eager: capture no CUDA graphs.
-        cudagraph_capture_sizes: numbers of sequences to capture decoding steps for; None is
-            `capture.capture_sizes(max_num_seqs)`. vLLM counts tokens here, sequences x (k + 1).
-        seed: seed of the random streams of requests that bring none.
-        hidden_states_folder: where the method extract_hidden_states writes (vLLM names it in --kv-transfer-config,
-            as shared_storage_path).
+        cudagraph_capture_sizes: numbers of sequences for which to capture decoding steps. None:
+            `capture.capture_sizes(max_num_seqs)`. vLLM counts tokens here: sequences x (k + 1).
+        seed: seed for requests without one.
+        hidden_states_folder: output folder of the method extract_hidden_states (in vLLM: shared_storage_path in
+            --kv-transfer-config).
     """
 
     model: str
@@ -83,13 +83,13 @@ class EngineConfig:
 
     @property
     def num_slots(self) -> int:
-        """`max_num_seqs` of an engine's config, which is filled in."""
+        """`max_num_seqs` of a resolved config."""
         assert self.max_num_seqs is not None, "the engine fills it in"
         return self.max_num_seqs
 
     @property
     def num_step_tokens(self) -> int:
-        """`max_num_batched_tokens` of an engine's config, which is filled in."""
+        """`max_num_batched_tokens` of a resolved config."""
         assert self.max_num_batched_tokens is not None, "the engine fills it in"
         return self.max_num_batched_tokens
 
@@ -98,8 +98,8 @@ class EngineConfig:
         """Return the config for keyword settings.
 
         Raises:
-            InvalidSetup: a name or a choice is unknown (the nearest known one is suggested), a number is not
-                positive, or gpu_memory_utilization is no share; all of them at once.
+            InvalidSetup: a name or choice is unknown (the message suggests the nearest), a number is not positive, or
+                gpu_memory_utilization is not within 0..1. Reports all errors at once.
         """
         findings = [*_unknown(settings, [each.name for each in fields(cls)]), *_check_values(settings)]
         if findings:
@@ -112,17 +112,17 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a device computes in one step, where the operator does not say."""
+    """Default limits of a step by device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
     @classmethod
     def of_device(cls, memory_bytes: int | None) -> Limits:
-        """Return the limits of a GPU with that much memory; None stands for a CPU.
+        """Return the limits of a GPU with this memory in bytes; None: a CPU.
 
-        The tokens are vLLM's defaults (`EngineArgs.get_batch_defaults` of 0.33). It takes more sequences, 1024 and 256:
-        here each size up to the limit is captured, which takes time at the start.
+        Tokens are vLLM's defaults (`EngineArgs.get_batch_defaults` of 0.33). vLLM allows more sequences, 1024 and 256.
+        Here, each captured size up to the limit costs start-up time.
         """
         if memory_bytes is None:
             return cls(max_num_seqs=16, max_num_batched_tokens=2048)
@@ -200,10 +200,10 @@ _OURS = frozenset({"device", "cudagraph_capture_sizes", "hidden_states_folder"})
 
 
 def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without their parallel sizes, which may be 1 here.
+    """Return the settings without parallel sizes, which must be 1 here.
 
     Raises:
-        InvalidSetup: one of them is larger; the fix is the `vllm serve` command with the same settings.
+        InvalidSetup: a parallel size is larger. The fix is the equivalent `vllm serve` command.
     """
     several = {name: settings[name] for name in PARALLEL_SIZES if (settings.get(name) or 1) != 1}
     if several:
@@ -217,7 +217,7 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
 
 
 def vllm_setup(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> Setup:
-    """Return the same model, settings and speculative config on the newest vLLM."""
+    """Return the equivalent setup on the newest vLLM."""
     args = {
         name: value
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""Outputs of the engine: increments while it runs, and vLLM-shaped results at the end."""
+"""Outputs of the engine: increments while it runs, and results in vLLM's form at the end."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from draftwise.core import SpecStats
 
 
 class Logprob(NamedTuple):
-    """Log-probability of one candidate token; a tuple, since hundreds may be made in a step."""
+    """Log-probability of one candidate token. A tuple, because a step may make hundreds."""
 
     logprob: float
     rank: int
-    """1 is the most likely token of the vocabulary."""
+    """Rank in the vocabulary; 1 is the most likely token."""
     decoded_token: str = ""
 
 
 RankedRow = tuple[list[int], list[float], int]
-"""Candidates at one position, their log-probabilities, and the rank of the first, as the device tells them."""
+"""Candidates at one position, their log-probabilities, and the rank of the first, as read from the device."""
 
 LogprobsOfToken = dict[int, Logprob]
-"""Candidates at one position by token id: the sampled (or prompt) token and the top ones."""
+"""Candidates at one position by token id: the sampled (or prompt) token, and the most likely ones."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """The increment of one step to one completion of one request.
+    """One step's increment to one completion of a request.
 
-    Nobody changes one; it is not frozen because thousands are made a second, and that would make each dearer.
+    Treat it as read-only. It is not frozen because a step may make thousands, and freezing makes each slower.
     """
 
     request_id: str
     index: int
-    """Which of the request's n completions."""
+    """Index among the request's n completions."""
     token_ids: list[int]
     text: str
-    """New text; may lag behind the tokens by an incomplete character or a possible stop string."""
+    """New text. May lag behind the tokens by an incomplete character or a possible stop string."""
     logprobs: list[LogprobsOfToken] | None = None
     prompt_logprobs: list[LogprobsOfToken | None] | None = None
-    """Pieces arrive before the request's first token; the first prompt token has None."""
+    """Arrives in pieces before the request's first token. The first prompt token has None."""
     finish_reason: str | None = None
     """`stop` (end token, stop id or stop string), `length` or `abort`; None while running."""
     stop_reason: int | str | None = None
-    """The stop id or stop string that ended it; None for the end-of-sequence token."""
+    """Stop id or stop string that ended it; None for the end-of-sequence token."""
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     scheduled_s: float | None = None
-    """When the request was first computed, on the monotonic clock; may be given with its first delta only."""
+    """Time when computation began, on the monotonic clock; may be set in the first delta only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters since the start and gauges of this moment."""
+    """Counters since the start, and current gauges."""
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
-    """Share of the page pool that sequences hold, 0..1."""
+    """Share of the page pool held by sequences, 0..1."""
     prompt_tokens: int
     generation_tokens: int
     prefix_cache_queries: int
@@ -101,7 +101,7 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """The result of one prompt, shaped as vLLM's."""
+    """The result of one prompt, in vLLM's form."""
 
     request_id: str
     prompt: str | None

@@ -1,4 +1,4 @@
-"""The families of models that the engine runs, and where each departs from Llama; read before torch is."""
+"""The model families that the engine runs, and how each differs from Llama. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ _GELU = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Where a family departs from plain Llama; source: transformers' modeling file of that name."""
+    """How a family differs from plain Llama. Source: transformers' modeling file of that name."""
 
     architecture: str
     qkv_bias: bool | None = False
-    """Biases of q, k and v; None: as config's `attention_bias` says, and o has one too."""
+    """Whether q, k and v have biases. None: as `attention_bias` in the config says, and o has one, too."""
     mlp_bias_key: str | None = None
     qk_norm: bool = False
-    """RMS norm over each head of q and k before the rotation."""
+    """Whether each head of q and k gets an RMS norm before the rotation."""
     window_switch: str | None = None
-    """Config key that turns `sliding_window` on; None: the window counts whenever it is set."""
+    """Config key that enables `sliding_window`. None: the window applies whenever it is set."""
     window_period: int | None = None
-    """The n of "every n-th layer attends to all tokens", for a config.json without `layer_types`."""
+    """Period of layers that attend to all tokens, for a config.json without `layer_types`."""
     has_experts: bool = False
     """Whether layers have a mixture of experts (`MixtureShape`)."""
     has_multipliers: bool = False
     """Whether config.json scales embeddings, residuals, attention scores and logits (`Multipliers`)."""
     is_gemma: bool = False
-    """Whether norms have weights around 0 and are also over what a layer adds, the MLP's activation is GELU, and
+    """Whether norm weights are centered at 0 and norms also cover each layer's output, the MLP uses GELU, and
     embeddings are scaled by the root of the hidden size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """Factors between the parts of a model; source: transformers' `modeling_granite.py`."""
+    """Factors between parts of a model. Source: transformers' `modeling_granite.py`."""
 
     embedding: float = 1.0
     residual: float = 1.0
-    """Factor on what each layer's attention and MLP add."""
+    """Factor on the output of each attention and MLP."""
     attention: float | None = None
-    """Factor on attention scores; None: one over the root of the head dimension."""
+    """Factor on attention scores. None: 1 / sqrt(head dimension)."""
     logits: float = 1.0
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], family: Family) -> Multipliers:
-        """Return the multipliers of a config.json: ones where the family has none."""
+        """Return the multipliers of a config.json; all 1 if the family has none."""
         if family.is_gemma:
             return cls(
                 embedding=float(config["hidden_size"]) ** 0.5,
@@ -85,7 +85,7 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     """Return the family of a target's config.json, by `architectures` or else by `model_type`.
 
     Raises:
-        InvalidSetup: it is not one of the families, or its weights are quantized.
+        InvalidSetup: the family is unknown, or the weights are quantized.
     """
     named = config.get("architectures") or []
     for model_type, family in FAMILIES.items():

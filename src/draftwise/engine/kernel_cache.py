@@ -1,7 +1,7 @@
-"""A folder of compiled kernels that can be shipped: filled on one machine, read on all others like it.
+"""A folder of compiled kernels to ship: filled on one machine, read on identical ones.
 
-Triton's kernels (GPU) and numba's (CPU) are kept there by what they were compiled from. `kernels.json` says for which
-processor and which versions they are, and another one refuses them. Nothing here needs torch.
+It holds Triton's kernels (GPU) and numba's (CPU). `kernels.json` names their processor and versions; any other machine
+rejects them. Uses no torch.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from draftwise.version import __version__
 KERNEL_CACHE = "DRAFTWISE_KERNEL_CACHE"
 """Environment variable that names the folder."""
 SHIPPED = "DRAFTWISE_SHIPPED_KERNELS"
-"""Environment variable that names Triton's part of a folder which cannot be written to."""
+"""Environment variable that names Triton's part of a read-only folder."""
 _MANIFEST = "kernels.json"
 _OURS = frozenset({"triton", "numba"})
-"""Subfolders that compilers make, each for its own versions."""
+"""Subfolders that compilers create, one per version."""
 _MADE_WITH = {"cuda": ("torch", "triton"), "cpu": ("torch", "numba", "llvmlite")}
 
 
 def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the environment variables of a process that is to take its kernels from a folder and keep new ones there.
+    """Return the environment variables for a process that uses a kernel folder.
 
-    What cannot be written to is read; new kernels then go where they would go without it.
+    A read-only folder is only read. New kernels then go to their default place.
 
     Raises:
-        InvalidSetup: the folder is not there and cannot be made.
+        InvalidSetup: the folder does not exist and cannot be created.
     """
     path = Path(folder).absolute()
     try:
@@ -55,7 +55,7 @@ def make_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def describe_platform(device: str) -> dict[str, str]:
-    """Return for what kernels are compiled here: the processor, and the versions that they depend on.
+    """Return the platform for compiled kernels: the processor, and the versions that they depend on.
 
     Args:
         device: `cuda` or `cpu`, as torch names it.
@@ -78,7 +78,7 @@ def describe_platform(device: str) -> dict[str, str]:
 
 
 def name_setup(config: EngineConfig, spec_json: str | None) -> str:
-    """Return a name of all that decides which kernels are compiled."""
+    """Return a name for all settings that determine which kernels are compiled."""
     drafter = json.loads(spec_json).get("model") if spec_json else None
     files = [Path(model) / "config.json" for model in (config.model, drafter) if model]
     files += sorted((Path(__file__).parent / "kernels").rglob("*.py"))  # two of one version may differ in development
@@ -89,7 +89,7 @@ def name_setup(config: EngineConfig, spec_json: str | None) -> str:
 
 
 def known_setups(folder: str | None) -> tuple[str, ...]:
-    """Return the setups that a folder says it has kernels of, be they this machine's or not; none without a folder."""
+    """Return the setups listed in a kernel folder, for any machine; empty without a folder."""
     try:
         return tuple(json.loads((Path(folder) / _MANIFEST).read_text("utf-8"))["setups"]) if folder else ()
     except (OSError, ValueError, TypeError, KeyError):
@@ -97,7 +97,7 @@ def known_setups(folder: str | None) -> tuple[str, ...]:
 
 
 def may_have_gpu(device: str) -> bool:
-    """Say whether an engine with this setting may find a GPU whose kernels are to be compiled; without torch."""
+    """Return whether an engine with this device setting may find a GPU. Uses no torch."""
     if device == "cpu" or find_spec("triton") is None:
         return False
     return device == "cuda" or Path("/dev/nvidiactl").exists() or which("nvidia-smi") is not None
@@ -105,19 +105,19 @@ def may_have_gpu(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCache:
-    """A folder whose kernels are this machine's."""
+    """A kernel folder of this platform."""
 
     folder: Path
     platform: Mapping[str, str]
     setups: tuple[str, ...] = ()
-    """Names of setups whose kernels are all there."""
+    """Names of setups with complete kernels."""
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], platform: Mapping[str, str]) -> KernelCache:
-        """Return the folder's contents; an empty folder becomes this platform's.
+        """Open a folder. An empty folder becomes this platform's.
 
         Raises:
-            InvalidSetup: its kernels are another platform's, or it is not a folder of kernels.
+            InvalidSetup: the kernels belong to another platform, or the folder is not a kernel folder.
         """
         path = Path(folder)
         try:
@@ -142,7 +142,7 @@ class KernelCache:
         return cls(folder=path, platform=platform, setups=setups)
 
     def add(self, setup: str) -> KernelCache:
-        """Take note that a setup's kernels are all there now; on disk too, if that can be written to."""
+        """Record that a setup's kernels are complete, on disk if the folder is writable."""
         if setup in self.setups:
             return self
         grown = replace(self, setups=(*self.setups, setup))
@@ -156,7 +156,7 @@ class KernelCache:
 
 
 def count_kernels(folder: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return how many kernels a folder holds, and the bytes of all its files."""
+    """Return the number of kernels in a folder, and the bytes of all its files."""
     files = [each for each in Path(folder).rglob("*") if each.is_file()]
     return sum(each.suffix in (".cubin", ".nbc") for each in files), sum(each.stat().st_size for each in files)
 

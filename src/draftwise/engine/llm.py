@@ -1,4 +1,4 @@
-"""`LLM`: offline generation with vLLM's interface, so that a script moves between the two by its import."""
+"""`LLM`: offline generation with vLLM's interface. To move a script between the two, change its import."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.knowledge.messages import refusal
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
-"""Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or the ids themselves."""
+"""Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or a list of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A metric that only grows."""
+    """A metric that only increases."""
 
     name: str
     value: int
@@ -41,31 +41,31 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A metric of this moment."""
+    """A metric's current value."""
 
     name: str
     value: float
 
 
 class LLM:
-    """A model ready to generate.
+    """A loaded model, ready to generate.
 
     Example:
         >>> llm = LLM("bundle/target", speculative_config={"method": "ngram", "num_speculative_tokens": 5})
         >>> llm.generate("def add(a, b):", SamplingParams(temperature=0))[0].outputs[0].text
 
     Args:
-        model: directory of a Hugging Face checkpoint, or a GGUF file, which is unpacked into the cache on first use.
-        speculative_config: the JSON object of vLLM's `--speculative-config`, as a mapping or text.
-        lag: see `Engine`.
+        model: directory of a Hugging Face checkpoint, or a GGUF file, which is unpacked to the cache on first use.
+        speculative_config: the JSON object of vLLM's `--speculative-config`, as mapping or text; None: plain decoding.
+        lag: steps that the host is behind the device, see `Engine`.
         **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
 
     Attributes:
-        startup_s: seconds that each phase of the start-up took, by its name.
+        startup_s: seconds of each start-up phase, by name.
 
     Raises:
-        InvalidSetup: the model, a setting or the speculative config cannot work (all findings at once), or more
-            than one GPU is asked for (with the `vllm serve` command that does it).
+        InvalidSetup: the model, a setting or the speculative config is invalid (with all findings at once), or you ask
+            for more than one GPU (with the equivalent `vllm serve` command).
     """
 
     def __init__(
@@ -93,7 +93,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one result per prompt, in order.
 
-        A single SamplingParams serves all prompts; `use_tqdm` shows progress.
+        Args:
+            prompts: one prompt, or several.
+            sampling_params: one for all prompts, or one per prompt.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            InvalidSetup: there are no prompts, a prompt is invalid or too long, or prompts and params differ in number.
         """
         given = _as_prompts(prompts)
         if not given:
@@ -110,7 +116,11 @@ class LLM:
         *,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Return one result per conversation, rendered with the model's chat template."""
+        """Return one result per conversation, rendered with the model's chat template. Arguments as for `generate`.
+
+        Raises:
+            InvalidSetup: the model has no chat template, or the template rejects the messages; or see `generate`.
+        """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if single else messages)
         tokenizer = self.get_tokenizer()
@@ -119,7 +129,7 @@ class LLM:
         return self.generate(tokenised, sampling_params, use_tqdm=use_tqdm)
 
     def get_metrics(self) -> list[Counter | Gauge | Vector]:
-        """Return the engine's metrics under vLLM's names; the speculative ones only with speculation."""
+        """Return the engine's metrics under vLLM's names. Speculative ones exist only with speculation."""
         from draftwise.knowledge.metrics import get_metric
 
         stats, spec = self.engine.stats(), self.engine.spec

@@ -1,8 +1,8 @@
-"""Makes an engine ready for its first requests: every kind of step is run once, on made-up sequences.
+"""Prepares an engine for its first requests by running every kind of step once, on made-up sequences.
 
-On a GPU a step's kernels depend on how many sequences decode, on how their tokens are sampled, and on how long the
-prompts in the same pass are. `Rehearsal` runs all that can come, so that afterwards nothing is compiled and each
-graph is captured. The sequences hold no pages: what they write goes to the scratch page, and nobody sees it.
+On a GPU, a step's kernels depend on the number of decoding sequences, their sampling, and the prompt lengths in the
+same pass. `Rehearsal` runs all combinations, so no compilation remains and every graph is captured. The sequences hold
+no pages: their writes go to the scratch page.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from draftwise.engine.step.scheduler import Chunk, EngineRequest, Sequence, Step
 logger = logging.getLogger("draftwise.engine")
 
 Launch = Callable[[StepSchedule], object]
-"""The part of a step that is launched."""
+"""Launched part of a step."""
 
 _TOKEN = 0
 _FEW, _MANY = 64, 1024
-"""Rows of a pass beyond which only libraries see how many there are, without and with a mixture of experts."""
+"""Rows of a pass above which only library kernels depend on their number, without and with a mixture of experts."""
 _CHUNK = 8
-"""Tokens of half a prompt that is computed in two parts."""
+"""Tokens of each half of a prompt computed in two chunks."""
 _GREEDY = SamplingParams(temperature=0)
 _SAMPLED = SamplingParams(temperature=1)
 _TRUNCATED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01)
 _PLAIN = (_GREEDY, _SAMPLED, _TRUNCATED)
-"""Requests whose steps never meet the host, one for each kind of graph."""
+"""Requests whose steps never involve the host, one per kind of graph."""
 _RANKED = tuple(SamplingParams(temperature=0, logprobs=k) for k in (5, 20))
-"""Requests that want log-probabilities: few, so that their steps are captured when they come."""
+"""Requests with log-probabilities. They are rare, so their steps are captured on first use."""
 _ADJUSTED = tuple(
     SamplingParams(
         temperature=p.temperature, top_k=p.top_k, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
@@ -50,14 +50,14 @@ _ADJUSTED = tuple(
     )
     for p, k in zip(_PLAIN, (5, 20, 5), strict=True)
 )  # fmt: skip
-"""Requests of the same kinds for which the host changes the logits, which are wider from then on."""
+"""Requests of the same kinds whose logits the host changes, which widens them."""
 
 
 class Rehearsal:
-    """All kinds of steps of an engine.
+    """Runs all kinds of steps of an engine.
 
     Args:
-        engine: has had no request yet.
+        engine: engine without any requests so far.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -79,14 +79,14 @@ class Rehearsal:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of sequences that decode together."""
+        """Batch sizes of decoding steps."""
         return sorted({*(self._runner.capture_sizes or capture_sizes(self._most_seqs)), self._most_seqs})
 
     def run(self, *, briefly: bool = False) -> None:
         """Run all prompts and steps.
 
         Args:
-            briefly: each kind of kernel once, and no graph captured: to record what there is to compile.
+            briefly: run each kind of kernel once and capture no graphs, to record what to compile.
         """
         runner = self._runner
         graphs = runner.graphs
@@ -199,7 +199,7 @@ class Rehearsal:
             model.weights, graphs.paused = weights, False
 
     def forget(self) -> None:
-        """Let go of all slots."""
+        """Release all slots."""
         slots = list(range(self._most_seqs))
         nobody = StepSchedule(chunks=[], decodes=[], k=0, released_slots=slots, page_changes=[])
         self._runner.run(nobody)
@@ -260,14 +260,14 @@ class Rehearsal:
 
 
 def warm_up(engine: Engine, compilers: Compilers | None, startup: Startup) -> bool:
-    """Go through all steps that can come; return whether that went well.
+    """Run all possible kinds of steps; return whether that succeeded.
 
-    On a CPU there is nothing to do: building the engine compiles its kernels, and they are the same for every step.
+    Does nothing on a CPU: building the engine compiles its kernels, which are the same for every step.
 
     Args:
-        engine: has had no request yet.
-        compilers: what compiles kernels first; None: they are there, or are compiled one after the other.
-        startup: notified of the phases.
+        engine: engine without any requests so far.
+        compilers: compile kernels in advance. None: kernels exist, or are compiled one by one.
+        startup: receives the phases.
     """
     # A method that writes what it sees to disk must not see what is made up.
     if engine.runner.model.device.type != "cuda" or engine.proposer.needs_every_state:

@@ -1,18 +1,18 @@
-"""Replays logged answers with the engine: densely, or by forced decoding.
+"""Replays logged answers with the engine, densely or by forced decoding.
 
-*Forced decoding* serves the logged answers, whatever its target says: the truth for every method. Every step drafts,
-verifies and moves on as in serving, only that drafts are verified against the log. Where drafts are not sampled this is
-what serving the answers did: at temperature 0 they are the target's choice, and above the target's draw, which a draft
-has to name whatever its chances were.
+*Forced decoding* serves the logged answers, whatever the target predicts. It is exact for every method. Each step
+drafts, verifies and advances as in serving, but drafts are verified against the log. For deterministic drafts, this
+equals what serving did: at temperature 0 the log holds the target's choice, above it the target's draw, which a draft
+must match.
 
-*Dense replay* is one pass of the target over prompts and answers, then the drafter behind every answer token. A drafter
-is a function of confirmed tokens and of the target's states at them. Both are known of a logged answer, so the target
-runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if each had
-been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
+*Dense replay* is one target pass over prompts and answers, then the drafter at every answer token. A drafter depends
+only on confirmed tokens and the target's states at them. Both follow from a logged answer, so the target runs once over
+the whole text, like a prompt, and the proposer receives one token after another, as if each were a step. The longest
+drafts give all k if shorter drafts are their prefixes.
 
-Where drafts are sampled, the drafter gets the text as its earlier drafts, and a draft token x stands with chance
-min(1, q(x) / p(x)): of what rejection sampling emits as x, acceptance has the mass min(p, q)(x) of p(x) (Leviathan et
-al. 2023, arXiv 2211.17192). Text is compared nowhere: it would see q(x) instead.
+For sampled drafts, the drafter gets the text as its earlier drafts, and draft token x is accepted with probability
+min(1, q(x) / p(x)): of the mass p(x) that rejection sampling emits as x, acceptance contributes min(p, q)(x) (Leviathan
+et al. 2023, arXiv 2211.17192). Comparing text would give q(x) instead.
 
 Shape letters: B requests, N tokens of a pass, T answer tokens (padded), K draft tokens, F features of a token,
 P pages, V vocabulary.
@@ -47,10 +47,10 @@ from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Replayer
 
 
 def check_fit(engine: Engine, requests: Sequence[Transcript]) -> None:
-    """Refuse requests that the engine cannot have served.
+    """Check that the engine can have served the requests.
 
     Raises:
-        InvalidSetup: one is longer than the model's context, or has ids that the target does not.
+        InvalidSetup: a request exceeds the model's context, or has token ids outside the target's vocabulary.
     """
     longest, vocab_size = engine.config.max_model_len, engine.shape.vocab_size
     assert longest is not None
@@ -66,19 +66,19 @@ class ForcedStep:
     """One decode step of one request."""
 
     token: int
-    """Tokens of the answer that are confirmed when it begins."""
+    """Answer tokens confirmed when it begins."""
     drafted: tuple[int, ...]
     accepted: int
-    """Accepted ones of the drafted; behind the end of the answer too."""
+    """Accepted draft tokens, including those after the answer's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedReplayer:
-    """Replays requests at the engine's own k, or a smaller one.
+    """Replays requests by forced decoding, at the engine's k or smaller ones.
 
     Args:
-        engine: with a speculative config; nobody else uses it meanwhile.
-        ks: the k to replay, one walk each.
+        engine: engine with a speculative config and no other users.
+        ks: draft lengths to replay, one pass each.
     """
 
     engine: Engine
@@ -86,10 +86,10 @@ class ForcedReplayer:
     remembers = False
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield each request when it is replayed at every k; as many are decoded together as the engine takes.
+        """Yield each request once it is replayed at every k. Decodes as many together as the engine allows.
 
         Raises:
-            InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
+            InvalidSetup: a request exceeds the engine's context, or has token ids outside the target's vocabulary.
         """
         check_fit(self.engine, requests)
         size = self.engine.config.num_slots
@@ -105,9 +105,9 @@ def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[F
     """Return the decode steps of each request.
 
     Args:
-        engine: with a speculative config, and no requests.
-        requests: to be decoded together.
-        k: draft tokens a step at most.
+        engine: engine with a speculative config, and no requests.
+        requests: requests to decode together.
+        k: maximum draft tokens per step.
     """
     steps: dict[str, list[ForcedStep]] = {str(place): [] for place in range(len(requests))}
 
@@ -165,18 +165,18 @@ class _Batch:
     requests: Sequence[Transcript]
     pages_BP: Tensor
     answers_BT: Tensor
-    """int64, with K tokens of padding behind the longest answer: -1."""
+    """int64; -1 pads shorter answers, and K tokens after the longest."""
     features: list[Tensor | None]
-    """[T, F] of each: the auxiliary hidden states before each answer token."""
+    """[T, F] of each request: auxiliary hidden states before each answer token."""
     logprobs_BT: Tensor | None
-    """float32, log p of each answer token; None where drafts are not sampled."""
+    """float32, log p of each answer token; None for deterministic drafts."""
 
 
 class DenseReplayer:
-    """Replays requests with the target and the drafter of an engine.
+    """Replays requests densely, with an engine's target and drafter.
 
     Args:
-        engine: with a speculative config; nobody else uses it meanwhile.
+        engine: engine with a speculative config and no other users.
         ks: the k to replay.
     """
 
@@ -190,10 +190,10 @@ class DenseReplayer:
         self._samples = engine.spec.probabilistic
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield the drafts behind every answer token of each request.
+        """Yield the drafts at every answer token of each request.
 
         Raises:
-            InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
+            InvalidSetup: a request exceeds the engine's context, or has token ids outside the target's vocabulary.
         """
         check_fit(self._engine, requests)
         for batch in self._split(requests):
@@ -385,7 +385,7 @@ class _DraftTable:
         self._confidence_BTK: Tensor | None = None
 
     def note(self, live: Sequence[int], token: int, draft: Draft, told_BK: Tensor, logprobs_BT: Tensor | None) -> None:
-        """Note the drafts that begin with answer token `token`, of the requests that go on."""
+        """Record the drafts at answer token `token`, for requests still running."""
         rows_B = upload(live, told_BK.device)
         k = told_BK.shape[1]
         inside_BK = torch.arange(k, device=told_BK.device) < draft.lengths_B.unsqueeze(1)
@@ -429,18 +429,18 @@ _TOKENS_ON_GPU = 2048
 def open_replayer(
     spec: SpecConfig, target: Path, ks: Sequence[int], *, longest: int, forced: bool, settings: Mapping[str, Any]
 ) -> Replayer:
-    """Return what replays a candidate with the target and its drafter.
+    """Return a replayer for a candidate's target and drafter.
 
     Args:
-        spec: with the largest k.
-        target: checkpoint.
-        ks: the k to replay.
-        longest: tokens of the longest request with its answer.
-        forced: by forced decoding, step for step, instead of densely.
-        settings: fields of `EngineConfig`; None where the default holds.
+        spec: speculative config with the largest k.
+        target: target's checkpoint.
+        ks: draft lengths to replay.
+        longest: tokens of the longest request, answer included.
+        forced: use forced decoding instead of dense replay.
+        settings: fields of `EngineConfig`. None: the default.
 
     Raises:
-        InvalidSetup: target or drafter cannot be loaded, or do not fit.
+        InvalidSetup: target or drafter cannot be loaded, or do not match.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if given.get("device") != "cpu" and torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Resolves a `--speculative-config` for the embedded engine: everything decided, every fault named at once."""
+"""Resolves a `--speculative-config` for the embedded engine: fills in defaults and reports all errors at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Kind:
 
 
 def accepts(key: SpecKey, value: Any) -> bool:
-    """Say whether a key takes a value; a list that it takes has at least one entry."""
+    """Return whether a key accepts a value. Lists must not be empty."""
     if key.choices:
         return value in key.choices
     kind, is_list = _kind_of(key)
@@ -36,7 +36,7 @@ def accepts(key: SpecKey, value: Any) -> bool:
 
 
 def describe(key: SpecKey) -> str:
-    """Return what a key takes, as the end of "must be"."""
+    """Describe a key's valid values, as the end of "must be"."""
     if key.choices:
         return f"one of {', '.join(key.choices)}"
     kind, is_list = _kind_of(key)
@@ -94,11 +94,11 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any, float], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSpec:
-    """A speculative configuration in which nothing is left open. The keys are explained in `knowledge.spec_keys`."""
+    """A fully resolved speculative config. `knowledge.spec_keys` explains the keys."""
 
     method: str
     k: int
-    """Draft tokens a step, at most; `k_for` says how many at a batch size."""
+    """Maximum draft tokens per step; `k_for` gives the number for a batch size."""
     model: str | None
     prompt_lookup_min: int
     prompt_lookup_max: int
@@ -108,16 +108,16 @@ class ResolvedSpec:
     suffix_decoding_min_token_prob: float
     disable_by_batch_size: int | None
     schedule: tuple[tuple[int, int, int], ...]
-    """num_speculative_tokens_per_batch_size in ascending order: first and last batch size, k."""
+    """num_speculative_tokens_per_batch_size in ascending order: (first batch size, last, k)."""
     draft_sample_method: str
     parallel_drafting: bool
     draft_model_config: Mapping[str, Any] | None
     acceptance: Acceptance
     findings: tuple[Finding, ...]
-    """Warnings and information: what has no effect here, what is lossy."""
+    """Warnings and notes, such as keys without effect here or lossy rules."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config with everything decided, in vLLM's keys: those that act for the method."""
+        """Return the resolved config in vLLM's keys, limited to those that apply to the method."""
         acting = {key: getattr(self, key) for key in sorted(_acting_keys(get_method(self.method)))}
         resolved = {"method": self.method, "model": self.model, "num_speculative_tokens": self.k} | acting
         return {key: value for key, value in resolved.items() if value is not None}
@@ -129,12 +129,12 @@ class ResolvedSpec:
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
-        """Which hidden states to extract."""
+        """Ids of the hidden states to extract."""
         config = self.draft_model_config or {}
         return tuple(config.get("hf_config", {}).get(AUX_KEY, ()))
 
     def k_for(self, num_running: int) -> int:
-        """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""
+        """Return how many tokens to draft per sequence while `num_running` sequences run; 0: no drafting."""
         if self.disable_by_batch_size is not None and num_running >= self.disable_by_batch_size:
             return 0
         k = self.k
@@ -145,10 +145,10 @@ class ResolvedSpec:
 
 
 def resolve_spec(config: SpecConfig) -> ResolvedSpec:
-    """Return what `config` means here, with vLLM's defaults and rules.
+    """Resolve a config with vLLM's defaults and rules.
 
     Raises:
-        InvalidSetup: it cannot run here; the findings name every fault.
+        InvalidSetup: the config cannot run here. The findings name every error.
     """
     given = {key.replace("-", "_"): value for key, value in config.to_dict().items() if value is not None}
     findings = list(_check_keys(given))

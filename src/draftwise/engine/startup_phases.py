@@ -1,4 +1,4 @@
-"""Phases of an engine's start, with the seconds that each took."""
+"""Start-up phases of an engine, with their durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Startup(Protocol):
-    """Notified by the engine of what it begins and, by leaving the block, what it has done.
+    """Receives the start and end of each start-up phase.
 
     Example:
         >>> with startup.phase("load weights"):
@@ -17,14 +17,14 @@ class Startup(Protocol):
     """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return the block of a phase, named by what it does: `load weights`."""
+        """Return a context manager for a phase, named by its work, such as `load weights`."""
 
 
 class TimedStartup:
-    """Takes the time of each phase and says nothing; a subclass may report it.
+    """Records each phase's duration. A subclass may report it.
 
     Attributes:
-        seconds: of each phase so far, in their order; phases of the same name add up.
+        seconds: duration of each phase so far, in order. Phases with the same name add up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -33,7 +33,7 @@ class TimedStartup:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; one that raises is not reported as done."""
+        """Time a phase. If it raises, it is not reported as done."""
         self.began(name)
         start = self._clock()
         yield
@@ -42,7 +42,7 @@ class TimedStartup:
         self.ended(name, took)
 
     def began(self, name: str) -> None:
-        """Take note of a phase that begins."""
+        """Report the start of a phase."""
 
     def ended(self, name: str, seconds: float) -> None:
-        """Take note of a phase that is over."""
+        """Report the end of a phase."""

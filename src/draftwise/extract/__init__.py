@@ -1,1 +1,1 @@
-"""Reads the sources of a vLLM release, by parsing them, into the tables of `knowledge`; nothing of vLLM is imported."""
+"""Parses the sources of a vLLM release into the tables of `knowledge`, without importing vLLM."""

@@ -1,4 +1,4 @@
-"""Closed lists that flags and keys choose from: backends, KV-cache types, quantization methods, reasoning parsers."""
+"""Extracts the closed lists of flags and keys: backends, KV-cache types, quantization methods, reasoning parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def kv_cache_dtypes(tree: Tree) -> Facts:
 
 
 def moe_backends(tree: Tree) -> Facts:
-    """Every value of `moe_backend`; empty in releases that chose by environment variables."""
+    """Every value of `moe_backend`; empty in releases that used environment variables."""
     if tree.find("vllm/config/kernel.py") is None:
         return {}
     try:
@@ -27,7 +27,7 @@ def moe_backends(tree: Tree) -> Facts:
 
 
 def reasoning_parsers(tree: Tree) -> Facts:
-    """Every name of a reasoning parser that vLLM registers; empty in releases that have no table of them."""
+    """Every reasoning parser that vLLM registers; empty in releases without such a table."""
     module = tree.get("vllm/reasoning/__init__.py")
     table = module.names.get("_REASONING_PARSERS_TO_REGISTER")
     if not isinstance(table, ast.Dict):
@@ -37,7 +37,7 @@ def reasoning_parsers(tree: Tree) -> Facts:
 
 
 def kv_connectors(tree: Tree) -> Facts:
-    """Every name of a KV connector that vLLM registers."""
+    """Every KV connector that vLLM registers."""
     module = tree.get("vllm/distributed/kv_transfer/kv_connector/factory.py")
     calls = (node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call))
     first = (call.args[0] for call in calls if ast.unparse(call.func).endswith(".register_connector") and call.args)
@@ -48,7 +48,7 @@ def kv_connectors(tree: Tree) -> Facts:
 
 
 def ir_providers(tree: Tree) -> Facts:
-    """Each operation of vLLM's IR -> names of its implementations; empty in releases without it."""
+    """Operation of vLLM's IR -> names of its implementations; empty in releases without an IR."""
     found: dict[str, list[str]] = {}
     for path in sorted((tree.root / "vllm/kernels").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -62,7 +62,7 @@ def ir_providers(tree: Tree) -> Facts:
 
 
 def listed(tree: Tree, alias: str, *paths: str) -> Facts:
-    """Return the options of a Literal that one of these files names."""
+    """Return the options of a Literal named in one of these files."""
     module = tree.get(*paths)
     options = literal(module, ast.Name(alias))
     if not options:
@@ -90,7 +90,7 @@ def _get_enum(tree: Tree) -> tuple[Module, ast.ClassDef]:
 
 
 def attention_backends(tree: Tree) -> Facts:
-    """Every attention backend's name -> the dotted path of its class; empty where the list does not say."""
+    """Attention backend -> dotted path of its class; empty if the list does not give it."""
     module, node = _get_enum(tree)
     found: Facts = {}
     for name in members(node):
@@ -103,7 +103,7 @@ def attention_backends(tree: Tree) -> Facts:
 def noncausal_backends(tree: Tree) -> Facts:
     """Backends that support non-causal attention: `always`, or `sometimes` where it depends on device or kernel.
 
-    Empty in releases that do not ask backends at all.
+    Empty in releases that do not ask backends.
     """
     base = tree.find(_BACKEND)
     if base is None or base.find_function(_NON_CAUSAL, of="AttentionBackend") is None:
@@ -144,9 +144,9 @@ _BASE_CLASS = "QuantizationConfig"
 def quantization_methods(tree: Tree) -> Facts:
     """Every value of `quantization`.
 
-    `deprecated` ones need a flag to be allowed. One with `needs_checkpoint` takes its settings from a quantized
-    checkpoint; the others can quantize while they load. One that `overrides` may run weights that a checkpoint declares
-    for another method.
+    `deprecated` methods need a flag. A method with `needs_checkpoint` takes its settings from a quantized checkpoint;
+    others can quantize while loading. A method that `overrides` may run weights that a checkpoint declares for another
+    method.
     """
     module = tree.get(_METHODS)
     deprecated = evaluate(module, ast.Name("DEPRECATED_QUANTIZATION_METHODS"))

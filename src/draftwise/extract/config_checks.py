@@ -1,4 +1,4 @@
-"""Follows engine flags to the configs that take them, and collects the conditions under which these refuse."""
+"""Follows engine flags to the configs that use them, and collects the conditions under which these raise."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _VALIDATE = "validate_parsed_serve_args"
 
 
 def config_checks(tree: Tree) -> Facts:
-    """Every condition on its own fields under which a config class refuses to be made, as `Class: condition`.
+    """Every condition on its own fields under which a config class raises, as `Class: condition`.
 
-    The value holds what vLLM `says` then, with `{expression}` for values; and of a check that runs only where a field
-    is set, that `field`.
+    The value holds the message (`says`), with `{expression}` for values, and for a check that runs only if a field is
+    set, that `field`.
     """
     found: Facts = {}
     for name, config in config_classes(tree).items():
@@ -32,7 +32,7 @@ def config_checks(tree: Tree) -> Facts:
 
 
 def config_changes(tree: Tree) -> Facts:
-    """What a config class makes of its own fields when it is made, as `Class.field` -> expression over its fields."""
+    """Changes that a config class makes to its own fields, as `Class.field` -> expression over its fields."""
     found: Facts = {}
     for name, config in config_classes(tree).items():
         walk = _walk_whole(config)
@@ -44,9 +44,9 @@ def config_changes(tree: Tree) -> Facts:
 
 
 def engine_checks(tree: Tree) -> Facts:
-    """Every condition on engine arguments under which the server stops before or while it makes the configs.
+    """Every condition on engine arguments under which the server stops while making its configs.
 
-    A name is an argument's, or that of a config class for the config that was made.
+    A name is an argument's, or a config class's for its instance.
     """
     found: Facts = {}
     front = tree.get(*FRONTEND)
@@ -61,10 +61,10 @@ def engine_checks(tree: Tree) -> Facts:
 
 
 def config_arguments(tree: Tree) -> Facts:
-    """What each config class is given, as `Class.field` -> expression over engine arguments, and `when` it is made.
+    """Arguments of each config class, as `Class.field` -> expression over engine arguments, and `when` it is made.
 
-    `Class.**` is a mapping of all its fields. `assigned` marks what is put into a config that exists: nothing looks at
-    its type then, but for names of enumerations, which vLLM turns into members by hand.
+    `Class.**` is a mapping of all its fields. `assigned` marks a value set on an existing config. Its type is not
+    validated, except for enumeration names, which vLLM converts by hand.
     """
     module = tree.get(ARGUMENTS)
     source = module.source(f"{_ENGINE}.{_CREATE}")

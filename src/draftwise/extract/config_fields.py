@@ -1,4 +1,4 @@
-"""The config classes that engine flags become: their fields, as pydantic takes them."""
+"""Extracts the config classes that engine flags become, with their fields as pydantic validates them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OWN_TOPIC = "SpeculativeConfig"
 
 
 def config_fields(tree: Tree) -> Facts:
-    """Every field of a config class that a flag's JSON or a flag by itself sets, as `Class.field`.
+    """Every config field that a flag or a flag's JSON sets, as `Class.field`.
 
-    Beside type, default, bounds and choices: `config` is the class that an object is read as, `enum` an enumeration's
-    members with their values, `by_name` whether a member's name is taken in any case, `lowered` whether text is
-    lower-cased first and its dashes become underscores, `split` whether it is split at its commas,
-    `unset` whether it takes null too, `unset_as` the text that stands for null, `required` whether there is
-    no default, and `opaque` whether a validator decides that is not understood here.
+    In addition to type, default, bounds and choices: `config` is the class of an object, `enum` an enumeration's
+    members with their values, `by_name` whether member names are case-insensitive, `lowered` whether text is
+    lower-cased and dashes become underscores, `split` whether it is split at commas, `unset` whether null is valid,
+    `unset_as` the text for null, `required` whether there is no default, and `opaque` whether a validator decides that
+    the extraction does not understand.
     """
     found: Facts = {}
     for name, (module, node) in config_classes(tree).items():
@@ -34,7 +34,7 @@ def config_fields(tree: Tree) -> Facts:
 
 
 def config_classes(tree: Tree) -> dict[str, Config]:
-    """Return every config class that the engine's arguments name, and those inside them, by name."""
+    """Return every config class that the engine's arguments name, and nested ones, by name."""
     module = tree.get(ARGUMENTS)
     waiting = [module.tree.resolve(module, name) for name in module.names if name.endswith(("Config", "ConfigArgs"))]
     found: dict[str, Config] = {}
@@ -153,7 +153,7 @@ def _enum(module: Module, name: ast.expr) -> dict[str, Any]:
 
 
 def validators(module: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, ...], ast.FunctionDef]]:
-    """Yield (mode, fields, function) of a class's validators in their order; those of the whole class name no field."""
+    """Yield (mode, fields, function) of a class's validators in order. Validators of the whole class name no field."""
     for statement in node.body:
         if not isinstance(statement, ast.FunctionDef):
             continue

@@ -22,11 +22,11 @@ class Hint:
     kind: str
     """`none`, a builtin's name, `literal`, `enum`, `dataclass`, `dict_class` or `other`."""
     options: tuple[Any, ...] = ()
-    """Values of a literal or an enumeration."""
+    """Options of a literal or an enumeration."""
     inner: ast.expr | None = None
     """Argument of a generic."""
     module: Module | None = None
-    """Where `inner` is to be read."""
+    """Module in which to resolve `inner`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Field:
     init: bool
     constraints: dict[str, Any]
     owner: str
-    """Class that declares it."""
+    """Class that declares the field."""
 
     @property
     def kinds(self) -> set[str]:
@@ -51,7 +51,7 @@ class Field:
         return [option for hint in self.hints for option in hint.options]
 
     def row(self) -> dict[str, Any]:
-        """Return the field as it is written in a data file."""
+        """Return the field as a row of a data file."""
         row: dict[str, Any] = {"type": self.type, "default": self.default, **self.constraints}
         return row | ({"choices": self.choices} if self.choices else {})
 
@@ -87,7 +87,7 @@ def _field(module: Module, name: str, annotation: ast.expr, value: ast.expr | No
 
 
 def type_text(annotation: ast.expr) -> str:
-    """Return an annotation as text, with `Optional` and `Union` in today's spelling."""
+    """Return an annotation as text, with `Optional` and `Union` in modern syntax."""
     match annotation:
         case ast.Constant(value=str() as quoted):
             return type_text(ast.parse(quoted, mode="eval").body)
@@ -105,7 +105,7 @@ def type_text(annotation: ast.expr) -> str:
 
 
 def flatten(module: Module, annotation: ast.expr) -> Iterator[Hint]:
-    """Yield the alternatives of an annotation, with aliases followed to what they stand for."""
+    """Yield the alternatives of an annotation, with aliases resolved."""
     match annotation:
         case ast.Constant(value=None):
             yield Hint("none")

@@ -21,10 +21,10 @@ _NAMES = re.compile(r"'(\w+)' not in device_name")
 
 
 def batch_defaults(tree: Tree) -> Facts:
-    """`max_num_batched_tokens` and `max_num_seqs` where they are not given, by device.
+    """Defaults of `max_num_batched_tokens` and `max_num_seqs` by device.
 
-    A key is `cpu`, `gpu` or `gpu>=N` (GiB of memory; the largest that fits holds). `offline` is the LLM class, `server`
-    is `vllm serve`. `not_named` excludes devices by a part of their name; with `per_gpu` the values are times TP x PP.
+    A key is `cpu`, `gpu` or `gpu>=N` (GiB of memory; the largest match applies). `offline` is the LLM class, `server`
+    is `vllm serve`. `not_named` excludes devices by part of their name. With `per_gpu`, values are times TP x PP.
     """
     module = tree.get(ARGUMENTS)
     names = ("get_batch_defaults", "_set_default_args", "_set_default_args_v1")
@@ -73,8 +73,8 @@ def _constant(node: ast.expr) -> int:
 def cudagraph_sizes(tree: Tree) -> Facts:
     """How the largest CUDA-graph size is chosen: min(max_num_seqs x factor, cap) tokens; without a factor, the cap.
 
-    `counts_draft_tokens`: a decode step's tokens are multiplied in, max_num_seqs x (1 + K) x factor.
-    `multiples_of_query`: sizes that are multiples of 1 + K are added, beyond the cap.
+    `counts_draft_tokens`: draft tokens count, so the size is max_num_seqs x (1 + K) x factor. `multiples_of_query`:
+    adds sizes that are multiples of 1 + K, beyond the cap.
     """
     module = tree.get(*_VLLM_CONFIG)
     function = module.get_function("_set_cudagraph_sizes", of="VllmConfig")
@@ -121,9 +121,9 @@ def _sizes(
 
 
 def async_scheduling(tree: Tree) -> Facts:
-    """Methods that async scheduling works with: where it is asked for (`explicit`) and where it is not (`default`).
+    """Methods compatible with async scheduling: if requested (`explicit`), and by default (`default`).
 
-    `runner` is `V1` where the limits hold on that runner only, else `any`. Without speculation nothing here applies.
+    `runner` is `V1` if the limits apply to that runner only, else `any`. Nothing here applies without speculation.
     """
     module = tree.get(*_VLLM_CONFIG)
     function = module.get_function("__post_init__", of="VllmConfig")
@@ -160,11 +160,11 @@ def _canonical(tree: Tree) -> set[str]:
 
 
 def runner_v2(tree: Tree) -> Facts:
-    """Model runner V2: when it runs, the speculative methods that it drafts with, and what it does not support yet.
+    """Model runner V2: when it is used, its speculative methods, and what it does not support yet.
 
     `default` is `on request` (VLLM_USE_V2_MODEL_RUNNER=1), `by architecture` (`default_models` says how, over the list
-    `default_architectures`) or `always` (unless something in `unsupported` is used). `v1_unsupported` is what only V2
-    can do. The topic is empty before V2 existed.
+    `default_architectures`) or `always` (unless something in `unsupported` is used). `v1_unsupported` lists what only
+    V2 supports. Empty for releases before V2.
     """
     speculators = tree.find(*_SPECULATORS)
     if speculators is None:

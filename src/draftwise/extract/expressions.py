@@ -1,4 +1,4 @@
-"""JSON values of constant expressions in a wheel, evaluated across its modules."""
+"""Evaluates constant expressions in a wheel to JSON values, across its modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.extract.tree import Module, NotFound
 
 UNKNOWN = object()
-"""What `evaluate` gives for an expression that is no constant."""
+"""Result of `evaluate` for an expression that is not constant."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -57,13 +57,13 @@ def evaluate(module: Module, node: ast.expr | None) -> Any:
 
 
 def written(module: Module, node: ast.expr | None) -> Any:
-    """Return the value of an expression, or `{"expression": its text}` for one that is no constant."""
+    """Return the value of an expression, or `{"expression": its text}` if it is not constant."""
     value = evaluate(module, node)
     return value if value is not UNKNOWN or node is None else {"expression": ast.unparse(node)}
 
 
 def literal(module: Module, node: ast.expr) -> list[Any] | None:
-    """Return the options of a Literal and of those nested in it, in source order; None for another type."""
+    """Return the options of a Literal, including nested ones, in source order; None for any other type."""
     match node:
         case ast.Subscript(value=ast.Name(id="Literal") | ast.Attribute(attr="Literal"), slice=inner):
             parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
@@ -86,7 +86,7 @@ def _options(module: Module, part: ast.expr) -> list[Any]:
 
 
 def strings(value: Any) -> list[str]:
-    """Return the strings of an evaluated expression: itself, or those in a list."""
+    """Return the strings of an evaluated expression: the value itself, or those in a list."""
     parts = value if isinstance(value, list) else [value]
     return [part for part in parts if isinstance(part, str)]
 
@@ -112,7 +112,7 @@ def bases_of(module: Module, node: ast.ClassDef) -> Iterator[tuple[Module, ast.C
 
 
 def attribute_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module, ast.expr] | None:
-    """Return what a class, or the nearest of its bases, assigns to an attribute."""
+    """Return the value that a class, or its nearest base, assigns to an attribute."""
     for statement in node.body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if found == name:
@@ -126,14 +126,14 @@ def attribute_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module,
 
 
 def method_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module, ast.ClassDef, ast.FunctionDef] | None:
-    """Return a method as a class, or the nearest of its bases, defines it, and who does."""
+    """Return a method from a class or its nearest base, with the defining module and class."""
     if function := module.find_function(name, of=node.name):
         return module, node, function
     return next((found for base in bases_of(module, node) if (found := method_of(*base, name))), None)
 
 
 def default_of(module: Module, value: ast.expr | None) -> Any:
-    """Return the default that a dataclass field's right side stands for."""
+    """Return a dataclass field's default from its right-hand side."""
     match value:
         case ast.Call(func=ast.Name(id="field" | "Field"), args=args, keywords=keywords):
             given = {keyword.arg: keyword.value for keyword in keywords}

@@ -1,4 +1,4 @@
-"""Whether the feed-forward layers of a decoder have a gate (three matrices) or none (two), by their activations."""
+"""Determines whether a decoder's feed-forward layers are gated (three matrices) or plain (two), from activations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ASIDE = re.compile(
     r"mamba|pool|merger|mtp|eagle|classif|score",
     re.IGNORECASE,
 )
-"""Names of files and classes that belong to other modalities, to states, to heads or to drafters."""
+"""Names of files and classes for other modalities, state layers, heads or drafters."""
 _Class = tuple[Module, str]
 
 
 def feed_forward(tree: Tree) -> Facts:
-    """Every architecture whose sources show it -> `gated` or `plain`; classes with both, or neither, are left out."""
+    """Architecture -> `gated` or `plain`. Leaves out classes with both or neither."""
     found: Facts = {}
     for architecture, (dotted, name, *_) in read_registry(tree).items():
         module = find_module(tree, dotted)

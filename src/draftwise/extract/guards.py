@@ -1,8 +1,8 @@
-"""Walks functions of vLLM without running them: their conditions for raising, and the configs they make.
+"""Walks functions of vLLM without running them, and collects conditions for raising and the configs they make.
 
-A condition is an expression over the fields of the object that is walked, with local names and assignments followed
-back to those fields. What depends on anything else (a model, a device, the environment) is `_`, which no reader of the
-data can decide; guards that need it are left out.
+A condition is an expression over the fields of one object, with local names and assignments resolved to those fields.
+Anything else (a model, a device, the environment) becomes `_`, which cannot be decided from the data. Guards that need
+it are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.tree import Module
 
 _NOTHING: ast.expr = ast.Name("_")
-"""Stands for a value that is not known from the fields alone."""
+"""Placeholder for a value not known from the fields alone."""
 _BUILTINS = frozenset({"len", "min", "max", "any", "all", "isinstance", "int", "float", "str", "bool", "set", "sorted"})
 _TYPES = frozenset({"int", "float", "str", "bool", "dict", "list", "tuple", "set"})
 _METHODS = frozenset({"lower", "upper", "strip", "startswith", "endswith", "keys", "values"})
@@ -26,9 +26,9 @@ _PLATFORM = "current_platform"
 _ENVIRONMENT = "envs"
 _HARMLESS = frozenset({"getattr", "hasattr", "isinstance", "len", "any", "all", "min", "max", "str", "repr", "type"})
 _DEEPEST = 4
-"""Functions that are walked inside one another."""
+"""Maximum depth of nested functions."""
 _LONGEST = 4000
-"""Characters of an expression that is followed on; a longer one is taken for unknown."""
+"""Maximum characters of an expression; a longer one counts as unknown."""
 Names = dict[str, ast.expr]
 
 
@@ -38,7 +38,7 @@ class RaiseGuard:
 
     condition: ast.expr
     message: str
-    """Text of the refusal, with `{expression}` in place of a value."""
+    """Message, with `{expression}` in place of values."""
     function: str
 
     @property
@@ -48,7 +48,7 @@ class RaiseGuard:
 
 @dataclass(frozen=True, slots=True)
 class ConfigCall:
-    """A config that is made: its class, its arguments (`**` for a whole mapping of them), and when it is."""
+    """A config's construction: its class, its arguments (`**` for a mapping of them), and its condition."""
 
     name: str
     arguments: Mapping[str, ast.expr]
@@ -57,26 +57,26 @@ class ConfigCall:
 
 @dataclass(slots=True)
 class CheckWalk:
-    """One object on its way through the functions that check it."""
+    """A walk of one object through the functions that validate it."""
 
     module: Module
-    """Where names outside of the functions are looked up."""
+    """Module for names outside the functions."""
     node: ast.ClassDef | None
     """The object's class; None for a plain namespace."""
     fields: frozenset[str]
     configs: frozenset[str] = frozenset()
-    """Classes whose making is noted."""
+    """Classes whose construction is recorded."""
     subject: str = "self"
     guards: list[RaiseGuard] = field(default_factory=list)
     made: list[ConfigCall] = field(default_factory=list)
     names: Names = field(default_factory=dict)
     settled: Names = field(default_factory=dict)
-    """What was assigned inside a config before the config was given away."""
+    """Values assigned inside a config before it was passed on."""
     path: list[ast.expr] = field(default_factory=list)
     stack: list[str] = field(default_factory=list)
 
     def run(self, function: ast.FunctionDef, bound: Mapping[str, ast.expr] | None = None) -> None:
-        """Walk a function; `bound` are its parameters, of which those that are not given are unknown."""
+        """Walk a function. `bound` has its arguments; parameters not in it are unknown."""
         if function.name in self.stack or len(self.stack) >= _DEEPEST:
             self._forget_all()
             return
@@ -451,7 +451,7 @@ def _logs(func: ast.expr) -> bool:
 
 
 def write(node: ast.expr) -> str:
-    """Return an expression as text; `ast.unparse` loses parentheses where one node stands in two places."""
+    """Return an expression as text. `ast.unparse` loses parentheses if a node occurs in two places."""
     return ast.unparse(_without_sharing(node))
 
 

@@ -1,4 +1,4 @@
-"""Digests of the functions of vLLM that rules speak of, so that a release tells which rules it may have changed."""
+"""Computes digests of the vLLM functions behind rules, which show the rules that a release may change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from draftwise.knowledge.rules import all_rules
 _CITED = re.compile(r"(vllm/[\w/]+\.py): ([\w.]+)")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _TOO_COMMON = frozenset({"__init__", "__post_init__", "forward", "load_model", "propose", "get", "add"})
-"""Names of which a call says nothing of its function."""
+"""Names whose calls do not identify a function."""
 
 
 def judged(tree: Tree) -> Facts:
-    """Function that a rule was read in -> digests: of its code, its refusals, and the conditions of its calls."""
+    """Function behind a rule -> digests of its code, its errors, and the conditions of its calls."""
     found = dict(_find_functions(tree))
     names = {symbol.rpartition(".")[2] for symbol in found} - _TOO_COMMON
     called = _find_calls(tree, names)

@@ -1,4 +1,4 @@
-"""The messages that vLLM raises or logs in the code that speculation runs through, with `{}` where a value stands."""
+"""Extracts the messages that vLLM raises or logs in code used by speculation, with `{}` for values."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PLACES = (
     "model_executor/models/*eagle*.py", "model_executor/models/*mtp*.py", "model_executor/models/*dflash*.py",
     "model_executor/models/*dspark*.py", "model_executor/models/medusa.py", "model_executor/models/registry.py",
 )  # fmt: skip
-"""Files below `vllm/` that a speculating server's configuration, start and steps go through."""
+"""Files below `vllm/` used by a speculating server's configuration, start and steps."""
 _LEVELS = frozenset({"warning", "warning_once", "error", "error_once", "exception", "critical"})
 _ABOUT = re.compile(r"specul|draft|eagle|mtp|medusa|ngram|suffix|dflash|dspark|accept|runner|async", re.IGNORECASE)
-"""What a line for information must speak of to be kept."""
+"""An info line is kept only if it mentions one of these."""
 _VALUE = re.compile(r"%(\(\w+\))?[-+ #0]*[\d.*]*[sdrfgexi%]|\{[^{}]*\}")
 _SHORTEST = 16
-"""Least letters of a message without its values: a shorter one fits too much."""
+"""Minimum letters of a message without its values: a shorter one matches too much."""
 
 
 def messages(tree: Tree) -> Facts:
-    """Text of each message -> an exception's class, or a level, and the rules whose probe is seen at its place."""
+    """Message text -> exception class or log level, and the rules whose probe matches at its place."""
     found: Facts = {}
     for path in find_paths(tree):
         module = tree.get(path)
@@ -46,7 +46,7 @@ def messages(tree: Tree) -> Facts:
 
 
 def find_paths(tree: Tree) -> list[str]:
-    """Return the files of a release that a speculating server goes through."""
+    """Return the files of a release that a speculating server uses."""
     found = {path for place in _PLACES for path in (tree.root / "vllm").glob(place)}
     return sorted(path.relative_to(tree.root).as_posix() for path in found)
 
@@ -96,7 +96,7 @@ def _find_told(nodes: Iterable[ast.AST], inside: str, condition: int) -> Iterato
 
 
 def spell(node: ast.expr) -> str:
-    """Return a text with `{}` for its values; empty for another expression."""
+    """Return a string expression with `{}` for values; empty for any other expression."""
     match node:
         case ast.Constant(value=str() as text):
             spelled = _VALUE.sub("{}", text)

@@ -1,4 +1,4 @@
-"""The model registry: which class an architecture loads, and the interfaces it has through all of its bases."""
+"""Extracts the model registry: the class of each architecture, and its interfaces, including inherited ones."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ASIDE = frozenset(
         "SupportsTranscription",
     }
 )
-"""Interfaces that say nothing about generating text, and bases that say no more than what derives from them."""
+"""Interfaces irrelevant to text generation, and bases that add nothing to their subclasses."""
 _ALL = "_VLLM_MODELS"
 _Class = tuple[Module, ast.ClassDef]
 
 
 def architectures(tree: Tree) -> Facts:
-    """Every architecture of the registry: the class it loads, the list it stands in, the interfaces of the class."""
+    """Every architecture of the registry: its class, the list that contains it, the interfaces of the class."""
     return {
         architecture: ({"module": module, "class": cls, "group": _group(name)} | _inspect(tree, module, cls), source)
         for architecture, (module, cls, name, source) in read_registry(tree).items()
@@ -43,7 +43,7 @@ def architectures(tree: Tree) -> Facts:
 
 
 def read_registry(tree: Tree) -> dict[str, tuple[str, str, str, str]]:
-    """Return the module and class of every architecture, the list it stands in, and where that is."""
+    """Return the module and class of every architecture, the list that contains it, and the list's source."""
     registry = tree.get(_REGISTRY)
     whole = registry.names.get(_ALL)
     if not isinstance(whole, ast.Dict):
@@ -57,7 +57,7 @@ def read_registry(tree: Tree) -> dict[str, tuple[str, str, str, str]]:
 
 
 def find_module(tree: Tree, dotted: str) -> Module | None:
-    """Return a module of model classes as the registry names it."""
+    """Return a module of model classes by its name in the registry."""
     return tree.module(dotted if dotted.startswith("vllm.") else f"{_PACKAGE}.{dotted}")
 
 
@@ -185,7 +185,7 @@ def speculators_types(tree: Tree) -> Facts:
 
 
 def config_model_types(tree: Tree) -> Facts:
-    """Every model_type whose config class vLLM brings along, so that transformers need not know it."""
+    """Every model_type with a config class in vLLM, which transformers need not know."""
     module = tree.get("vllm/transformers_utils/config.py")
     listed = module.names.get("_CONFIG_REGISTRY")
     names = _config_classes(module, listed) if isinstance(listed, ast.expr) else {}

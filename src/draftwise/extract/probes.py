@@ -1,4 +1,4 @@
-"""Finds the places of hand-written rules in the sources of a release."""
+"""Finds the source locations of hand-written rules in a release."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from draftwise.knowledge.rules import Probe, all_rules
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A place where a release shows a rule."""
+    """A source location that shows a rule."""
 
     module: Module | None
-    """The file that was looked into; None where the rule is that something is absent and the release lacks the file."""
+    """The file searched; None if the rule is an absence and the release lacks the file."""
     match: re.Match[str] | None = None
-    """None where the rule is that something is absent."""
+    """The match; None if the rule is an absence."""
 
     @property
     def where(self) -> str:
-        """File, and class, function or name around the match; empty without a file."""
+        """File, and the class, function or name around the match; empty without a file."""
         if self.module is None or self.match is None:
             return self.module.path if self.module else ""
         text = self.match.group()
@@ -33,7 +33,7 @@ class Sighting:
 
 
 def probes(tree: Tree) -> Facts:
-    """Code of each rule that the release shows -> where it does."""
+    """Code of each rule found in the release -> its location."""
     found: Facts = {}
     for rule in all_rules().values():
         if rule.probe and (sighting := find_rule(rule.probe, tree)) and (where := sighting.where):
@@ -42,7 +42,7 @@ def probes(tree: Tree) -> Facts:
 
 
 def find_rule(probe: Probe, tree: Tree) -> Sighting | None:
-    """Return how a release shows a rule, in the first of the probe's files that it has; None where it does not."""
+    """Return the location of a rule in the first of the probe's files that the release has; None if not found."""
     module = tree.find(*probe.files)
     match = re.search(probe.pattern, module.text, re.DOTALL | re.MULTILINE) if module else None
     if probe.absent:

@@ -1,4 +1,4 @@
-"""Reads one release into tables, topic by topic, and adds it to the facts of this machine's user."""
+"""Reads a release into tables by topic, and adds it to this user's facts."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ Extractors = Mapping[str, Callable[[Tree], Facts]]
 
 
 def add_release(sources: VllmSources, extractors: Extractors = TOPICS) -> AddedRelease:
-    """Read a release and store what it says; a release that was added before is replaced.
+    """Read a release and store its tables. Replaces an earlier addition of the same release.
 
-    A topic that cannot be read is left out, and `AddedRelease.missing` says why: what rests on it is then not judged.
+    A topic that cannot be read is left out, with the reason in `AddedRelease.missing`. What needs it is *not judged*.
 
     Raises:
-        InvalidSetup: the release is shipped with draftwise, is older than all of them, or nothing of it can be read.
-        StorageError: the user's folder cannot be written.
+        InvalidSetup: the release ships with draftwise, is older than all shipped ones, or has no readable topic.
+        StorageError: the user's data folder cannot be written.
     """
     version = Version(sources.version.public)
     refuse_known(version)
@@ -111,7 +111,7 @@ def add_release(sources: VllmSources, extractors: Extractors = TOPICS) -> AddedR
 
 
 def read_tables(root: Path, version: str, extractors: Extractors = TOPICS) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Return the table of each topic, and why each of the others cannot be read, as a sentence."""
+    """Return the table of each topic, and for each unreadable topic the reason as a sentence."""
     tree = Tree(root, version)
     tables: dict[str, Facts] = {}
     missing: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _find_emptied(version: Version, tables: Mapping[str, Facts]) -> dict[str, st
 
 
 def refuse_known(version: Version) -> None:
-    """Raise InvalidSetup for a release that is shipped with draftwise, or older than all that are."""
+    """Raise InvalidSetup for a release that ships with draftwise, or is older than all shipped ones."""
     shipped = [release.version for release in releases() if release.added is None]
     if version in shipped:
         raise refusal("facts-shipped", version=version)

@@ -18,7 +18,7 @@ _KIND = re.compile(r"_(counter|gauge|histogram)_cls$")
 
 
 def metrics(tree: Tree) -> Facts:
-    """Every metric of the V1 engine's /metrics, as it is declared (counters are scraped with `_total`)."""
+    """Every metric of the V1 engine's /metrics, as declared (scraped counters end in `_total`)."""
     shared = _shared_labels(tree.get(_METRICS[0]))
     found: Facts = {}
     for module in filter(None, (tree.find(path) for path in _METRICS)):
@@ -99,10 +99,10 @@ _BUILT_IN = ("min_p", "logit_bias", "min_tokens")
 
 
 def sampling_params(tree: Tree) -> Facts:
-    """What becomes of a sampling parameter under speculation.
+    """Effect of each sampling parameter under speculation.
 
-    `rejected`: the request fails. `not_speculated`: it is served without drafts. `ignored`: it has no effect on drafted
-    positions. `supported`: everything else.
+    `rejected`: the request fails. `not_speculated`: the request gets no drafts. `ignored`: no effect on drafted
+    positions. `supported`: all others.
     """
     module = tree.get(_SAMPLING)
     node = module.get_class("SamplingParams")
@@ -154,7 +154,7 @@ def _tested(node: ast.AST) -> list[str]:
 
 
 def env(tree: Tree) -> Facts:
-    """Every VLLM_* environment variable with its declared type and default."""
+    """Every VLLM_* environment variable, with its declared type and default."""
     module = tree.get("vllm/envs.py")
     listed = module.names.get("environment_variables")
     if not isinstance(listed, ast.Dict):

@@ -1,4 +1,4 @@
-"""The speculative config: its methods, keys, inference from a model's name, and targets that EAGLE-3 was limited to."""
+"""Extracts the speculative config: methods, keys, inference of the method, and targets allowed for EAGLE-3."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config
 _NAME = "SpeculativeConfig"
 _CREATE = "create_speculative_config"
 _INFERRED = "eagle"
-"""Inferred from names in every release: without it the inference is not where it was."""
+"""Inferred from names in every release. If missing, the code has moved."""
 
 
 def get_config(tree: Tree) -> tuple[Module, ast.ClassDef]:
-    """Return the class that the JSON of `--speculative-config` becomes."""
+    """Return the class of `--speculative-config`."""
     return tree.find_class(_NAME, *_CONFIG)
 
 
@@ -59,7 +59,7 @@ def spec_fields(tree: Tree) -> Facts:
 
 
 def spec_rules(tree: Tree) -> Facts:
-    """How the JSON as a whole is read: what becomes of a key that is no field."""
+    """How the JSON as a whole is read: the effect of an unknown key."""
     module, node = get_config(tree)
     arguments = tree.get(ARGUMENTS)
     source = module.source(f"decorators of {_NAME}")
@@ -86,10 +86,10 @@ def _takes_dashes(arguments: Module) -> bool:
 
 
 def method_inference(tree: Tree) -> Facts:
-    """What makes vLLM choose a method by the drafter: method -> alternatives; `order` is the order they are tried in.
+    """How vLLM infers the method from the drafter: method -> alternatives. `order` is the order of trial.
 
-    An alternative is a mapping of which every entry must hold: `name` (part of the drafter's path in lower case),
-    `architecture`, `model_type` (after the MTP remap), `model_type_in` (a group of the topic `methods`).
+    All entries of an alternative must match: `name` (part of the drafter's path in lower case), `architecture`,
+    `model_type` (after the MTP remap), `model_type_in` (a group of the topic `methods`).
     """
     module, _ = get_config(tree)
     source = module.source(f"{_NAME}.__post_init__")
@@ -141,7 +141,7 @@ _DRAFT_TYPE = "draft_model_config.hf_config.model_type"
 
 
 def aux_targets(tree: Tree) -> Facts:
-    """Parts of a target's model_type of which one had to occur for EAGLE-3; empty since the list was removed."""
+    """Parts of model_type, one of which EAGLE-3 required in the target; empty since vLLM removed the list."""
     module, _ = get_config(tree)
     function = module.get_function("_verify_args", of=_NAME)
     for node in ast.walk(function):

@@ -1,4 +1,4 @@
-"""Finds modules and names in an unpacked wheel by reading its source: nothing of vLLM is ever imported."""
+"""Finds modules and names in an unpacked wheel by parsing its source, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class NotFound(LookupError):  # noqa: N818  (a noun, as the house's other errors)
-    """A file or symbol that the extraction relies on is not in this release: the extraction must be mended."""
+    """The release lacks a file or symbol that the extraction relies on, so the extraction needs a fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Module:
 
     tree: Tree = field(repr=False)
     path: str
-    """Inside the wheel, e.g. `vllm/config/speculative.py`."""
+    """Path inside the wheel, such as `vllm/config/speculative.py`."""
 
     @cached_property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class Module:
 
     @cached_property
     def outline(self) -> list[ast.stmt]:
-        """The file without the bodies of its functions."""
+        """Statements of the file, without function bodies."""
         return _outline(self.text)
 
     @cached_property
@@ -59,7 +59,7 @@ class Module:
 
     @cached_property
     def names(self) -> dict[str, Binding]:
-        """What each top-level name is bound to; a name under TYPE_CHECKING wins over its stand-in at run time."""
+        """Binding of each top-level name. A name under TYPE_CHECKING takes precedence over its run-time substitute."""
         found: dict[str, Binding] = {}
         for name, binding, nested in _bindings(self.outline, self.package):
             if not (nested and name in found):
@@ -67,27 +67,27 @@ class Module:
         return found
 
     def inside(self, function: ast.FunctionDef) -> Module:
-        """Return this file as a function sees it: with the names that the function itself imports and binds."""
+        """Return this file from a function's scope, with the names that the function imports and binds."""
         inner = Module(self.tree, self.path)
         local = {name: binding for name, binding, _ in _bindings(function.body, self.package)}
         vars(inner)["names"] = {**self.names, **local}
         return inner
 
     def source(self, symbol: str) -> str:
-        """Return how a fact that was read here is cited."""
+        """Return the citation of a fact from this file."""
         return f"{self.path}: {symbol}"
 
     def get_class(self, name: str) -> ast.ClassDef:
-        """Return a class of this file, without the bodies of its methods; NotFound when it is not one."""
+        """Return a class of this file, without method bodies. Raises NotFound if there is no such class."""
         found = self.names.get(name)
         if not isinstance(found, ast.ClassDef):
             raise NotFound(f"vLLM {self.tree.version}: no class {name} in {self.path}")
         return found
 
     def get_function(self, name: str, *, of: str | None = None) -> ast.FunctionDef:
-        """Return a function of this file, or a method of one of its classes; NotFound if missing.
+        """Return a function of this file, or a method of one of its classes. Raises NotFound if missing.
 
-        Of several definitions it is the last: those before it are overloads.
+        Returns the last of several definitions: earlier ones are overloads.
         """
         scope = self.body
         if of is not None:
@@ -98,7 +98,7 @@ class Module:
         return found[-1]
 
     def find_function(self, name: str, *, of: str | None = None) -> ast.FunctionDef | None:
-        """Return what `get_function` does, or None."""
+        """Return the same as `get_function`, or None if missing."""
         try:
             return self.get_function(name, of=of)
         except NotFound:
@@ -106,14 +106,14 @@ class Module:
 
 
 class Tree:
-    """The sources of one release: `vllm/` under a root, which may hold other packages too."""
+    """The sources of one release: `vllm/` under a root, which may hold other packages."""
 
     def __init__(self, root: Path, version: str) -> None:
         self.root, self.version = root, version
         self._modules: dict[str, Module] = {}
 
     def find(self, *paths: str) -> Module | None:
-        """Return the first of these files that the release has, or None."""
+        """Return the first of these files in the release, or None."""
         for path in paths:
             if path not in self._modules:
                 if not (path.startswith("vllm/") and (self.root / path).is_file()):
@@ -123,14 +123,14 @@ class Tree:
         return None
 
     def get(self, *paths: str) -> Module:
-        """Return the first of these files that the release has; NotFound when it has none."""
+        """Return the first of these files in the release. Raises NotFound without one."""
         found = self.find(*paths)
         if found is None:
             raise NotFound(f"vLLM {self.version}: none of {', '.join(paths)}")
         return found
 
     def find_class(self, name: str, *paths: str) -> tuple[Module, ast.ClassDef]:
-        """Return the definition of a class in the first of these files that defines or imports it."""
+        """Return a class's definition, from the first of these files that defines or imports it."""
         for path in paths:
             module = self.find(path)
             found = module and self.resolve(module, name)
@@ -144,7 +144,7 @@ class Tree:
         return self.find(f"{base}.py", f"{base}/__init__.py")
 
     def resolve(self, module: Module, name: str) -> tuple[Module, Binding] | None:
-        """Follow a name, dotted or not, through imports to where it is defined; None outside the wheel."""
+        """Resolve a name, dotted or not, through imports to its definition; None outside the wheel."""
         head, _, rest = name.partition(".")
         binding = module.names.get(head)
         if binding is None:

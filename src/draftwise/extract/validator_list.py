@@ -1,4 +1,4 @@
-"""The functions by which vLLM's configs refuse values, with the texts of their refusals."""
+"""Extracts the functions with which vLLM's configs reject values, and their messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from draftwise.extract.vllm_flags import FRONTEND
 
 _NAMES = ("verify", "valid", "check")
 _ENGINE = ("EngineArgs", "SpeculativeConfig")
-"""Classes listed in addition to those that flags become."""
+"""Classes to list in addition to flags' config classes."""
 
 
 def validators(tree: Tree) -> Facts:
-    """Every validator of a config, as `Class.function`, and each refusal in it, as `Class.function: text` -> its kind.
+    """Every validator of a config (`Class.function`) and each of its messages (`Class.function: text`) -> kind.
 
-    Kinds are pydantic's validators (`field`, `model`), `__post_init__` (`start`), and functions that are called verify,
-    validate or check, those of the engine's arguments included (`named`). Texts have `{}` in the place of values.
+    Kinds: pydantic's validators (`field`, `model`), `__post_init__` (`start`), and functions named verify, validate or
+    check, including those of the engine's arguments (`named`). Texts have `{}` for values.
     """
     functions = [
         (f"{name}.{each.name}", kind, module, module.get_function(each.name, of=name))

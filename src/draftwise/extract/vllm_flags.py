@@ -1,4 +1,4 @@
-"""Extracts the command line of `vllm serve`: its parser, flag by flag, and the engine's defaults."""
+"""Extracts the command line of `vllm serve`: its flags and the engine's defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CUSTOMISE = ("_customize_cli_kwargs", "add_cli_args")
 
 
 def engine_defaults(tree: Tree) -> Facts:
-    """Every engine argument's default, by the argument's name."""
+    """Default of every engine argument, by name."""
     module = tree.get(ARGUMENTS)
     found: Facts = {}
     for name in ("EngineArgs", "AsyncEngineArgs"):
@@ -34,7 +34,7 @@ def engine_defaults(tree: Tree) -> Facts:
 def flags(tree: Tree) -> Facts:
     """Every flag of `vllm serve`, by its long name.
 
-    `kind` is `switch` (takes no value; `negation` names its opposite where there is one), `value`, `list` or `json`.
+    `kind` is `switch` (takes no value; `negation` names its opposite, if any), `value`, `list` or `json`.
     """
     found: Facts = {}
     for module, scope, calls in _parsers(tree):
@@ -93,7 +93,7 @@ class _Scope:
                     self.locals[name] = value
 
     def row(self, keywords: list[ast.keyword]) -> dict[str, Any]:
-        """Return a flag from the keywords of its `add_argument`."""
+        """Return a flag's row from the keywords of its `add_argument`."""
         row: dict[str, Any] = {}
         for keyword in keywords:
             name, value = keyword.arg, keyword.value

@@ -1,7 +1,7 @@
-"""Sources of a release: out of a wheel, a folder, an installed vLLM, or the index that pip is configured to use.
+"""Gets the sources of a release from a wheel, a folder, an installed vLLM, or pip's configured index.
 
-A wheel is a zip file: its directory lies at the end, and package indexes answer range requests, so a release costs some
-tens of megabytes instead of hundreds.
+A wheel is a zip file with its directory at the end, and package indexes answer range requests. So a release takes tens
+of megabytes instead of hundreds.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
 from draftwise.knowledge.messages import refusal
 from draftwise.machine.network import find_bundle, open_client
 
 _READ_AHEAD = 4 << 20
 _PARTIAL = 206
 Progress = Callable[[int, int], None]
-"""Told the bytes that are done and those that there are in all."""
+"""Called with the bytes done and the total bytes."""
 
 
 class RemoteFile(io.RawIOBase):
-    """A file behind a URL, read by ranges; a window of it is kept, since zip members are read front to back.
+    """A file behind a URL, read by ranges. Buffers a window, because zip members are read front to back.
 
     Raises:
-        httpx.HTTPError: the server cannot be reached or does not answer ranges.
+        httpx.HTTPError: the server is unreachable or does not support ranges.
     """
 
     def __init__(self, client: httpx.Client, url: str) -> None:
@@ -83,10 +83,10 @@ class RemoteFile(io.RawIOBase):
 
 
 def unpack_sources(wheel: RemoteFile | Path, folder: Path, progress: Progress = lambda _done, _all: None) -> str:
-    """Write the sources and METADATA of a wheel into a folder; return the date of the newest one.
+    """Extract a wheel's sources and METADATA into a folder; return the date of the newest file.
 
     Raises:
-        zipfile.BadZipFile: it is no wheel, or it is damaged.
+        zipfile.BadZipFile: the file is not a wheel, or is damaged.
     """
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.infolist() if _wanted(member.filename)]
@@ -115,23 +115,23 @@ _ANY_MACHINE = (
 
 @dataclass(frozen=True, slots=True)
 class IndexedWheel:
-    """A wheel that an index offers."""
+    """A wheel on a package index."""
 
     requirement: str
-    """Such as `vllm==0.33.0`."""
+    """Requirement, such as `vllm==0.33.0`."""
     url: str
     sha256: str
 
 
 def find_wheel(requirement: str) -> IndexedWheel:
-    """Ask pip where the wheel of a release is.
+    """Ask pip for the URL of a release's wheel.
 
     Args:
         requirement: a package and its version, such as `vllm==0.33.0`.
 
     Raises:
-        InvalidSetup: the index has no such release, or pip is not installed.
-        BackendError: the index cannot be reached.
+        InvalidSetup: the index lacks the release, or pip is not installed.
+        BackendError: the index is unreachable.
     """
     with TemporaryDirectory(prefix="draftwise-") as target:
         options = ("--dry-run", "--ignore-installed", "--quiet", "--report=-", f"--target={target}")
@@ -140,7 +140,7 @@ def find_wheel(requirement: str) -> IndexedWheel:
 
 
 def fetch_sources(wheel: IndexedWheel, folder: Path, progress: Progress) -> str:
-    """Unpack the sources of a wheel into a folder; return the date of the newest one.
+    """Download a wheel's sources into a folder; return the date of the newest file.
 
     Raises:
         BackendError: the download fails.
@@ -163,10 +163,10 @@ def _download_with_pip(wheel: IndexedWheel, folder: Path) -> Path:
 
 
 def download_wheel(wheel: IndexedWheel, part: Path, progress: Progress) -> None:
-    """Download a whole wheel into a file; what is there of it from an earlier attempt is not transferred again.
+    """Download a whole wheel into a file. Resumes an earlier attempt.
 
     Raises:
-        BackendError: the download fails; what came is kept.
+        BackendError: the download fails. The partial file is kept.
     """
     parts = urlsplit(wheel.url)
     if parts.scheme == "file":
@@ -238,24 +238,24 @@ _VERSION = re.compile(r"""^__version__\s*=\s*(?:version\s*=\s*)?['"]([^'"]+)['"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSources:
-    """The sources of one release on this disk."""
+    """The sources of one release on disk."""
 
     root: Path
-    """The folder that holds `vllm/`."""
+    """Folder that holds `vllm/`."""
     version: Version
     built: str
-    """Date of the newest file, e.g. `2026-04-18`."""
+    """Date of the newest file, such as `2026-04-18`."""
     read_from: str
-    """Where they come from, for people."""
+    """Human-readable origin."""
     sha256: str = ""
     """Digest of the wheel; empty for other sources."""
 
 
 def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: str = "") -> VllmSources:
-    """Return the sources that lie in a folder: an unpacked wheel, site-packages, or the package itself.
+    """Return the sources in a folder: an unpacked wheel, site-packages, or the package itself.
 
     Raises:
-        InvalidSetup: it holds no sources of vLLM, or they do not say of which release they are.
+        InvalidSetup: the folder holds no sources of vLLM, or their release is unknown.
     """
     root = folder.parent if folder.name == "vllm" and (folder / "__init__.py").is_file() else folder
     if not (root / "vllm" / "__init__.py").is_file():
@@ -271,10 +271,10 @@ def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: s
 
 @contextmanager
 def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
-    """Unpack a wheel while its sources are needed.
+    """Unpack a wheel for the duration of the block.
 
     Raises:
-        InvalidSetup: it is no wheel of vLLM, or it is damaged.
+        InvalidSetup: the file is not a wheel of vLLM, or is damaged.
     """
     with TemporaryDirectory(prefix="draftwise-") as folder:
         try:
@@ -282,16 +282,15 @@ def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Ite
             with file.open("rb") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         except (OSError, zipfile.BadZipFile) as error:
-            message = f"{file} cannot be read as a wheel ({cause_of(error)})."
-            raise InvalidSetup.because("facts-no-sources", message, fix="Give a wheel of vLLM.") from None
+            raise refusal("facts-no-sources", case="file", file=file, cause=cause_of(error)) from None
         yield open_folder(Path(folder), read_from=file.name, built=built, sha256=sha256)
 
 
 def open_installed(python: str) -> VllmSources:
-    """Return the sources of the vLLM that an interpreter would import; nothing of it is imported.
+    """Return the sources of the vLLM that an interpreter would import, without importing it.
 
     Raises:
-        InvalidSetup: the interpreter cannot be run, or finds no vLLM.
+        InvalidSetup: the interpreter cannot run, or finds no vLLM.
     """
     try:
         done = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=True)
@@ -305,13 +304,13 @@ def open_installed(python: str) -> VllmSources:
 
 @contextmanager
 def open_released(version: Version, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
-    """Fetch the sources of a release from the package index that pip is configured for.
+    """Fetch the sources of a release from pip's configured package index.
 
-    Only the sources are transferred where the index serves parts of files, else pip downloads the whole wheel.
+    If the index supports ranges, only the sources are transferred; otherwise, the whole wheel.
 
     Raises:
-        InvalidSetup: the index has no such release, or pip is not installed.
-        BackendError: the index cannot be reached.
+        InvalidSetup: the index lacks the release, or pip is not installed.
+        BackendError: the index is unreachable.
     """
 
     with TemporaryDirectory(prefix="draftwise-") as folder:

@@ -1,1 +1,1 @@
-"""Guards a service: proposes steps if speculation stops paying, and takes those it has the means for."""
+"""Guards a service: proposes steps if speculation stops paying, and carries out those that it has executors for."""

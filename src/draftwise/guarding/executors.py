@@ -1,4 +1,4 @@
-"""Carries steps out by the means that the operator names: HAProxy's socket, a command, a patch for Git."""
+"""Carries out steps with the operator's executors: HAProxy's socket, a command, a patch for Git."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
 from draftwise.core.action import OUT, Action, Step
 from draftwise.deploying.deployment_folder import Record, read_record
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 
 class Executor(Protocol):
-    """Something that was named to carry out steps."""
+    """Carries out steps of a guard."""
 
     @property
     def name(self) -> str:
-        """Name on the command line, so that the same executor undoes its step."""
+        """Its name on the command line, which lets the same executor undo its step."""
 
     @property
     def steps(self) -> frozenset[Step]:
-        """Those that it can carry out."""
+        """Steps that it can carry out."""
 
     def prove(self, replicas: Sequence[str]) -> None:
-        """Find out before anything is wrong whether steps could be carried out.
+        """Check in advance that steps can be carried out.
 
         Raises:
-            BackendError: not on these replicas.
+            BackendError: steps are not possible on these replicas.
         """
 
     def carry_out(self, action: Action) -> None:
-        """Carry out a step; to do it again changes nothing.
+        """Carry out a step. Repeating it changes nothing.
 
         Raises:
-            BackendError: it was not done, or not on every replica.
+            BackendError: the step failed, or failed on some replicas.
         """
 
     def is_out(self, replica: str) -> bool | None:
-        """Return whether a replica is out of the traffic; None where that cannot be seen."""
+        """Return whether a replica is out of the traffic; None if unknown."""
 
 
 _COMMAND_S = 60.0
@@ -52,7 +53,7 @@ _LONGEST = 300
 
 
 class CommandExecutor:
-    """Runs a command once a replica, without a shell; it has 60 seconds, and exit code 0 means that it is done."""
+    """Runs a command for each replica, without a shell. It has 60 seconds; exit code 0 means success."""
 
     steps = frozenset({Step.SHIFT, Step.DRAIN, Step.TRICKLE, Step.RELEASE, Step.RESTART})
 
@@ -66,20 +67,20 @@ class CommandExecutor:
         self._words = _split(template)
 
     def prove(self, replicas: Sequence[str]) -> None:
-        """Do nothing: a command is not run before it is needed."""
+        """Do nothing: the command runs only when needed."""
 
     def carry_out(self, action: Action) -> None:
         """Run the command for each replica in turn.
 
         Raises:
-            BackendError: it failed; the replicas after it were not touched.
+            BackendError: the command failed. Later replicas are untouched.
         """
         for replica in action.replicas:
             filled = [word.replace("{step}", action.step).replace("{replica}", replica) for word in self._words]
             _run(filled)
 
     def is_out(self, replica: str) -> bool | None:  # noqa: ARG002
-        """Return None: a command does not tell."""
+        """Return None: a command does not report this."""
         return None
 
 
@@ -87,15 +88,10 @@ def _split(template: str) -> Sequence[str]:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise _refuse(f"--act command={template} cannot be split into words ({error}).") from None
+        raise refusal("unusable-command", template=template, why=f"cannot be split into words ({error})") from None
     if not all(any(name in word for word in words) for name in ("{step}", "{replica}")):
-        raise _refuse(f"--act command={template} lacks the step or the replica.")
+        raise refusal("unusable-command", template=template, why="lacks the step or the replica")
     return words
-
-
-def _refuse(message: str) -> InvalidSetup:
-    fix = "Write --act command='PROGRAM {step} {replica}': steps are shift, drain, trickle, release and restart."
-    return InvalidSetup.because("unusable-command", message, where="--act", fix=fix)
 
 
 def _run(words: Sequence[str]) -> None:
@@ -129,7 +125,7 @@ _ORDERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaproxyServer:
-    """A server of a backend, as `show servers state` tells it."""
+    """A server of a backend, from `show servers state`."""
 
     backend: str
     name: str
@@ -142,12 +138,12 @@ class HaproxyServer:
 
     @property
     def is_out(self) -> bool:
-        """Whether it was taken out of the traffic: drained, in maintenance or without weight."""
+        """Whether it is out of the traffic: drained, in maintenance or with weight 0."""
         return bool(self.admin_state & (_DRAINS | _MAINTENANCE)) or self.weight == 0
 
     @property
     def in_maintenance(self) -> bool:
-        """Whether somebody is working on it."""
+        """Whether it is in maintenance."""
         return bool(self.admin_state & _MAINTENANCE)
 
     def __str__(self) -> str:
@@ -155,10 +151,10 @@ class HaproxyServer:
 
 
 def parse_servers(text: str) -> Iterator[HaproxyServer]:
-    """Yield the servers in the answer to `show servers state`; later versions have more columns, in any order.
+    """Yield the servers in the answer to `show servers state`, whatever the order and number of columns.
 
     Raises:
-        BackendError: it is no such answer.
+        BackendError: the text is not such an answer.
     """
     rows = [line.split() for line in text.splitlines()]
     columns = next((row[1:] for row in rows if row[:1] == ["#"]), None)
@@ -180,7 +176,7 @@ def parse_servers(text: str) -> Iterator[HaproxyServer]:
 
 
 class HAProxy:
-    """Servers of an HAProxy by the addresses of replicas; each step is read back before it counts as done."""
+    """Controls the servers of an HAProxy by the replicas' addresses. A step counts as done once read back."""
 
     steps = frozenset(_ORDERS)
 
@@ -190,11 +186,11 @@ class HAProxy:
         self._address = address
 
     def carry_out(self, action: Action) -> None:
-        """Give the orders for each replica, and look whether they were followed.
+        """Send the commands for each replica, and verify their effect.
 
         Raises:
-            BackendError: HAProxy does not answer or does not obey, does not know a replica, would be left without a
-                server in a backend, or somebody has a server in maintenance.
+            BackendError: HAProxy does not answer, a command has no effect, a replica is unknown, a backend would lose
+                its last server, or a server is in maintenance.
         """
         servers = self._read()
         chosen = [server for replica in action.replicas for server in _find_servers(servers, replica)]
@@ -211,17 +207,17 @@ class HAProxy:
             )
 
     def prove(self, replicas: Sequence[str]) -> None:
-        """Look for every replica among the servers.
+        """Find every replica among the servers.
 
         Raises:
-            BackendError: HAProxy does not answer, or does not know one.
+            BackendError: HAProxy does not answer, or does not know a replica.
         """
         servers = self._read()
         for replica in replicas:
             _find_servers(servers, replica)
 
     def is_out(self, replica: str) -> bool | None:
-        """Return whether a replica is out of the traffic in every backend; None where HAProxy cannot tell."""
+        """Return whether a replica is out of the traffic in every backend; None if unknown."""
         try:
             return all(server.is_out for server in _find_servers(self._read(), replica))
         except BackendError:
@@ -283,7 +279,7 @@ def _find_servers(servers: Sequence[HaproxyServer], replica: str) -> Sequence[Ha
 
 
 class Patch:
-    """Takes speculation out of the file that is deployed, in a patch; nothing is applied."""
+    """Writes a patch that removes speculation from the deployed file. Applies nothing."""
 
     steps = frozenset({Step.ROLL_BACK})
 
@@ -298,10 +294,10 @@ class Patch:
         self._record = read_record(folder)
 
     def prove(self, replicas: Sequence[str]) -> None:
-        """Do nothing: a patch is about the whole service."""
+        """Do nothing: a patch concerns the whole service."""
 
     def carry_out(self, action: Action) -> None:
-        """Write the patch, with why it was written above it, as `git apply` takes it.
+        """Write the patch for `git apply`, with its reason on top.
 
         Raises:
             BackendError: a file cannot be read or written.
@@ -313,12 +309,12 @@ class Patch:
             raise BackendError(f"The patch {self._out} cannot be written ({cause_of(error)}).") from None
 
     def is_out(self, replica: str) -> bool | None:  # noqa: ARG002
-        """Return None: whether a patch is applied is not seen from here."""
+        """Return None: whether a patch is applied is unknown."""
         return None
 
 
 def make_patch(folder: Path, record: Record) -> str:
-    """Return what takes speculation out of the deployed file, by paths from the root of its repository; names stay."""
+    """Return the patch that removes speculation from the deployed file, with paths from the repository's root."""
     spec, back = folder / record.sides["spec"].file, folder / record.back.file
     before, after = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in (spec, back))
     path = spec.resolve().relative_to(_find_root(folder.resolve())).as_posix()
@@ -331,14 +327,14 @@ def _find_root(folder: Path) -> Path:
 
 
 def parse_executor(text: str, *, patch_file: Path) -> Executor:
-    """Return the executor that `--act` names.
+    """Parse a value of `--act`.
 
     Args:
         text: `haproxy=SOCKET`, `command=WORDS` or `patch=DIR`.
-        patch_file: where a patch is written.
+        patch_file: file for the patch.
 
     Raises:
-        InvalidSetup: the text has another form, or names no deployment or no command.
+        InvalidSetup: the text has another form, or names no existing deployment or command.
     """
     kind, _, given = text.partition("=")
     if kind == "haproxy" and given:
@@ -347,12 +343,7 @@ def parse_executor(text: str, *, patch_file: Path) -> Executor:
         return CommandExecutor(text, given)
     if kind == "patch" and given:
         return Patch(text, Path(given), patch_file)
-    raise InvalidSetup.because(
-        "unknown-executor",
-        f"--act {text} is not a known executor.",
-        where="--act",
-        fix="Use haproxy=SOCKET, command='WORDS {step} {replica}' or patch=DIR.",
-    )
+    raise refusal("unknown-executor", text=text)
 
 
 def find_executor(executors: Sequence[Executor], step: Step) -> Executor | None:

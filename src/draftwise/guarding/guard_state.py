@@ -1,4 +1,4 @@
-"""Keeps a guard's knowledge from one look to the next, in files that survive its end."""
+"""Keeps a guard's state between looks, in files that survive its end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import StorageError, UnreadableSource, cause_of
+from draftwise.core import StorageError, cause_of
 from draftwise.core.action import Action, Step
 from draftwise.guarding.lease import locked
 from draftwise.guarding.service_reading import ReplicaSample
+from draftwise.knowledge.messages import unreadable
 from draftwise.machine.whole_files import write_whole
 from draftwise.runs.row_files import cut_unfinished
 from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSum
@@ -22,46 +23,46 @@ from draftwise.watching.drift import ROW_S, Drift, DriftModel, DriftRow, DriftSu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latch:
-    """A replica that was taken out of the traffic, and stays out until it is shown to pay again."""
+    """A replica out of the traffic, until it is shown to pay again."""
 
     step: Step
-    """`shift` or `drain`, and `trickle` while a twentieth of the traffic tries it."""
+    """`shift` or `drain`; `trickle` while it gets a twentieth of the traffic as a trial."""
     since_s: float
     """Time of that step, in seconds since the epoch."""
     out_since_s: float
-    """When it was taken out."""
+    """Time when it was taken out."""
     cause: str
-    """What it was taken out for."""
+    """Reason for taking it out."""
     means: str = ""
-    """The executor that does it, as it was named on the command line."""
+    """The executor, as named on the command line."""
     is_confirmed: bool = False
-    """Whether it is known to have been done; it is on disk before that it will be."""
+    """Whether the step is confirmed. The entry is on disk before the step begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """All that a decision rests on in addition to the reading of the moment."""
+    """Everything that a decision needs in addition to the current reading."""
 
     recent: Mapping[str, tuple[ReplicaSample, ...]] = field(default_factory=dict)
-    """Samples by replica, since the latest change of its traffic; a restart of the guard forgets them."""
+    """Samples by replica since the last change of its traffic. Lost when the guard restarts."""
     low_since_s: Mapping[str, float] = field(default_factory=dict)
-    """Time since when a replica is known to be below break-even, by replica."""
+    """Time since which a replica has been below break-even, by replica."""
     latches: Mapping[str, Latch] = field(default_factory=dict)
     last_step_s: float | None = None
-    """When a step was last carried out, whichever."""
+    """Time of the last step of any kind."""
     proposed: Mapping[str, float] = field(default_factory=dict)
     """Time of the last proposal, by step and replicas."""
     rolled_back_s: float | None = None
-    """When the way back was last written."""
+    """Time when a rollback was last written."""
     hands_off: frozenset[str] = frozenset()
-    """Replicas that somebody else put back into the traffic: nothing is done to them until that is acknowledged."""
+    """Replicas that another party put back into the traffic. The guard skips them until that is acknowledged."""
     learn_from_s: float = 0.0
-    """Rows of before the last acknowledged change are of another service."""
+    """Time of the last acknowledged change. Earlier rows belong to a different service."""
     drift_model: DriftModel | None = None
     drift: Drift = field(default_factory=Drift)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what survives as JSON."""
+        """Return the persistent part as JSON."""
         return {
             "latches": {replica: asdict(latch) for replica, latch in self.latches.items()},
             "low_since_s": dict(self.low_since_s),
@@ -79,10 +80,10 @@ class State:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> State:
-        """Return what `to_dict` wrote.
+        """Restore a state from `to_dict`.
 
         Raises:
-            ValueError, LookupError, TypeError: it is something else.
+            ValueError, LookupError, TypeError: `given` is not such a state.
         """
         known = {each.name for each in fields(cls)} - {"recent"}
         if odd := given.keys() ^ known:
@@ -99,7 +100,7 @@ class State:
         return cls(**{**given, **parts})
 
     def mark(self, replicas: Iterable[str], means: str, *, is_confirmed: bool) -> State:
-        """Return the state in which a step on replicas is by an executor, and known to have been done or not."""
+        """Return the state with a step on replicas assigned to an executor, confirmed or not."""
         marked = {
             name: replace(self.latches[name], means=means, is_confirmed=is_confirmed)
             for name in replicas if name in self.latches
@@ -107,7 +108,7 @@ class State:
         return replace(self, latches={**self.latches, **marked})
 
     def without(self, replicas: tuple[str, ...]) -> State:
-        """Return the state in which replicas are in the traffic again, and are judged afresh."""
+        """Return the state with replicas back in the traffic, judged afresh."""
         return replace(
             self,
             latches={name: each for name, each in self.latches.items() if name not in replicas},
@@ -116,7 +117,7 @@ class State:
         )
 
     def acknowledge(self, now_s: float) -> State:
-        """Return the state after an operator said that what changed is known: it is learned from now on."""
+        """Return the state after an operator acknowledged a change. Learning restarts now."""
         return replace(self, hands_off=frozenset(), learn_from_s=now_s, drift_model=None, drift=Drift(), proposed={})
 
 
@@ -132,7 +133,7 @@ class Store:
     """The files that a guard keeps next to the one that --state names.
 
     Args:
-        path: of the state.
+        path: file of the state.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,15 +145,15 @@ class Store:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep every other process from the state meanwhile."""
+        """Lock the state against other processes."""
         with locked(self.path), _tell_of_disk(self.path):
             yield
 
     def read(self) -> State:
-        """Return the state; a new one where there is no file.
+        """Return the state, or a new one if there is no file.
 
         Raises:
-            UnreadableSource: the file is something else.
+            UnreadableSource: the file is not a guard's state.
         """
         try:
             given = json.loads(self.path.read_text(encoding="utf-8"))
@@ -162,15 +163,10 @@ class Store:
         except FileNotFoundError:
             return State()
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UnreadableSource.because(
-                "not-a-guard-state",
-                f"{self.path} is not a guard state that this version reads ({cause_of(error)}).",
-                where="--state",
-                fix="Name the file of an earlier `draftwise guard`, or a new file.",
-            ) from None
+            raise unreadable("not-a-guard-state", path=self.path, cause=cause_of(error)) from None
 
     def write(self, state: State) -> None:
-        """Replace the state as a whole."""
+        """Write the state atomically."""
         row = {"format": _FORMAT, "version": _VERSION, "state": state.to_dict()}
         write_whole(self.path, json.dumps(row, indent=1) + "\n")
 
@@ -178,16 +174,16 @@ class Store:
         """Append a step with its evidence.
 
         Args:
-            action: carried out or proposed.
-            at_s: since the epoch.
+            action: step carried out or proposed.
+            at_s: time in seconds since the epoch.
             outcome: `proposed`, `begun`, `done`, `failed: why` or `undone`.
-            by: the executor, as it was named.
+            by: the executor, as named on the command line.
         """
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
         _append(self.steps, json.dumps({"at": at, "outcome": outcome, "by": by, **asdict(action)}) + "\n")
 
     def read_rows(self) -> Sequence[DriftRow]:
-        """Return the rows of the last 60 days; damaged lines are passed over, as gaps are."""
+        """Return the rows of the last 60 days. Skips damaged lines."""
         if not self._rows.exists():
             return []
         with self._rows.open(encoding="utf-8", errors="replace") as file:
@@ -195,14 +191,14 @@ class Store:
         return rows[-KEPT_ROWS:]
 
     def add_older(self, recorded: Iterable[DriftRow]) -> None:
-        """Put rows of elsewhere between those that are there, which count where both have one."""
+        """Merge rows from another source. Existing rows take precedence."""
         rows = {row.began_s: row for row in (*recorded, *self.read_rows())}
         kept = [rows[began_s] for began_s in sorted(rows)][-KEPT_ROWS:]
         write_whole(self._rows, "".join(map(_format_row, kept)))
         self._num_rows = len(kept)
 
     def add_row(self, row: DriftRow) -> None:
-        """Append a row; now and then the file is cut to the last 60 days."""
+        """Append a row. From time to time, cuts the file to the last 60 days."""
         if self._num_rows is None:
             self._num_rows = len(self.read_rows())
         _append(self._rows, _format_row(row))

@@ -1,4 +1,4 @@
-"""Lets one guard at a time act on a service: a lease in a file, which its holder renews and which else runs out."""
+"""Lets one guard at a time act on a service: a lease in a file that expires unless its holder renews it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draftwise.core import InvalidSetup, StorageError, cause_of
+from draftwise.core import StorageError, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 
 _LEAST_S = 300.0
-"""Longer than a look with probes takes."""
+"""Minimum length of a lease in seconds: longer than a look with probes."""
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process after the other at a file; the lock ends with its process, however that ends.
+    """Lock a file against other processes. The lock ends with its process, even on a crash.
 
     Raises:
-        StorageError: no lock can be made next to the file.
+        StorageError: the lock file cannot be created.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:
@@ -61,12 +62,12 @@ class _Holder:
 
 
 class Lease:
-    """The right to act, for a while.
+    """The right to act, for a limited time.
 
     Args:
-        path: its file.
-        about: what it is for, in messages.
-        length_s: after which it runs out; several times as long as between two renewals.
+        path: file of the lease.
+        about: subject of the lease, for messages.
+        length_s: seconds until it expires; several times the renewal interval.
     """
 
     def __init__(self, path: Path, *, about: str, length_s: float) -> None:
@@ -74,21 +75,17 @@ class Lease:
         self._token = secrets.token_hex(8)
 
     def renew(self, now_s: float) -> None:
-        """Take the lease, or keep it; one whose process is gone on this host is free at once.
+        """Take or renew the lease. A lease whose process on this host is gone is free at once.
 
         Raises:
-            InvalidSetup: somebody else has it.
-            StorageError: its file cannot be written.
+            InvalidSetup: another guard holds it.
+            StorageError: the file cannot be written.
         """
         with locked(self._path):
             holder = self._read()
             if holder is not None and holder.token != self._token and _holds(holder, now_s):
-                raise InvalidSetup.because(
-                    "guarded-already",
-                    f"Process {holder.pid} on {holder.host} already guards {self._about}.",
-                    fix="Stop it first. If its machine is gone, wait until its lease expires "
-                    f"({max(holder.until_s - now_s, 0):.0f} s).",
-                )
+                left_s = max(holder.until_s - now_s, 0)
+                raise refusal("guarded-already", pid=holder.pid, host=holder.host, about=self._about, left_s=left_s)
             mine = _Holder(
                 token=self._token, host=socket.gethostname(), pid=os.getpid(), until_s=now_s + self._length_s
             )
@@ -98,7 +95,7 @@ class Lease:
                 raise StorageError(f"{self._path} cannot be written ({cause_of(error)}). Make room.") from None
 
     def give_back(self) -> None:
-        """End the lease, if it is still held."""
+        """Release the lease, if still held."""
         with suppress(StorageError, OSError), locked(self._path):
             holder = self._read()
             if holder is not None and holder.token == self._token:
@@ -113,12 +110,12 @@ class Lease:
 
 
 def open_leases(state: Path, replicas: Sequence[str], *, every_s: float) -> tuple[Lease, ...]:
-    """Return the leases of a guard: of its state, wherever that lies, and of each replica, for all guards of a machine.
+    """Return a guard's leases: one for its state, and one per replica, shared by all guards of this machine.
 
     Args:
-        state: its file.
-        replicas: URLs of those that speculate.
-        every_s: between two renewals.
+        state: file of the state.
+        replicas: URLs of the speculating replicas.
+        every_s: seconds between renewals.
     """
     length_s = max(_LEAST_S, 3 * every_s)
     folder = cache_folder() / "guarded"

@@ -1,4 +1,4 @@
-"""Guards a service: reads each snapshot, decides, acts and records; and undoes its steps."""
+"""Guards a service: reads each snapshot, decides, acts and records. Also undoes its steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from draftwise.guarding.guard_state import KEPT_ROWS, Latch, State, Store
 from draftwise.guarding.lease import Lease
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
+from draftwise.knowledge.messages import fault
 from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
 from draftwise.watching.watcher import Snapshot
 
@@ -27,12 +28,12 @@ class _Gatherer:
         self._row: DriftRow | None = None
 
     def add(self, windows: Sequence[Window], *, now_s: float, usable: bool) -> DriftRow | None:
-        """Take in the windows that end now, and return the row before if a new one has begun.
+        """Add the windows that end now. Return the previous row if a new one begins.
 
         Args:
-            windows: of all replicas that speculate.
-            now_s: since the epoch.
-            usable: whether all of them were in the traffic, and ran throughout.
+            windows: windows of all speculating replicas.
+            now_s: seconds since the epoch.
+            usable: whether all replicas ran and received traffic throughout.
         """
         began_s = int(now_s // ROW_S) * ROW_S
         done = self._row if self._row is not None and self._row.began_s != began_s else None
@@ -48,13 +49,13 @@ class _Gatherer:
 
 
 def follow(state: State, row: DriftRow, past: Sequence[DriftRow], *, learns: bool) -> State:
-    """Return the state after one more row: a model that is there follows it, else one is learned if that is possible.
+    """Return the state after one more row: updates the drift model, or learns one if possible.
 
     Args:
-        state: before.
-        row: the newest.
-        past: all rows that are kept, the newest among them.
-        learns: whether a model may be learned now, which takes a second.
+        state: state before the row.
+        row: newest row.
+        past: all stored rows, including the newest.
+        learns: whether a model may be learned now, which takes about a second.
     """
     if state.drift_model is not None:
         return replace(state, drift=state.drift_model.follow(RowArrays.of([row]), state.drift))
@@ -70,22 +71,22 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What one snapshot came to."""
+    """Result of one snapshot."""
 
     at_s: float
     reading: ServiceReading
     findings: tuple[Finding, ...]
     actions: tuple[Action, ...]
-    """The step that was carried out, if any, and the new proposals."""
+    """The step carried out, if any, and new proposals."""
     state: State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a guard asks and acts with."""
+    """A guard's probe and executors."""
 
     probe: Callable[[str, float], Awaitable[ProbeReading | None]] | None = None
-    """Probe of one replica at a time, which may come to nothing; None if nobody allowed it."""
+    """Probes one replica at a time; may return None. None: not allowed."""
     executors: tuple[Executor, ...] = ()
     leases: tuple[Lease, ...] = ()
 
@@ -94,12 +95,12 @@ class ServiceGuard:
     """Guards the replicas of one service.
 
     Args:
-        spec: URLs of the replicas that speculate.
-        plain: URLs of those that do not.
-        rules: what the operator and the run said; what can be done is what the executors can.
-        store: its files.
-        means: what it asks and acts with.
-        probe_every_s: how long the answer of a probe stands.
+        spec: URLs of the speculating replicas.
+        plain: URLs of the plain replicas.
+        rules: limits from the operator and the run; executors limit the possible steps.
+        store: files of the state.
+        means: probe and executors.
+        probe_every_s: seconds for which a probe's result is valid.
     """
 
     def __init__(
@@ -126,15 +127,15 @@ class ServiceGuard:
 
     @property
     def hold_s(self) -> float:
-        """Seconds for which a replica must be below break-even."""
+        """Seconds for which a replica must stay below break-even."""
         return self._rules.hold_s
 
     async def tick(self, snapshot: Snapshot) -> Tick:
-        """Do what follows from what is seen now, and from what was diagnosed of it.
+        """Act on a snapshot and its diagnoses.
 
         Raises:
             InvalidSetup: another guard has taken over.
-            StorageError: the state cannot be written; nothing is done then.
+            StorageError: the state cannot be written. No step is taken then.
         """
         now_s = snapshot.at_s
         for lease in self._means.leases:
@@ -152,7 +153,7 @@ class ServiceGuard:
         return Tick(at_s=now_s, reading=reading, findings=tuple(found), actions=actions, state=self._state)
 
     def release(self) -> None:
-        """Let others guard the service."""
+        """Release the leases, so that another guard can take over."""
         for lease in self._means.leases:
             lease.give_back()
 
@@ -188,7 +189,7 @@ class ServiceGuard:
             executor = next((each for each in self._means.executors if each.name == latch.means), None)
             is_out = None if executor is None else executor.is_out(name)
             if not latch.is_confirmed and is_out is None:
-                yield alarms.unconfirmed(name)
+                yield fault("step-unconfirmed", replica=name)
             elif not latch.is_confirmed and is_out and executor is not None:
                 self._state = self._state.mark([name], executor.name, is_confirmed=True)
             elif not latch.is_confirmed:
@@ -197,7 +198,7 @@ class ServiceGuard:
                 kept = self._state.without((name,))
                 self._state = replace(kept, hands_off=kept.hands_off | {name})
         for name in self._state.hands_off:
-            yield alarms.put_back(name)
+            yield fault("step-undone-elsewhere", replica=name)
 
     def _follow_drift(self, reading: ServiceReading) -> None:
         spec = [window for window in reading.spec.values() if window is not None]
@@ -249,12 +250,12 @@ class ServiceGuard:
 
 
 def undo(store: Store, *, now_s: float) -> Iterator[str]:
-    """Put every replica back that a guard took out, and yield what was done, a sentence each.
+    """Put back every replica that a guard took out, and yield one sentence per step.
 
-    A guard that runs goes on, and leaves these replicas alone until the change is acknowledged.
+    A running guard continues, but leaves these replicas alone until the change is acknowledged.
 
     Raises:
-        BackendError: an executor fails; what was undone before stays undone, and the command can be repeated.
+        BackendError: an executor failed. Earlier steps stay undone, and you can repeat the command.
     """
     with store.alone():
         state = store.read()

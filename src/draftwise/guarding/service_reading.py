@@ -1,4 +1,4 @@
-"""Reads a service for a guard: windows pooled per replica, probes, and the steps that diagnoses ask for."""
+"""Reads a service for a guard: windows per replica, probes, and steps requested by diagnoses."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 from math import exp, inf, sqrt
 
 from draftwise.backends.backend import ServerProbe
-from draftwise.core import Baseline, Diagnosis, Finding, InvalidSetup, Window
+from draftwise.core import Baseline, Diagnosis, Finding, Window
 from draftwise.core.action import Step
+from draftwise.knowledge.messages import refusal
 from draftwise.watching.fingerprint import compare_probe, take_answers
 from draftwise.watching.yardstick import Yardstick
 
 _SPREAD_OF_REQUESTS = 0.38
-"""Coefficient of variation of one request's tokens per step: 12 % of a window of ten requests (simulated services)."""
+"""Coefficient of variation of a request's tokens per step: 12 % for a window of ten (simulated services)."""
 _SPREAD_OF_STEPS = 0.6
-"""The same of one step of a request: it emits one token or k + 1."""
+"""The same for one step of a request, which emits 1 to k + 1 tokens."""
 _Z = 2.0
-"""Standard errors that a mean has to lie off a value: 2 % of the cases by chance."""
+"""Number of standard errors between a mean and a value: 2 % of cases by chance."""
 _MIN_DRAFTS = 200
-"""Drafts from which zero accepted ones are not chance."""
+"""Minimum number of drafts with which zero acceptance is not chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """The part of a window that decides."""
+    """The part of a window that decisions use."""
 
     start_s: float
     end_s: float
@@ -34,18 +35,18 @@ class ReplicaSample:
     finished: float
     """Requests that ended."""
     running: float
-    """Requests that were running, on average."""
+    """Mean number of running requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledSample:
-    """Samples of one replica together."""
+    """Pooled samples of one replica."""
 
     span_s: float
     num_windows: int
     tokens_per_step: float
     error: float
-    """Two standard errors of `tokens_per_step`, as a share of it."""
+    """Two standard errors of `tokens_per_step`, as a share."""
     requests: float
     accepts_nothing: bool
 
@@ -59,7 +60,7 @@ class PooledSample:
 
 
 def read_sample(window: Window) -> ReplicaSample | None:
-    """Return what counts of a window; None where it says nothing of speculation: idle, restarted, without counters."""
+    """Return the sample of a window; None if it says nothing about speculation: idle, restarted, without counters."""
     tokens, steps = window.output_tokens, window.sequence_steps
     if window.restarted or window.counts_drafts is False or not tokens or not steps:
         return None
@@ -75,14 +76,14 @@ def read_sample(window: Window) -> ReplicaSample | None:
 
 
 def keep_recent(samples: Sequence[ReplicaSample], now_s: float, span_s: float) -> tuple[ReplicaSample, ...]:
-    """Return the samples that began within the last `span_s` seconds."""
-    return tuple(each for each in samples if each.start_s >= now_s - span_s)
+    """Return the samples of the last `span_s` seconds; those of later were taken before the clock was set back."""
+    return tuple(each for each in samples if now_s - span_s <= each.start_s <= now_s)
 
 
 def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
-    """Return what samples say together; None without any.
+    """Pool samples; None without any.
 
-    A request that runs through several windows counts once; where nothing tells how many there were, it was one.
+    A request that spans several windows counts once. If the number is unknown, it counts as one request.
     """
     if not samples:
         return None
@@ -101,38 +102,38 @@ def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
 
 _HOUR_S = 3600.0
 MIN_WINDOWS = 3
-"""Minimum number of windows over which a replica is low or pays again."""
+"""Minimum number of windows to judge a replica as low or as paying again."""
 _HEALTHY = 1.05
 """Factor on the break-even from which a replica pays again: at break-even itself it would come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the operator and the run said."""
+    """Limits from the operator and the run."""
 
     break_even: float
     """Tokens per step below which every measured cell loses."""
     pays: float
-    """Tokens per step from which on a replica that was taken out pays again."""
+    """Tokens per step above which a replica that was taken out pays again."""
     hold_s: float = 30.0
-    """Seconds that a replica has to be below break-even."""
+    """Seconds for which a replica must stay below break-even."""
     stale_s: float = 10.0
-    """A window that ended longer ago is no reading of now."""
+    """Seconds after which a window is outdated."""
     roll_back_after_s: float = _HOUR_S
     min_spec: int = 0
-    """Replicas that speculate and stay in the traffic whatever they show."""
+    """Number of speculating replicas that always stay in the traffic."""
     step_gap_s: float = _HOUR_S
     can: frozenset[Step] = frozenset()
-    """Steps for which an executor was named."""
+    """Steps that an executor can carry out."""
     trickles: bool = False
-    """Whether a replica that is out may be tried with a twentieth of the traffic."""
+    """Whether a replica that is out may get a twentieth of the traffic as a trial."""
 
     @classmethod
     def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:
-        """Return the rules for the break-evens of a run's cells, and for the interval between looks.
+        """Return the rules for a run's break-evens and the interval between looks.
 
-        Which cell the traffic is like is not known: a replica is low below all of them, and pays above all of them.
-        Without any, none is ever low, and none that is out is put back.
+        The traffic may be like any cell, so a replica is low below all break-evens and pays above all. Without
+        break-evens, no replica is ever low, and none is put back.
         """
         return cls(
             break_even=min(break_evens, default=0.0),
@@ -151,12 +152,12 @@ class ProbeReading:
     at_s: float
     tokens_per_step: float
     is_same: bool | None
-    """Whether it drafts as it did when it was known to be good; None where nothing is known of that."""
+    """Whether it drafts as at the known good time; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
-    """A step that a diagnosis asks for."""
+    """A step requested by a diagnosis."""
 
     step: Step
     replicas: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReading:
-    """What is seen of a service at one moment."""
+    """The observed state of a service at one time."""
 
     at_s: float
     """Seconds since the epoch."""
@@ -192,11 +193,11 @@ _STEPS: Mapping[str, Step] = {
 
 
 def find_requests(findings: Iterable[Finding], replicas: Collection[str]) -> Iterator[StepRequest]:
-    """Yield the steps that diagnoses ask for, of those that do not follow from another.
+    """Yield the steps requested by diagnoses that are not consequences of others.
 
     Args:
-        findings: diagnoses among them.
-        replicas: URLs; a diagnosis of anything else is about the whole service, and a restart is of one replica.
+        findings: findings, including diagnoses.
+        replicas: URLs. A diagnosis of anything else concerns the whole service; a restart always concerns one replica.
     """
     for finding in findings:
         step = _STEPS.get(finding.code)
@@ -208,26 +209,21 @@ def find_requests(findings: Iterable[Finding], replicas: Collection[str]) -> Ite
 
 
 def refuse_unless_comparable(baseline: Baseline | None) -> Baseline:
-    """Return a baseline that a probe can be held against.
+    """Return the baseline if a probe can be compared with it.
 
     Raises:
-        InvalidSetup: it has no probe, or does not say what to expect of the traffic.
+        InvalidSetup: it has no probe, or no expectation of the traffic.
     """
     if baseline is None or not baseline.probe or baseline.expected is None:
-        raise InvalidSetup.because(
-            "probe-without-baseline",
-            ("The probe's prompts are not the service's. Compare it only with the same probe of a healthy server."),
-            where="--probe",
-            fix="Record one: draftwise watch URL --baseline FILE --record-baseline FILE.",
-        )
+        raise refusal("probe-without-baseline")
     return baseline
 
 
 def read_probe(probed: ServerProbe, baseline: Baseline, *, at_s: float) -> ProbeReading | None:
-    """Return what a probe says of a replica; None where its steps cannot be counted, or too few prompts be compared.
+    """Return a probe's reading of a replica; None if its steps cannot be counted or too few prompts are comparable.
 
-    The probe's prompts are not the service's. What carries over is the change: by the factor that the probe's tokens
-    per step have changed, those of the traffic have, from what the baseline expects.
+    The probe's prompts differ from the traffic, so only the change carries over: the traffic's tokens per step are
+    assumed to change by the same factor as the probe's, relative to the baseline.
     """
     answers = take_answers(probed)
     expected = Yardstick(baseline=baseline).tokens_per_step

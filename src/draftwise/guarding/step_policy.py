@@ -1,12 +1,11 @@
-"""Chooses the next step for a service: a pure function of its state and the latest reading.
+"""Chooses the next step for a service, as a pure function of its state and the latest reading.
 
-The rules, all of which hold whatever is read:
-1. Only replicas that speculate are acted on, never a plain one.
-2. What is carried out leaves at least one replica that answers and is not itself below break-even, and `min_spec` that
-   speculate.
-3. At most one step is carried out in `step_gap_s`.
-4. No data is no evidence: a replica that does not answer, a restart and an idle server lead to no step, and a replica
-   that was taken out stays out until a probe, or a trickle of traffic, shows that it pays again.
+These rules always hold:
+1. Steps apply to speculating replicas only.
+2. At least one replica remains that answers and is not below break-even, and at least `min_spec` that speculate.
+3. At most one step is taken per `step_gap_s`.
+4. Missing data is not evidence: an unreachable replica, a restart or an idle server causes no step. A replica that was
+   taken out stays out until a probe, or a trickle of traffic, shows that it pays again.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from draftwise.guarding.service_reading import (
 )
 
 TRICKLE_S = 900.0
-"""How long a replica is tried with a twentieth of the traffic."""
+"""Seconds for which a replica gets a twentieth of the traffic as a trial."""
 _COVERED = 0.9
-"""Share of a stretch of time that windows have to cover."""
+"""Share of a period that windows must cover."""
 
 
 def _find_actions(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
@@ -207,7 +206,7 @@ _HISTORY_MARGIN = 1.2
 
 
 def decide(state: State, reading: ServiceReading, rules: Rules) -> tuple[State, tuple[Action, ...]]:
-    """Return what is known afterwards and what to do: at most one step to carry out, and the new proposals."""
+    """Return the next state and the actions: at most one step to carry out, and new proposals."""
     state = _observe(state, reading, rules)
     execution: Action | None = None
     proposals = []
@@ -236,8 +235,9 @@ def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
         span = rules.hold_s if latch is None else TRICKLE_S
         recent[name] = keep_recent(samples, reading.at_s, _HISTORY_MARGIN * span)
         if latch is None and _is_low(pool(recent[name]), rules):
-            low[name] = state.low_since_s.get(name, reading.at_s)
-    return replace(state, recent=recent, low_since_s=low)
+            low[name] = min(state.low_since_s.get(name, inf), reading.at_s)
+    last_s = state.last_step_s if state.last_step_s is None else min(state.last_step_s, reading.at_s)
+    return replace(state, recent=recent, low_since_s=low, last_step_s=last_s)
 
 
 def _allow(action: Action, state: State, reading: ServiceReading, rules: Rules) -> Action | None:

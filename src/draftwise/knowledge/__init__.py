@@ -1,1 +1,1 @@
-"""Holds the facts on vLLM versions, target families, methods and metrics, as data."""
+"""The facts about vLLM versions, target families, methods and metrics, as data."""

@@ -1,7 +1,7 @@
-"""Reads facts about vLLM releases that a user added on this machine to the shipped ones: one file a release.
+"""Reads facts about vLLM releases that the user added on this machine: one file per release.
 
-The first line of a file says what it is, each further one holds the table of a topic. The first lines are read to know
-which releases there are; a table is read when it is looked up, and that file is the only one opened.
+The first line of a file describes the release; each further line holds the table of a topic. Listing releases reads
+only first lines; looking up a table opens only its file.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
 
 FORMAT = 1
-"""Raised whenever the values of a topic change their meaning: files of another format are not read."""
+"""Version of the file format, raised if values of a topic change their meaning; other versions are not read."""
 _PREFIX, _SUFFIX = "vllm-", ".jsonl"
 
 
 class MissingFacts(InvalidSetup):
-    """A fact that a judgement rests on could not be read from the sources of this release."""
+    """A fact that a judgement needs could not be read from the sources of this release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedRelease:
-    """What the first line of a release's file says."""
+    """The first line of a release's file."""
 
     version: str
     built: str
@@ -54,7 +54,7 @@ class AddedRelease:
         return _folder() / f"{_PREFIX}{self.version}{_SUFFIX}"
 
     def why_missing(self, topic: str) -> str:
-        """Return why the release has no table of a topic, as a sentence; empty where it has one."""
+        """Return why the release has no table of a topic, as a sentence; empty if it has one."""
         if self.format != FORMAT:
             return f"They were read by draftwise {self.draftwise}, which wrote them differently."
         if topic in self.topics:
@@ -63,7 +63,7 @@ class AddedRelease:
 
 
 def read_added() -> list[AddedRelease]:
-    """Return the releases that the user added, in no order.
+    """Return the releases that the user added, unsorted.
 
     Raises:
         InvalidSetup: a file is damaged.
@@ -97,7 +97,7 @@ def read_table(release: AddedRelease, topic: str) -> dict[str, SpanRow]:
 
 
 def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
-    """Store a release with the tables of its topics; a reader finds the old file or the new one, whole.
+    """Store a release with the tables of its topics, atomically: a reader sees the old file or the new one.
 
     Raises:
         StorageError: the folder cannot be written.

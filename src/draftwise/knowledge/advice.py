@@ -1,8 +1,8 @@
-"""Rules of thumb, kinds of traffic and measured costs by which a method is chosen, each with its source.
+"""Rules of thumb, kinds of traffic and measured costs for choosing a method, each with its source.
 
-The rows are in `data/advice.json` and `data/seen_speedups.json`; what is known of a single method is in its own row
-(`knowledge.methods`). What a release accepts is in its generated tables; what pays on an operator's traffic is for a
-measurement to decide.
+The rows are in `data/advice.json` and `data/seen_speedups.json`; facts about a single method are in its own row
+(`knowledge.methods`). What a release accepts is in its generated tables. What pays on your traffic, only a measurement
+can tell.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class SeenSpeedup:
     targets: tuple[str, ...]
     method: str
     points: tuple[tuple[int, float], ...]
-    """Sequences that decode together, and the speed-up over plain decoding; loads rise."""
+    """(sequences that decode together, speed-up over plain decoding), in order of load."""
     conditions: str
     source: str
     k: int | None = None
     gpu: str | None = None
-    """None where the source does not name it, or it is another kind of machine."""
+    """Name of the GPU; None if the source does not name it, or for another kind of machine."""
     gpus: int | None = None
-    """GPUs of the server; None where that is not part of the reading."""
+    """Number of GPUs of the server; None if the source does not say."""
     traffic: str | None = None
-    """Kind of requests that it is about; None for any."""
+    """Kind of requests; None for any."""
     ours: bool = False
-    """Whether it was measured here, and can be made again."""
+    """Whether draftwise measured it, so that it can be repeated."""
     tokens_per_step: float | None = None
     context: int = 1024
-    """Context length in tokens that it was taken at."""
+    """Context length in tokens at which it was measured."""
 
     def at(self, sequences: int) -> float:
-        """Return the speed-up at a load: between readings by their logarithms, beyond them the nearest."""
+        """Return the speed-up at a load, interpolated over the logarithm; beyond the readings, the nearest one."""
         below = [point for point in self.points if point[0] <= sequences] or [self.points[0]]
         above = [point for point in self.points if point[0] >= sequences] or [self.points[-1]]
         (low, before), (high, after) = below[-1], above[0]
@@ -54,7 +54,7 @@ class SeenSpeedup:
 
 
 def find_seen_speedups(names: Iterable[str], method: str) -> tuple[SeenSpeedup, ...]:
-    """Return the readings of a method on a target that is known under any of these names, in upper or lower case."""
+    """Return the readings of a method on a target with any of these names; case does not matter."""
     wanted = {name.lower() for name in names}
     found = (row for row in read_seen_speedups() if row.method == method)
     return tuple(row for row in found if not wanted.isdisjoint(map(str.lower, row.targets)))
@@ -80,18 +80,18 @@ class AdviceRule:
     message: str = ""
     """Text of its finding, with placeholders."""
     fix: str = ""
-    """The same for what to do."""
+    """Text of its fix, with placeholders."""
     severity: Severity = Severity.INFO
     weight: Literal["", "ends", "off", "doubt"] = ""
-    """How strongly it speaks against speculation (`plan.pick.Weight`); empty where it does not."""
+    """How strongly it counts against speculation (`plan.pick.Weight`); empty if it does not."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Thresholds, by name."""
 
     def finding(self, **values: object) -> Finding:
-        """Return the finding that the rule applies.
+        """Return the finding for a case of the rule.
 
         Args:
-            values: what the placeholders of the texts stand for; `message` and `fix` replace the row's own texts.
+            values: values of the placeholders; `message` and `fix` replace the row's own texts.
 
         Raises:
             KeyError: a placeholder has no value.
@@ -103,23 +103,23 @@ class AdviceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureEffect:
-    """What sampling does to the acceptance of drafts."""
+    """The effect of sampling on acceptance."""
 
     greedy: float
-    """Factor of the acceptance at temperature 1, for drafts that are the drafter's best tokens."""
+    """Factor on acceptance at temperature 1, for drafts of the drafter's best tokens."""
     probabilistic: float
-    """The same for drafts that are sampled, and accepted by the ratio of both probabilities."""
+    """Likewise for sampled drafts, accepted by the ratio of both probabilities."""
     source: str
 
     def factor(self, temperature: float, *, sampled: bool = False) -> float:
-        """Return the factor at a temperature: it falls slowly at first, as the best token keeps most of its mass."""
+        """Return the factor at a temperature; it falls slowly at first, while the best token keeps most probability."""
         at_one = self.probabilistic if sampled else self.greedy
         return float(at_one ** (temperature * temperature))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficKind:
-    """A kind of traffic that operators name."""
+    """A named kind of traffic."""
 
     name: str
     overlap: Overlap
@@ -138,22 +138,22 @@ class StepCosts:
     bandwidth_share: float
     """Share of the data sheet's bandwidth that matrix products reach."""
     flops_share: float
-    """Share of the data sheet's arithmetic rate that they reach."""
+    """Share of the data sheet's arithmetic rate that matrix products reach."""
     kv_bandwidth_share: float
-    """Share of the data sheet's bandwidth that attention reads keys and values at."""
+    """Share of the data sheet's bandwidth with which attention reads keys and values."""
     sharpness: float
-    """Exponent p of (reading^p + computing^p)^(1/p), the time of a product that reads and computes at once."""
+    """Exponent p of (reading^p + computing^p)^(1/p), the time of a matrix product."""
     step_s: float
-    """Fixed time of a step with asynchronous scheduling."""
+    """Fixed seconds of a step with asynchronous scheduling."""
     row_s: float
-    """Time per verified token, for logits and sampling."""
+    """Seconds per verified token, for logits and sampling."""
     sync_s: float
-    """Added to a step without asynchronous scheduling."""
+    """Seconds added to a step without asynchronous scheduling."""
     sync_per_sequence_s: float
     piecewise_s: float
-    """Added to a step without a full CUDA graph."""
+    """Seconds added to a step without a full CUDA graph."""
     uncaptured_s: float
-    """The least that a drafting step takes beyond the largest captured size."""
+    """Minimum seconds of a drafting step beyond the largest captured size."""
     source: str
 
 
@@ -172,13 +172,13 @@ def get_advice(code: str) -> AdviceRule:
 
 
 def give_advice(code: str, **values: object) -> Finding:
-    """Return the finding that a rule applies: see `AdviceRule.finding`; KeyError for an unknown rule."""
+    """Return the finding for a case of a rule (`AdviceRule.finding`); KeyError for an unknown rule."""
     return get_advice(code).finding(**values)
 
 
 @cache
 def read_temperature_effect() -> TemperatureEffect:
-    """Return what sampling does to acceptance."""
+    """Return the effect of sampling on acceptance."""
     return TemperatureEffect(**read_rows("advice")["temperature"])
 
 
@@ -196,9 +196,9 @@ def read_step_costs() -> StepCosts:
 
 @cache
 def find_drafting_cost(name: str) -> DraftingCost | None:
-    """Return what drafting with a method adds to a step: measured, else that of the first method of the same kind.
+    """Return the measured cost of drafting with a method, else that of the first method of its kind.
 
-    None for a method that draftwise does not know, that drafts nothing, or of whose kind none was measured.
+    None for an unknown method, one that drafts nothing, or one of whose kind none was measured.
     """
     method = find_method(name)
     if method is None or method.drafts_from in ("own_code", "none"):

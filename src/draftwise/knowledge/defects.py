@@ -1,7 +1,7 @@
 """The ledger of known defects: faults of vLLM releases and plugins with speculation, each with its reports.
 
-The rows lie in `data/defects/*.json`, one a line. A row says in which releases the fault was, under which condition on
-a setup, what happens, and how sure that is. `draftwise.plan.check.known_defects` decides the conditions.
+The rows are in `data/defects/*.json`, one per line. A row has the releases with the fault, the condition on a setup,
+what happens, and how certain that is. `draftwise.plan.check.known_defects` decides the conditions.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _REPORTED = "~"
 _SURE = frozenset({"wheel", "merged"})
 
 State = Literal["present", "later"]
-"""`later`: of a release after the last one that was reported, of which nobody has said anything."""
+"""`later`: the release is later than the last reported one, and has no report."""
 
 
 class Certainty(StrEnum):
-    """What a row rests on."""
+    """The evidence for a row."""
 
     REPRODUCED = "reproduced"
-    """Somebody of this project made it happen."""
+    """Reproduced by this project."""
     WHEEL = "wheel"
-    """The fault or its fix stands in the sources of the releases."""
+    """The sources of the releases show the fault or its fix."""
     MERGED = "merged"
-    """The merged pull request was read; the release follows from its date."""
+    """A merged pull request shows it; its date gives the release."""
     MANY = "many"
     """Several independent reports."""
     ONE = "one"
@@ -60,66 +60,66 @@ class Defect:
     component: str
     """Part of vLLM, or the plugin."""
     first: str
-    """First release that has it; with `~`, the first one that somebody reported."""
+    """First release that has it; with `~`, the first one with a report."""
     last: str | None
-    """Last release that has it; with `~`, the last one that somebody reported; None: the newest known one has it."""
+    """Last release that has it; with `~`, the last one with a report; None if the newest known release has it."""
     methods: tuple[str, ...] = ()
     """Methods of `knowledge.methods`; empty for any."""
     when: str = "True"
     """Condition on the setup, over the names of `plan.check.known_defects.read_facts`."""
     requests: str = ""
-    """Which requests or loads meet it, where not all do: the end of `only with ...`."""
+    """Which requests or loads meet it, if not all: completes `only with ...`."""
     what: str
     """What the operator sees, as a sentence."""
     fix: str
-    """What to write today, as a sentence."""
+    """What to do, as a sentence."""
     stage: Stage = Stage.REQUEST
     reports: tuple[str, ...] = ()
-    """`owner/repository#number`; empty for a fault that was found in the sources."""
+    """`owner/repository#number`; empty for a fault found in the sources."""
     fixes: tuple[str, ...] = ()
-    """The same, of pull requests that mend it, or try to."""
+    """Likewise, for pull requests that fix it or try to."""
     certainty: Certainty
     told_by: Literal["check", "watch", "size"] = "check"
-    """Who tells it: `watch` for what only counters or logs show, `size` for memory."""
+    """Verb that reports it: `watch` if only counters or logs show it, `size` for memory."""
     rules: tuple[str, ...] = ()
-    """Rules that tell the same fault: where one of them speaks, the row is silent."""
+    """Rules for the same fault; if one of them applies, the row is not reported."""
     says: tuple[str, ...] = ()
-    """Texts that a log or an error has where it strikes."""
+    """Texts in a log or an error when it happens."""
     symptoms: tuple[str, ...] = ()
-    """Diagnoses of `watch` whose cause it can be."""
+    """Diagnoses of `watch` that it can cause."""
     keep_from: tuple[str, ...] = ()
     """Requests that a proxy can keep from the speculative pool: fields of a body, `structured` or `tools`."""
     probe: Probe | None = None
-    """Pattern that is found in exactly the releases that have the fault."""
+    """Pattern that matches exactly the releases with the fault."""
     gpu: str = ""
-    """GPU of the two examples, or `CPU`, where the condition needs it."""
+    """GPU of the two examples, or `CPU`, if the condition needs it."""
     installed: tuple[str, ...] = ()
     """Packages that the servers of the two examples have."""
     hit: str = ""
     """A command line that meets the condition, for the row's last release."""
     miss: str = ""
-    """A command line that differs from it in one thing and does not."""
+    """A command line that differs in one thing and does not meet the condition."""
 
     @property
     def first_release(self) -> Version:
-        """First release that the fault is reported or read in."""
+        """First release in which the fault was reported or read."""
         return Version(self.first.removeprefix(_REPORTED))
 
     @property
     def last_release(self) -> Version:
-        """Last release that has it, or was reported to; an open row says nothing of releases that users added."""
+        """Last release that has it or has a report; an open row does not cover releases that users added."""
         if self.last is None:
             return next(release.version for release in reversed(releases()) if release.added is None)
         return Version(self.last.removeprefix(_REPORTED))
 
     @property
     def is_end_known(self) -> bool:
-        """Whether it is known which release is the last with it."""
+        """Whether the last release with it is known."""
         return self.last is not None and not self.last.startswith(_REPORTED)
 
     @property
     def fixed_in(self) -> str:
-        """First release without it; empty where that is not known."""
+        """First release without it; empty if unknown."""
         if not self.is_end_known:
             return ""
         return next((str(each) for each in releases() if each.version > self.last_release), "")
@@ -142,7 +142,7 @@ class Defect:
         return f"{said} ({_WORDS[self.certainty]})"
 
     def state_in(self, version: Version) -> State | None:
-        """Return what is known of a release; None for one without the fault, or from before anybody saw it."""
+        """Return what is known for a release; None for one without the fault, or earlier than the first report."""
         if version < self.first_release:
             return None
         if version <= self.last_release:
@@ -150,11 +150,11 @@ class Defect:
         return None if self.is_end_known else "later"
 
     def holds(self, version: Version | None) -> bool:
-        """Say whether a release surely has it, or was reported to; None stands for the newest one known."""
+        """Return whether a release certainly has it, or has a report; None means the newest known release."""
         return self.state_in(version or releases()[-1].version) == "present"
 
     def ruling(self, release: Release) -> Ruling:
-        """Return the finding that a setup meets the fault in a release which has it, or may have it still."""
+        """Return the finding for a setup that meets the fault, for a release that has it or may still have it."""
         is_later = self.state_in(release.version) == "later"
         stops = not is_later and self._stops
         span = f"reported up to {self.last_release}; nobody has said it of {release}" if is_later else self.span
@@ -198,14 +198,14 @@ def all_defects() -> Mapping[str, Defect]:
 
 
 def find_open(version: Version, method: str | None) -> Iterator[Defect]:
-    """Yield the rows about a method that a release has or may have, whatever else they ask for."""
+    """Yield the rows about a method that a release has or may have, regardless of their other conditions."""
     for row in all_defects().values():
         if (not row.methods or method in row.methods) and row.state_in(version) is not None:
             yield row
 
 
 def find_said(text: str) -> Iterator[Defect]:
-    """Yield the rows of which a pasted text has something that they say."""
+    """Yield the rows whose texts occur in a pasted text."""
     squeezed = " ".join(text.split()).lower()
     return (row for row in all_defects().values() if any(said.lower() in squeezed for said in row.says))
 

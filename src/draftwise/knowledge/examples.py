@@ -1,7 +1,7 @@
-"""Examples that meet rules of vLLM and findings, one a code.
+"""Examples that trigger rules of vLLM and findings, one per code.
 
-The rows of `data/examples.json` run whenever their pages are built; `python -m catalogue.examples` keeps them. Those of
-`data/seen.json` are of findings that need more than files: tests brought them (`python -m catalogue.seen`).
+The rows of `data/examples.json` run whenever their pages are built; `python -m catalogue.examples` maintains them.
+Those of `data/seen.json` need more than files, and come from tests (`python -m catalogue.seen`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class RuleExample:
     """A command whose answer depends on the rule, and the release in which it does."""
 
     vllm: str = ""
-    """Empty where the files name a release, or none counts."""
+    """Release to judge by; empty if the files name one, or if it does not matter."""
     command: str = ""
-    """What `draftwise check` is given: a server's command line, or the name of a file. Or a whole `draftwise ...`.
-    Empty where `tested` names a test of a part of draftwise."""
+    """Input of `draftwise check`: a server's command line, or the name of a file. Or a whole `draftwise ...` command.
+    Empty if `tested` names a test of a part of draftwise."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of each file that the command reads; of weights, JSON of their header."""
+    """Name -> text of each file that the command reads; for weights, their header as JSON."""
     says: str = ""
-    """What it said in the test, where `tested` names one."""
+    """Its output in the test that `tested` names."""
     tested: str = ""
-    """The test that had this answer, and fails without it, e.g. `tests/cli/test_watch.py::test_a_server_is_away`."""
+    """Test that checks this output, e.g. `tests/cli/test_watch.py::test_a_server_is_away`."""
 
     @property
     def test(self) -> str:
@@ -45,20 +45,20 @@ class RuleExample:
         return " ".join(["draftwise check", *(["--vllm", self.vllm] if self.vllm else []), self.command])
 
     def titles(self) -> Iterator[tuple[str, str]]:
-        """Yield what to call each file, and its text."""
+        """Yield the title and text of each file."""
         for name, text in self.files.items():
             about = _SHOWN.get(name.rpartition(".")[2])
             yield (f"{name}, {about}" if about else name), text
 
 
 def find_example(code: str) -> RuleExample | None:
-    """Return the example of a rule or finding; None for a code without."""
+    """Return the example of a rule or finding; None if the code has none."""
     row = read_examples().get(code) or read_seen().get(code)
     return None if row is None else RuleExample(**row)
 
 
 def read_examples() -> Mapping[str, dict[str, Any]]:
-    """Return the examples that can be run, by code."""
+    """Return the runnable examples, by code."""
     rows: dict[str, dict[str, Any]] = read_rows("examples")
     return rows
 

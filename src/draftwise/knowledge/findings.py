@@ -1,7 +1,7 @@
-"""Explains findings of measuring, reading, running and training: those without a rule of vLLM or advice.
+"""Explains findings that do not come from a rule of vLLM or from advice.
 
-The rows are in `data/findings/*.json`, one file per group. A finding's message describes the case at hand; its row
-gives the general meaning of the code. A test compares the rows with the codes and severities that the source can emit.
+The rows are in `data/findings/*.json`, one file per group. A finding's message describes its case; its row gives the
+general meaning of the code. A test compares the rows with the codes and severities that the source can emit.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from draftwise.knowledge.stored import read_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisFact:
-    """How to distinguish a finding about a service in production from similar ones, and which it goes with."""
+    """How to distinguish a finding about a service in production from similar ones, and how it relates to them."""
 
     told_by: str
-    """The observation that tells it from others that look alike."""
+    """The observation that distinguishes it from similar findings."""
     needs: tuple[str, ...]
-    """Readings without which it is not told (`draftwise.watching.diagnose`), each perhaps with alternatives, as in
-    `config or log`; without them its parent is named instead."""
+    """Readings that it requires (`draftwise.watching.diagnose`), with alternatives as in `config or log`; without them,
+    its parent is reported instead."""
     source: str
     parent: str = ""
-    """Code of the finding that is named as long as a reading is missing; empty where the counters alone tell it."""
+    """Code of the finding to report while a reading is missing; empty if the counters alone are enough."""
     confirmed_by: tuple[str, ...] = ()
-    """Codes of what `draftwise check` or `inspect` says of a setup in which this is so."""
+    """Codes that `draftwise check` or `inspect` reports for such a setup."""
     logged: str = ""
-    """What vLLM writes into its start-up log where this is so."""
+    """Text in vLLM's start-up log in this case."""
     consequences: tuple[str, ...] = ()
-    """Codes of findings that follow from this one, and add nothing to it."""
+    """Codes of findings that follow from this one and add nothing."""
     methods: tuple[str, ...] = ()
-    """Drafting methods that can be ill of it; empty for all."""
+    """Drafting methods that can have it; empty for all."""
     asks: Mapping[str, str] = field(default_factory=dict)
-    """What to do first where a reading is not at hand, by reading."""
+    """What to do first if a reading is missing, by reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingFact:
-    """What one code means."""
+    """The meaning of one code."""
 
     code: str
     title: str
     """A short sentence without a full stop."""
     severities: tuple[Severity, ...]
-    """Those that it can have, depending on the case; the gravest first."""
+    """Severities that it can have, depending on the case, most severe first."""
     explains: str
     """What it means for an operator and why it matters, in one or two sentences."""
     fix: str
     """What to do in general; a finding's own fix may be more specific."""
     room: str
-    """Where it is raised."""
+    """Group of the finding."""
     threshold: str = ""
-    """Field of the run's thresholds beyond which it is raised, if it depends on one."""
+    """Field of the run's thresholds that decides it, if it depends on one."""
     diagnosis: DiagnosisFact | None = None
-    """Facts for `draftwise watch`; None for findings that it never reports."""
+    """Facts for `draftwise watch`; None for findings that `watch` never reports."""
 
 
 def get_finding(code: str) -> FindingFact:
@@ -65,14 +65,14 @@ def get_finding(code: str) -> FindingFact:
 
 
 def find_fix(code: str) -> str:
-    """Return what to do in general about the findings of a code; empty for a code of another registry."""
+    """Return the general fix of a code; empty for a code of another registry."""
     fact = all_findings().get(code)
     return "" if fact is None else fact.fix
 
 
 @cache
 def read_finding_rooms() -> Mapping[str, str]:
-    """Return the groups of findings and what each is about, by name."""
+    """Return the groups of findings with their descriptions, by name."""
     return {room["room"]: room["about"] for room in read_folder("findings").values()}
 
 
@@ -81,7 +81,7 @@ def all_findings() -> Mapping[str, FindingFact]:
     """Return every row by its code.
 
     Raises:
-        ValueError: a code is written twice.
+        ValueError: two rows have the same code.
     """
     facts: dict[str, FindingFact] = {}
     for name, room in read_folder("findings").items():

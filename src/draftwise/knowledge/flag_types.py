@@ -1,4 +1,4 @@
-"""Types of flags by the texts that they take, and flags of old guides that no covered release has."""
+"""Types of flags by the texts that they accept, and flags of old guides that no covered release has."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ HUMAN_READABLE = frozenset(
 )
 """Fields of EngineArgs whose flags take numbers with a unit, such as 8k or 16G (`human_readable_int`)."""
 SPEC_FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""Engine flags that stand for a key of the speculative JSON."""
+"""Engine flags that set a key of the speculative JSON."""
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BRACKETS = re.compile(r"\[[^|]*?\](?=\s*(?:\||$))")
 
 
 def takes_none(row: Mapping[str, Any]) -> bool:
-    """Say whether a flag reads `None`, and an empty text, as no value."""
+    """Return whether a flag reads `None`, or an empty text, as no value."""
     return not {"None", "optional_type"}.isdisjoint(re.findall(r"\w+", str(row["type"])))
 
 
 def takes_text(row: Mapping[str, Any]) -> bool:
-    """Say whether a JSON flag also takes plain text: its type names something besides a dictionary."""
+    """Return whether a JSON flag also accepts plain text, because its type is not only a dictionary."""
     kinds = str(row["type"])
     parts = {part.strip() for part in _BRACKETS.sub("", kinds).split("|")}
     return kinds == "HfOverrides" or ("dict" in parts and bool(parts - {"dict", "None"}))
@@ -44,7 +44,7 @@ def read_human_int(text: str) -> int:
     """Return the integer that vLLM reads: 1k is 1,000, 1.5k is 1,500 and 1K is 1,024.
 
     Raises:
-        ValueError: not such a number; fractions go with the decimal units only.
+        ValueError: not such a number; only decimal units allow fractions.
     """
     found = _WITH_UNIT.fullmatch(text.strip())
     if found is None:

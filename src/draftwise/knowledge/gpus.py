@@ -1,4 +1,4 @@
-"""GPUs that models are served on: memory as the driver reports it, bandwidth and arithmetic speed."""
+"""GPUs: memory as the driver reports it, bandwidth and arithmetic speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
 
@@ -23,15 +22,15 @@ class Gpu:
 
     name: str
     architecture: str
-    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` for a GPU of which only the memory is given."""
+    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` if only the memory is given."""
     memory_bytes: int
-    """Total memory as CUDA reports it, less than the data sheet's: `gpu_memory_utilization` is a share of it."""
+    """Total memory as CUDA reports it, below the data sheet's; `gpu_memory_utilization` is a share of it."""
     bandwidth_gbs: float = 0.0
-    """Memory bandwidth, GB/s; 0 where it is not known."""
+    """Memory bandwidth in GB/s; 0 if unknown."""
     bf16_tflops: float = 0.0
-    """Dense matrix products, TFLOP/s; FP16 for GPUs older than Ampere."""
+    """Dense matrix products in TFLOP/s; FP16 for GPUs older than Ampere."""
     fp8_tflops: float | None = None
-    """The same in FP8; None for a GPU without it."""
+    """Likewise in FP8; None for a GPU without it."""
     multiprocessors: int = 132
     l2_bytes: int = 60 << 20
     source: str = ""
@@ -62,8 +61,7 @@ def get_gpu(name: str) -> Gpu:
         unit = _GIB if memory[2] == "gib" else 10**9
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     if (several := re.fullmatch(r"(\d{1,4})-?x-?(.+)", key)) and (one := _by_name().get(_normalize(several[2]))):
-        fix = f"Give {one.name} as the GPU, and the number as --tensor-parallel-size {several[1]}."
-        raise InvalidSetup.because("unknown-gpu", f"{name!r} is a GPU and a number of them.", fix=fix)
+        raise refusal("unknown-gpu", case="several", name=name, one_name=one.name, base=several[1])
     raise refusal("unknown-gpu", name=name, names=", ".join(gpu.name for gpu in read_gpus()))
 
 

@@ -1,7 +1,7 @@
 """The vLLM release in a container image: from its own tags, or from the releases of its product.
 
-The rows of `data/images.json` are written by `python -m catalogue.images`. By hand come the names whose tags are vLLM's
-own releases, and the rows that release notes alone tell (`documented`). What is in none of them is not known.
+`python -m catalogue.images` writes the rows of `data/images.json`. Handwritten are the names whose tags are vLLM's own
+releases, and the rows that come only from release notes (`documented`). Anything else is unknown.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 
 
 def split_image(image: str) -> tuple[str, str]:
-    """Return name and tag of an image, without its digest; an image without a tag has an empty one."""
+    """Return name and tag of an image, without its digest; the tag may be empty."""
     name = image.partition("@")[0]
     head, separator, tag = name.rpartition(":")
     return (head, tag) if separator and "/" not in tag else (name, "")
 
 
 def carries_own_tags(image: str) -> bool:
-    """Say whether an image's tags are releases of vLLM itself."""
+    """Return whether an image's tags are releases of vLLM itself."""
     name, _ = split_image(image)
     return any(re.search(rf"(?:^|/){row['pattern']}$", name) for row in read_data("images")["own_tags"])
 
 
 def has_half_a_release(image: str) -> bool:
-    """Say whether a tag that should be a release of vLLM has two of its three numbers, as `v0.33` has."""
+    """Return whether a tag that should be a release of vLLM has only two of its three numbers, such as `v0.33`."""
     return carries_own_tags(image) and _SERIES.match(split_image(image)[1]) is not None
 
 

@@ -1,4 +1,4 @@
-"""Holds schemas of Kubernetes' own kinds and those of projects, reduced to the deciding parts.
+"""Schemas of Kubernetes' own kinds and of projects' kinds, reduced to the parts that draftwise checks.
 
 `python -m catalogue.schemas` makes the archive from the projects' CustomResourceDefinitions and from Kubernetes' own
 OpenAPI document.
@@ -29,7 +29,7 @@ class ResourceKind:
     api_version: str
     kind: str
     since: str
-    """The first minor release of its project whose schema it is; empty where it is taken for all of them."""
+    """First minor release of its project with this schema; empty if it is used for all of them."""
     source: str
     """Repository, commit and path of the CustomResourceDefinition; or package, version and path of the schema."""
     licence: str
@@ -39,18 +39,18 @@ class ResourceKind:
 
 @cache
 def list_kinds() -> Sequence[ResourceKind]:
-    """Return every kind, its older schemas first."""
+    """Return every kind, older schemas first."""
     rows = json.loads(_open().read(_INDEX))
     return tuple(ResourceKind(api_version=row.pop("apiVersion"), **row) for row in rows)
 
 
 def find_kind(api_version: str, kind: str, release: str = "") -> ResourceKind | None:
-    """Return a kind as a release of its project has it; None where that is not known here.
+    """Return a kind as a release of its project has it; None if unknown.
 
     Args:
         api_version: such as `serving.kserve.io/v1beta1`.
         kind: such as `InferenceService`.
-        release: of the project, such as `0.16.1`; by default the newest that is known.
+        release: release of the project, such as `0.16.1`; by default the newest known one.
     """
     found = [each for each in list_kinds() if (each.api_version, each.kind) == (api_version, kind)]
     if release:
@@ -60,7 +60,7 @@ def find_kind(api_version: str, kind: str, release: str = "") -> ResourceKind | 
 
 @cache
 def read_schema(kind: ResourceKind) -> Mapping[str, Any]:
-    """Return the schema of a kind, in the words of JSON Schema."""
+    """Return the schema of a kind as JSON Schema."""
     schema: Mapping[str, Any] = json.loads(_open().read(kind.file))
     return schema
 

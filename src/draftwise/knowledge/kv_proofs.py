@@ -1,6 +1,6 @@
-"""Lists the architectures, releases and settings whose cache size was compared with vLLM's own planner.
+"""The architectures, releases and settings whose cache size was compared with vLLM's own planner.
 
-`python -m catalogue law` writes the table: nobody does by hand.
+`python -m catalogue law` writes the table; do not edit it by hand.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def _read() -> Mapping[Version, Mapping[str, frozenset[str]]]:
 def find_unproved(
     architecture: str, version: Version, features: Collection[str], *, is_simple: bool
 ) -> tuple[Collection[str], Collection[str]]:
-    """Return the features of a setup whose memory nobody compared with vLLM's planner, and those that differ from it.
+    """Return the features of a setup whose memory was not compared with vLLM's planner, and those that differ from it.
 
-    A release between two compared ones counts as compared where both agree. A model whose layers all keep keys and
-    values of every token, in one group, has nothing to lay out: one of the two, or the oldest or the newest, is enough.
+    A release between two compared ones counts as compared if both agree. For a model whose layers all keep keys and
+    values of every token, in one group, one of the two, or the oldest or newest release, is enough.
 
     Args:
-        architecture: as config.json names it.
-        version: of vLLM.
-        features: that the setup needs: of `FEATURES`, or types of the KV cache.
+        architecture: class name in config.json.
+        version: release of vLLM.
+        features: features that the setup needs: from `FEATURES`, or types of the KV cache.
         is_simple: whether all layers are of one kind, without windows, states or indexers.
     """
     proofs = _read()

@@ -1,4 +1,4 @@
-"""Patterns of the lines that vLLM logs: while it starts, and every ten seconds while it works."""
+"""Patterns of the lines that vLLM logs: at start-up, and every ten seconds while it serves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from draftwise.knowledge.stored import read_data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A kind of line with a meaning."""
+    """A recognized kind of log line."""
 
     name: str
     pattern: re.Pattern[str]
     kind: str = "phase"
-    """`phase`: it begins. Else what the pattern's group holds: `text`, `number` or `config`."""
+    """`phase` if a phase begins; else the content of the pattern's group: `text`, `number` or `config`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """How to read the log; valid for every release that is covered."""
+    """How to read the log, for every covered release."""
 
     phases: tuple[Mark, ...]
     """Phases in order; the last one is `ready`."""
@@ -57,18 +57,18 @@ def read_log_facts() -> LogFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsLogFacts:
-    """Patterns of these lines; what is counted in them is a text for its first group."""
+    """Patterns of statistics lines; the value is in the first group."""
 
     begins: re.Pattern[str]
-    """Matches an engine's line: its number, or the number of engines that it sums up."""
+    """Matches an engine's line, with its number, or the number of engines that it sums."""
     drafts: re.Pattern[str]
-    """Matches the line about drafts, which follows its engine's."""
+    """Matches the line about drafts, which follows the engine's line."""
     dies: re.Pattern[str]
-    """Matches what is written when an engine ends, unlike an error of one request."""
+    """Matches lines of an engine that dies, not errors of one request."""
     time: re.Pattern[str]
-    """Year (vLLM's own lines have none), month, day, hour, minute and second."""
+    """Matches year (absent in vLLM's own lines), month, day, hour, minute and second."""
     process: re.Pattern[str]
-    """Which process wrote a line, where it says so."""
+    """Matches the process that wrote a line, if it is named."""
     readings: Mapping[str, re.Pattern[str]]
     """Patterns by the name of the reading."""
 

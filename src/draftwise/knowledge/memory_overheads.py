@@ -1,4 +1,4 @@
-"""Memory that vLLM takes besides weights and KV cache, as measured constants, and default batch sizes by GPU.
+"""Memory that vLLM takes in addition to weights and KV cache, as measured constants, and default batch sizes by GPU.
 
 What each release counts is in the rules (`data/rules/size.json`); the measured constants are in `data/memory.json`.
 """
@@ -21,20 +21,20 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Bytes that do not follow from the model's shape."""
+    """Bytes that do not depend on the model's shape."""
 
     context: int
     """CUDA context of a process."""
     non_torch: int
-    """Kernels and library state that are loaded by the profile run."""
+    """Kernels and library state that the profile run loads."""
     workspace: int
     """cuBLAS workspace, kept from the first matrix product on."""
     graph_per_layer: float
     """One captured graph, per layer of target and drafter."""
     graph_estimate_per_layer: float
-    """The same as estimated in advance by vLLM's V1 runner: about a third less than it then takes."""
+    """Likewise, as vLLM's V1 runner estimates it in advance: about a third below the actual size."""
     request_state: int
-    """State of one request slot in the V2 runner's sampler, without the penalty tables."""
+    """State per request slot in the V2 runner's sampler, without the penalty tables."""
     source: str
 
 
@@ -45,12 +45,12 @@ class EmbeddedOverheads:
     graph_per_kernel: int
     """One captured kernel, without the tensors of its graph."""
     libraries: int
-    """Memory of the driver, cuBLAS and loaded kernels after the start, without torch's own tensors."""
+    """Memory of the driver, cuBLAS and loaded kernels after start-up, without torch's own tensors."""
     source: str
 
 
 def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
-    """Return the measured constants for a GPU; those of another generation if its own were not measured."""
+    """Return the measured constants for a GPU, or those of another generation if its own were not measured."""
     data = read_data("memory")
     workspace = data["workspace_mib"]
     return Overheads(
@@ -83,7 +83,7 @@ def get_batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
 
 
 def list_tiers(release: Release) -> Mapping[str, Gpu]:
-    """Return a GPU for each of the batch sizes that a release defaults to, by which GPUs get them, in words."""
+    """Return an example GPU for each default batch size of a release, by a description of the GPUs that get it."""
     least = sorted(map(_least_gib, (name for name in release.table("batch_defaults") if name.startswith("gpu>="))))
     excepted = release.table("batch_defaults")[f"gpu>={least[0]}"].get("not_named", ())
     others = f" (and {' and '.join(name.upper() for name in excepted)})" if excepted else ""

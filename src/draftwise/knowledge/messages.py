@@ -1,4 +1,4 @@
-"""Texts of findings and refusals, rows of `data/messages` by their code: a message, where it applies, and the fix."""
+"""Texts of findings and refusals, from rows of `data/messages` by code: message, place, and fix."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from draftwise.knowledge.stored import read_folder
 
 
 def refusal(code: str, *, case: str = "", **values: object) -> InvalidSetup:
-    """Return the error of one fault, to be raised: `case` tells the rows of a code apart, `values` fill it."""
+    """Return the error for one fault, to raise; `case` selects among rows of a code, `values` fill its text."""
     return InvalidSetup.because(code, **_fill(code, case, values))
 
 
 def unreadable(code: str, *, case: str = "", **values: object) -> UnreadableSource:
-    """Return the error of a source that cannot be read; the arguments are those of `refusal`."""
+    """Return the error for a source that cannot be read; arguments as in `refusal`."""
     return UnreadableSource(Finding.error(code, **_fill(code, case, values)))
 
 
 def fault(code: str, *, case: str = "", **values: object) -> Finding:
-    """Return a finding that stops the work; the arguments are those of `refusal`."""
+    """Return a finding that stops the work; arguments as in `refusal`."""
     return Finding.error(code, **_fill(code, case, values))
 
 
 def warning(code: str, *, case: str = "", **values: object) -> Finding:
-    """Return a finding that may cost; the arguments are those of `refusal`."""
+    """Return a finding that may cost speed, memory or correctness; arguments as in `refusal`."""
     return Finding.warning(code, **_fill(code, case, values))
 
 
 def note(code: str, *, case: str = "", **values: object) -> Finding:
-    """Return a finding that explains; the arguments are those of `refusal`."""
+    """Return a finding that only explains; arguments as in `refusal`."""
     return Finding.info(code, **_fill(code, case, values))
 
 

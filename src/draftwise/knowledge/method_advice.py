@@ -17,23 +17,23 @@ _LAST_RANK = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePrior:
-    """The acceptance to expect of a method before anything is measured."""
+    """The acceptance to expect from a method before any measurement."""
 
     low: float
     high: float
     """Probability that a draft token is accepted, given that those before it were."""
     source: str
     overlap: Overlap | None = None
-    """Traffic that it is about; None for every other."""
+    """Overlap of the traffic that it is for; None for any other traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenAcceptance:
-    """Tokens per step that somebody measured, on traffic of a kind."""
+    """Measured tokens per step on a kind of traffic."""
 
     traffic: str
     length: float
-    """Tokens per step, or per verified draft where the drafts of every step are."""
+    """Tokens per step; per verified draft if every step has a draft."""
     k: int
     conditions: str
     source: str
@@ -41,7 +41,7 @@ class SeenAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedResult:
-    """A published result and the conditions it was measured under."""
+    """A published result and how it was measured."""
 
     result: str
     conditions: str
@@ -50,14 +50,14 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingCost:
-    """What drafting adds to a step besides reading the drafter's weights: kernel launches and host work."""
+    """The cost of drafting per step, apart from reading the drafter's weights: kernel launches and host work."""
 
     per_token_s: float
     per_step_s: float
     runner: str
-    """The model runner on which it was measured."""
+    """Model runner on which it was measured."""
     measured: bool = True
-    """Whether it was measured with this very method, rather than assumed."""
+    """Whether it was measured with this method, rather than assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ class MethodAdvice:
     rank: int = _LAST_RANK
     """Place in the guides' order of methods, from 0; methods may share one."""
     rank_without_repetition: int | None = None
-    """The same for traffic whose answers do not repeat earlier ones; None where that changes nothing."""
+    """Likewise for traffic whose answers do not repeat earlier ones; None if that changes nothing."""
     only_if_deployed: bool = False
-    """Whether the guides keep such a drafter where it is in use, but do not introduce one."""
+    """Whether the guides recommend it only if it is already deployed."""
     successor: str | None = None
-    """Method that does better wherever both have a drafter; None for none."""
+    """Method that does better if both have a drafter; None without one."""
     cost: DraftingCost | None = None
-    """None where nobody measured it: `knowledge.advice.find_drafting_cost` takes that of a similar method."""
+    """None if not measured; `knowledge.advice.find_drafting_cost` then uses that of a similar method."""
     priors: tuple[AcceptancePrior, ...] = ()
     seen_acceptance: tuple[SeenAcceptance, ...] = ()
     published_results: tuple[PublishedResult, ...] = ()
@@ -91,7 +91,7 @@ class MethodAdvice:
             raise ValueError(f"advice: {fault}") from fault
 
     def find_prior(self, overlap: Overlap | None = None) -> AcceptancePrior | None:
-        """Return the acceptance to expect on such traffic; None where nothing is known."""
+        """Return the acceptance to expect on such traffic; None if unknown."""
         return next((prior for prior in self.priors if prior.overlap in (None, overlap)), None)
 
 
@@ -103,4 +103,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 NO_ADVICE = MethodAdvice()
-"""Nothing is known."""
+"""Advice of a method about which nothing is known."""

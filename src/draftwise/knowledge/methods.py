@@ -1,7 +1,7 @@
 """Drafting methods, one row each: source of drafts, weights, state, vLLM's spelling, and the code that runs it.
 
-The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them: the most specific
-first. What is true of a method in some releases only is in their generated tables and in the rules.
+The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them, most specific first.
+What holds only in some releases is in their generated tables and in the rules.
 
 An installed package adds methods for the embedded engine: each entry point of the group `draftwise.methods` has the
 name of a method and points at its row. Entry points are read only when a name is in no row of the table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "draftwise.methods"
-"""Group of the entry points by which packages add methods."""
+"""Entry point group with which packages add methods."""
 
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
@@ -59,64 +59,64 @@ class Method:
     """One method."""
 
     name: str
-    """Spelling of vLLM and of this project."""
+    """Name in vLLM and in draftwise."""
     aliases: tuple[str, ...] = ()
-    """Other names that some releases have for it."""
+    """Other names in some releases."""
     placeholders: tuple[str, ...] = ()
-    """Values of the key `model` that stand for the method."""
+    """Values of the key `model` that mean the method."""
     meaning: str
     remembers: Remembers
-    """What it keeps of a request to draft for later ones: `answers`; `unknown` where that is for others to say."""
+    """What it keeps from a request to draft for later ones: `answers`; `unknown` for the operator's own code."""
     forgets_with: Mapping[str, int] = field(default_factory=dict)
-    """Options and their values with which it keeps nothing."""
+    """Options with the values at which it keeps nothing."""
     drafts_from: DraftsFrom
     """`text`: the sequence itself and earlier ones; `own_model`: a language model; `target_states`: hidden states of
-    the target; `own_code`: a class of the operator's; `none`: it drafts nothing."""
+    the target; `own_code`: a class that you provide; `none`: it drafts nothing."""
     network: Network
-    """`chain`: autoregressive, one pass a token; `one_pass`: one pass for all; `heads`: a small network for each
+    """`chain`: autoregressive, one pass per token; `one_pass`: one pass for all; `heads`: a small network for each
     position, without attention."""
     weights: Weights = "none"
-    """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
-    either of them, or nowhere."""
+    """Where its weights are: in a checkpoint of the drafter, in the target's (modules trained with it), in either, or
+    nowhere."""
     layout: str = ""
-    """Which tensors its drafters have: a layout that `plan.size.drafter_parts` knows, or `module:function` of one like
-    the functions there. Empty: unknown, so that their memory is not estimated."""
+    """Tensors of its drafters: a layout that `plan.size.drafter_parts` knows, or `module:function` like those there.
+    Empty if unknown; their memory is then not estimated."""
     aux_states: AuxStates = "none"
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False
-    """Whether it has a KV cache of its own."""
+    """Whether it has its own KV cache."""
     package: str = ""
-    """Python package that it needs in the server's environment and vLLM does not install."""
+    """Python package that the server needs for it and vLLM does not install."""
     shares: tuple[Literal["embedding", "head"], ...] = ()
-    """Weights that it takes from the target if its own checkpoint does not have them."""
+    """Weights that it takes from the target if its checkpoint lacks them."""
     parallel: Parallel = "never"
-    """Whether it drafts over mask tokens in one pass: never, with `parallel_drafting`, or always."""
+    """When it drafts over mask tokens in one pass: never, with `parallel_drafting`, or always."""
     lookahead: Lookahead = "none"
-    """Slots of its own KV cache that a sequence's draft takes."""
+    """Slots that a sequence's draft takes in its own KV cache."""
     block_counts_anchor: bool = False
     """Whether `block_size` counts the token before the draft tokens."""
     drafts_whole_block: bool = False
-    """Whether k is the block that it was trained for, rather than any number up to that."""
+    """Whether k must be the block size of its training, rather than any number up to it."""
     usual_k: int = 1
-    """Largest k to start with if neither publisher nor drafter gives one, as in most of vLLM's recipes."""
+    """Largest k to start with if neither publisher nor drafter gives one; from vLLM's recipes."""
     default_k_key: str | None = None
-    """Key whose value is k when `num_speculative_tokens` is not given; None: it must be given."""
+    """Key whose value is k if `num_speculative_tokens` is not given; None if it is required."""
     required_key: str | None = None
     """One of `keys` that must be given."""
     keys: tuple[str, ...] = ()
-    """Keys of the speculative config that act for it, and not for every method."""
+    """Keys of the speculative config that apply to it, and not to every method."""
     embedded_keys: tuple[str, ...] = ()
-    """Further ones that act for it in the embedded engine only."""
+    """Further keys that apply to it only in the embedded engine."""
     kept_by_vllm: bool = False
-    """Whether vLLM keeps the method that `method` gives, whatever the drafter's name and config.json are."""
+    """Whether vLLM keeps this `method` for any drafter name and config.json."""
     class_prefix: str | None = None
-    """Prefix that vLLM adds to the name of the drafter's class, unless it has it already."""
+    """Prefix that vLLM adds to the name of the drafter's class if it lacks it."""
     usual_class: str | None = None
     """Architecture in the config.json of most published heads."""
     v1_draft_length: DraftLength = "none"
-    """Whether the proposer of Model Runner V1 can change its draft length from step to step; `none`: it has none."""
+    """Whether Model Runner V1's proposer can change its draft length from step to step; `none` without a proposer."""
     architectures: tuple[str, ...] = ()
-    """Parts of the names of its drafters' architectures, in lower case."""
+    """Parts of its drafters' architecture names, in lower case."""
     model_types: tuple[str, ...] = ()
     """Values of `model_type` that only its drafters have."""
     speculators: tuple[str, ...] = ()
@@ -124,17 +124,17 @@ class Method:
     config_keys: tuple[str, ...] = ()
     """Keys of config.json that only its drafters have."""
     tensors: tuple[str, ...] = ()
-    """Patterns that the name of a tensor of its drafters, and of no other method's, begins with."""
+    """Patterns for the beginnings of tensor names that only its drafters have."""
     recognizer: str = ""
-    """`module:function` (config.json, names of the tensors) -> bool that knows its drafters where no mark does."""
+    """`module:function` (config.json, tensor names) -> bool that recognizes its drafters if no other column does."""
     proposer: str = ""
     """`module:function` (resolved spec, engine config, target) -> Proposer; empty if the embedded engine lacks it."""
     trainer: str = ""
-    """`module:class` of the `DrafterTraining`; empty if `draftwise train` does not make its drafters."""
+    """`module:class` of the `DrafterTraining`; empty if `draftwise train` does not train it."""
     advice: MethodAdvice = NO_ADVICE
-    """What is known of its worth."""
+    """Advice on its speed-up and acceptance."""
     source: str
-    """Paper, change or file that it comes from."""
+    """Paper, change or file behind the row."""
     checked: str
     """Date on which the row was compared with its sources."""
     distribution: str = ""
@@ -142,12 +142,12 @@ class Method:
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether the checkpoint of a drafter must be given."""
+        """Whether it requires the checkpoint of a drafter."""
         return self.weights == "drafter"
 
     @property
     def has_weights(self) -> bool:
-        """Whether it loads weights besides the target's own layers."""
+        """Whether it loads weights in addition to the target's own layers."""
         return self.weights != "none"
 
     @property
@@ -157,11 +157,11 @@ class Method:
 
     @property
     def trainable(self) -> bool:
-        """Whether `draftwise train` makes its drafters."""
+        """Whether `draftwise train` trains its drafters."""
         return bool(self.trainer)
 
     def load(self, part: Part) -> Any:
-        """Import and return what a column names as `module:attribute`.
+        """Import and return the `module:attribute` of a column.
 
         Raises:
             InvalidSetup: an installed package adds the method, and its code cannot be imported.
@@ -193,7 +193,7 @@ def get_method(name: str) -> Method:
 
 
 def find_method(name: str | None) -> Method | None:
-    """Return a method by its name or an alias; None for one that neither the table nor an installed package has.
+    """Return a method by its name or an alias; None if neither the table nor an installed package has it.
 
     Raises:
         InvalidSetup: an installed package adds it, and its row cannot be used.
@@ -204,7 +204,7 @@ def find_method(name: str | None) -> Method | None:
 
 
 def find_placeholder(model: str | None) -> Method | None:
-    """Return the method that a value of the key `model` stands for; None where it names a drafter."""
+    """Return the method that a value of the key `model` means; None if it names a drafter."""
     return next((method for method in _rows() if model in method.placeholders), None)
 
 
@@ -247,10 +247,10 @@ def _by_name() -> Mapping[str, Method]:
 
 
 def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
-    """Return the methods that rows stand for.
+    """Return the methods of rows.
 
     Raises:
-        ValueError: a row has an unknown column or value, or a name or alias stands for two methods.
+        ValueError: a row has an unknown column or value, or two methods share a name or alias.
     """
     methods = tuple(map(_read, rows))
     names = [name for method in methods for name in (method.name, *method.aliases)]

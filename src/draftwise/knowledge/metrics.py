@@ -24,7 +24,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("model_name", "engine")
     buckets: tuple[float, ...] | None = None
-    """Upper bounds of a histogram; None with a histogram stands for `make_token_buckets` of the context length."""
+    """Upper bounds of a histogram; None in a histogram means `make_token_buckets` of the context length."""
     source: str
 
     @property
@@ -54,8 +54,8 @@ OLD_METRICS: Mapping[str, str] = {
     "vllm:spec_decode_num_emitted_tokens": f"{_ACCEPTED} + {_DRAFTS}",
     "vllm:spec_decode_efficiency": "",
 }
-"""Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what takes their place in PromQL;
-empty where nothing does."""
+"""Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what replaces them in PromQL;
+empty if nothing does."""
 
 
 def get_metric(name: str) -> Metric:

@@ -1,7 +1,7 @@
-"""Finds the published model of which a checkpoint's name claims a copy: quantized, or uploaded by someone else.
+"""Finds the published model behind the name of a copy: quantized, or uploaded by someone else.
 
-The rows of `data/model_copies.json` are endings of names and who writes them, the more certain rows first. A copy has
-its base's architecture; its weights differ, and what a row does not say of them is not known.
+The rows of `data/model_copies.json` are name endings and their publishers, more certain rows first. A copy has its
+base's architecture. Its weights differ; what a row does not say about them is unknown.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ _OWN = "own"
 _MTP = re.compile(r"-MTP(?=-|$)", re.IGNORECASE)
 """Says that a copy kept its base's prediction modules."""
 UNKNOWN: Mapping[str, Any] = {"quant_method": None}
-"""`quantization_config` of a copy that is quantized, nobody here knows how."""
+"""`quantization_config` of a copy with an unknown quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCopy:
-    """A checkpoint that its name calls a copy of a known model."""
+    """A checkpoint that is a copy of a known model, by its name."""
 
     name: str
     base: KnownModel
     base_name: str
-    """The one of the base's names that the copy's own name holds."""
+    """Name of the base in the copy's name."""
     what: str
-    """What kind of copy, such as `an FP8 copy`."""
+    """Kind of copy, such as `an FP8 copy`."""
     config: Mapping[str, Any]
     """The base's config.json with the copy's own quantization."""
     is_gguf: bool = False
     has_known_weights: bool
-    """Whether its quantization is known, from its publisher's habit."""
+    """Whether its quantization is known from its publisher's practice."""
     keeps_modules: bool
-    """Whether its prediction modules can be counted on: its base's publisher made it, or its name says so."""
+    """Whether it has its base's prediction modules: the base's publisher made it, or its name says so."""
     source: str
 
 
 def find_names(name: str) -> tuple[str, ...]:
-    """Return the names of a model's row and of the row that it is a copy of: none for an unknown one."""
+    """Return the names of a model's row and of its base's row; empty if unknown."""
     copy = _find_copy(name)
     rows = (find_model(name), None if copy is None else copy.base)
     return tuple(dict.fromkeys(each for row in rows if row is not None for each in row.names))
 
 
 def find_copy(name: str) -> ModelCopy | None:
-    """Return what a name is a copy of; None for a name in the table of models, and for one that names no known base."""
+    """Return the copy that a name describes; None for a name in the table of models, or without a known base."""
     return _find_copy(name) if find_model(name) is None else None
 
 

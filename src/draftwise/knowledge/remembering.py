@@ -12,17 +12,17 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 def find_remembering(arms: Sequence[Arm]) -> dict[str, str]:
     """Return why candidates (all arms but the first) could remember answers, by name; those that cannot are left out.
 
-    A config that the operator tells of a running server is taken for its config: what a server says of itself is
-    compared with it when the run is judged.
+    The operator's config of a running server is taken as its config; when the run is judged, it is compared with what
+    the server reports.
     """
     reasons = {arm.name: find_memory(arm.spec) for arm in arms[1:]}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def find_memory(spec: SpecConfig | None) -> str | None:
-    """Return why a server with this config could remember answers from request to request, None if it cannot.
+    """Return why a server with this config could remember answers from request to request; None if it cannot.
 
-    What is not known could: a method, an option, a config that nobody has told (None).
+    An unknown method, option or config (None) counts as one that could.
     """
     if spec is None:
         return "its speculative config is unknown"

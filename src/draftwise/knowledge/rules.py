@@ -1,9 +1,9 @@
-"""Rules of vLLM that no parser can read off its source: each with the releases in which it holds, and its source.
+"""Rules of vLLM that no parser can read from its source, each with its releases and its source.
 
-The rows lie in `data/rules/*.json`. What a rule *says* is data; deciding whether a configuration meets it is the work
-of `draftwise.plan`. A row's probe is a pattern that is found in the named sources exactly in the releases in which the
-rule holds; the maintainer's `python -m catalogue probe` goes through all wheels and reports every probe that rots.
-In a release that a user added nobody has looked: a rule that its sources do not prove is then unknown, not applied.
+The rows are in `data/rules/*.json`. What a rule *says* is data; `draftwise.plan` decides whether a configuration meets
+it. A row's probe is a pattern that matches the named sources exactly in the releases in which the rule holds.
+`python -m catalogue probe` checks all wheels and reports every outdated probe. A release that a user added was not
+reviewed: there, a rule that its sources do not prove is unknown, and not applied.
 """
 
 from __future__ import annotations
@@ -31,58 +31,58 @@ _version = cache(Version)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Where a rule can be seen in the source."""
+    """Where the source shows a rule."""
 
     files: tuple[str, ...]
-    """Paths in the wheel; the first that exists is read, since modules move between releases."""
+    """Paths in the wheel; the first that exists is read, because modules move between releases."""
     pattern: str
     """Regular expression, searched with DOTALL and MULTILINE."""
     absent: bool = False
-    """The rule holds where the pattern is *not* found."""
+    """Whether the rule holds if the pattern is *not* found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmRule:
-    """One thing that some releases do."""
+    """A behavior of some releases."""
 
     code: str
     title: str
     explains: str
-    """Why it is so and what it means for an operator, in a sentence or two."""
+    """The reason, and what it means for an operator, in a sentence or two."""
     message: str = ""
-    """What is said of a configuration that meets it: a whole sentence that names its subject. `{name}` stands for a
-    value of the case, and `{release}` for the release that judges."""
+    """Message about a configuration that meets it: a full sentence that names its subject. `{name}` is a value of the
+    case, and `{release}` the release that judges."""
     where: str = ""
     """Key, flag or file that the finding is about, with the same placeholders."""
     fix: str = ""
-    """What to do about it, as a sentence, with the same placeholders."""
+    """What to do, as a sentence, with the same placeholders."""
     becomes: str = ""
     """What runs instead, for `Effect.CHANGED`, with the same placeholders."""
     severity: Severity
     effect: Effect
     stage: Stage
     spans: tuple[tuple[str, str | None], ...]
-    """Releases in which it holds: first and last, both included; None stands for the newest one known."""
+    """Releases in which it holds: (first, last), both included; None means the newest known release."""
     source: str
     exception: str = ""
     methods: tuple[str, ...] = ()
-    """Methods that it is about; empty for a rule that does not depend on the method."""
+    """Methods that it applies to; empty if it does not depend on the method."""
     probe: Probe | None = None
     decides: tuple[str, ...] = ()
-    """Values of `Resolved` that stand in the row's code or texts: where the rule is in doubt, they are unknown."""
+    """Values of `Resolved` that it determines; if the rule is in doubt, they are unknown."""
     stands_for: tuple[str, ...] = ()
-    """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
+    """Keys of the tables `config_checks` and `config_fields` that the rule replaces, e.g. with a GPU's defaults."""
     answers: tuple[str, ...] = ()
-    """Refusals of the topic `validators` that the rule covers, besides that at its probe's place: part of a key."""
+    """Rejections of the topic `validators` that the rule covers, in addition to that at its probe: parts of keys."""
     reads: tuple[str, ...] = ()
-    """What it cannot be decided without: `target` and `drafter` (their config.json), `weights` (tensors and tokenizers
-    of both), `gpu`. Only of rules that stop a server or warn."""
+    """Inputs that it needs: `target` and `drafter` (their config.json), `weights` (tensors and tokenizers of both),
+    `gpu`. Only for rules that stop a server or warn."""
     rests_on: Literal["source", "tables", "input"] = "source"
-    """The ground, besides a probe, on which it holds in a release: vLLM's source, which somebody has to read; tables
-    generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
+    """Its basis in addition to a probe: vLLM's source, which a person must read; tables generated from it; or only the
+    input (files, texts, rules of other programs), for any release."""
 
     def holds(self, version: Version | None) -> bool:
-        """Say whether the rule holds in a release; None stands for the newest one known."""
+        """Return whether the rule holds in a release; None means the newest known one."""
         if version is None:
             return self.spans[-1][1] is None
         return any(
@@ -90,11 +90,11 @@ class VllmRule:
         )
 
     def ruling(self, **values: object) -> Ruling:
-        """Return the finding that a configuration has met this rule, whatever the release.
+        """Return the finding for a configuration that meets this rule, for any release.
 
         Args:
-            values: what the placeholders of the row's texts stand for; commas join a collection. Values named
-                `message`, `where`, `fix` and `becomes` are whole texts that replace the row's own.
+            values: values of the placeholders in the row's texts; commas join a collection. Values named `message`,
+                `where`, `fix` and `becomes` replace the row's own texts.
 
         Raises:
             KeyError: a placeholder has no value.
@@ -119,17 +119,17 @@ class VllmRule:
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """The rules as one release has them."""
+    """The rules of one release."""
 
     version: Version | None = None
-    """None stands for the newest release known."""
+    """Release; None for the newest known one."""
 
     def holds(self, code: str) -> bool:
-        """Say whether a rule holds in the release; KeyError for an unknown code."""
+        """Return whether a rule holds in the release; KeyError for an unknown code."""
         return get_rule(code).holds(self.version)
 
     def applies(self, code: str, method: str | None) -> bool:
-        """Say whether a rule holds in the release and is about a method; KeyError for an unknown code."""
+        """Return whether a rule holds in the release and applies to a method; KeyError for an unknown code."""
         about = get_rule(code).methods
         return (not about or method in about) and self.holds(code)
 
@@ -137,9 +137,9 @@ class Rulebook:
         """Return how many rules of the release cannot be decided without an input.
 
         Args:
-            missing: `target`, `drafter`, `weights` or `gpu`, as `VllmRule.reads` has it.
-            method: of drafting, whose rules count; None without speculation, and where it is not known.
-            drafts: whether a drafter of its own is named.
+            missing: `target`, `drafter`, `weights` or `gpu`, as in `VllmRule.reads`.
+            method: drafting method whose rules count; None without speculation, or if unknown.
+            drafts: whether the setup names a separate drafter.
         """
         return sum(
             missing in rule.reads
@@ -151,12 +151,12 @@ class Rulebook:
         )
 
     def ruling(self, code: str, *, method: str | None = None, **values: object) -> tuple[Ruling, ...]:
-        """Return the finding that a configuration has met a rule, and none where the rule does not hold.
+        """Return the finding for a configuration that meets a rule; empty if the rule does not hold.
 
         Args:
-            code: of the rule; it decides severity, effect, stage, exception, source and texts.
-            method: that the finding is about: a rule about certain methods is not met by others. None: any.
-            values: what the placeholders of the row's texts stand for, and texts that replace them: see `Rule.ruling`.
+            code: code of the rule, which sets severity, effect, stage, exception, source and texts.
+            method: method of the setup; a rule for certain methods does not apply to others. None for any.
+            values: values of the placeholders, and texts that replace the row's own: see `VllmRule.ruling`.
 
         Raises:
             KeyError: there is no such rule, or a placeholder of it has no value.
@@ -168,21 +168,21 @@ class Rulebook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts:
-    """The rules of which it is not known whether they hold in a release, by code; none in one that is shipped."""
+    """The rules that may or may not hold in a release, by code; empty for a shipped release."""
 
     changed: frozenset[str] = frozenset()
-    """The release's sources show another thing than in the releases before: the rule, or its probe, has ended."""
+    """The release's sources differ from earlier ones: the rule, or its probe, no longer holds."""
     unproved: frozenset[str] = frozenset()
-    """They rest on vLLM's source and have no probe, so that only a reader could tell."""
+    """They rest on vLLM's source and have no probe, so only a reader could tell."""
 
 
 def get_doubts(release: Release) -> Doubts:
-    """Return the rules of which it is not known whether they hold in a release."""
+    """Return the rules that may or may not hold in a release."""
     return Doubts() if release.added is None else _find_doubts(release.version, frozenset(_seen(release)))
 
 
 def find_doubts(release: Release) -> Iterator[Finding]:
-    """Yield what must be known of a release that the user added: how far the rules that nobody has read it for go."""
+    """Yield findings about a release that the user added: how far unreviewed rules apply."""
     if release.added is None:
         return
     doubts = get_doubts(release)
@@ -245,7 +245,7 @@ def _place(release: Release, topic: str, key: str) -> str:
 
 
 def of_release(finding: Finding, release: Release) -> Finding:
-    """Return a finding as it is to be told of one release: with that release's source, and unknown where it is."""
+    """Return a finding as it applies to one release: with that release's source, and unknown if it is in doubt."""
     rule = all_rules().get(finding.code)
     if rule is None or not isinstance(finding, Ruling):
         return finding

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from draftwise.knowledge.stored import read_data
 
 VLLM = "vllm:"
-"""How vLLM begins the names of its metrics."""
+"""Prefix of vLLM's metrics."""
 CACHE_CONFIG = "vllm:cache_config_info"
 """A gauge that is always 1 and whose labels are vLLM's cache config (vllm 0.9.2..0.33.0 v1/metrics/loggers.py;
 `kv_cache_size_tokens` is among them from 0.24.0 on)."""
@@ -48,7 +48,7 @@ def _spell(sample: str) -> Iterator[str]:
 
 
 def is_renamed(sample: str) -> bool:
-    """Return whether an exporter in between has changed the name of a sample of `read_server_metrics`."""
+    """Return whether an exporter has renamed a sample of `read_server_metrics`."""
     return sample.startswith(_RENAMING_PREFIXES)
 
 
@@ -59,7 +59,7 @@ def get_server(sample: str) -> str:
 
 @cache
 def counts_drafts(server: str) -> bool:
-    """Return whether an engine's /metrics has counters of drafts exactly when it was started to speculate."""
+    """Return whether an engine's /metrics has draft counters if, and only if, it was started to speculate."""
     return server in read_data("server_metrics")["absence_means_off"]
 
 

@@ -1,4 +1,4 @@
-"""Names the production quantities that decisions refer to, and the metrics behind each."""
+"""The production quantities that decisions refer to, and the metrics behind each."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from draftwise.knowledge.metrics import SPEC_NUM_ACCEPTED_TOKENS, Metric, get_me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSignal:
-    """A quantity that follows from a server's metrics."""
+    """A quantity computed from a server's metrics."""
 
     name: str
     """Name with its unit, as in `Rollback.metric`."""
     metrics: tuple[Metric, ...]
-    """Those it is made of."""
+    """Metrics that it is computed from."""
     definition: str
     promql: str
-    """The quantity in PromQL, by model: of the average server, where it grows with the number of servers."""
+    """The quantity in PromQL, by model; per server if it grows with the number of servers."""
     quantile: float | None = None
     """Quantile of a histogram."""
 
@@ -89,12 +89,12 @@ _REQUESTS_PER_S = MetricSignal(
 LOAD_SIGNALS: Mapping[str, MetricSignal] = MappingProxyType(
     {"concurrency": _REQUESTS_IN_FLIGHT, "rate": _REQUESTS_PER_S}
 )
-"""What stands for each axis of load (`Condition.place`)."""
+"""Quantity for each axis of load (`Condition.place`)."""
 SIGNALS: tuple[MetricSignal, ...] = (TOKENS_PER_STEP, OUTPUT_TOKENS_PER_S, TTFT_P99_S, *LOAD_SIGNALS.values())
 
 
 def get_signal(name: str) -> MetricSignal:
-    """Return the signal of a name.
+    """Return a signal by its name.
 
     Raises:
         KeyError: no such signal.

@@ -1,4 +1,4 @@
-"""Values that hold in ranges of releases: one table for each release, to rows and back."""
+"""Values that hold in ranges of releases: converts one table per release to rows and back."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Table = Mapping[str, tuple[Any, str]]
 
 
 class SpanRow(NamedTuple):
-    """A value over a range of releases, as stored in a data file; a look-up makes thousands of them."""
+    """A value over a range of releases, as stored in a data file."""
 
     key: str
     value: Any
     since: str
     until: str | None
-    """Last release that has it, included; None while the newest one does."""
+    """Last release with it, included; None if the newest one has it."""
     source: str
     """File and symbol in the release named by `since`."""
 
 
 def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[SpanRow]:
-    """Return the rows, sorted by key and then by release, that are equivalent to one table for each release.
+    """Return the rows, sorted by key and then by release, that are equivalent to one table per release.
 
-    A row ends where the value changes or the key is gone; a source that moves while the value stays makes no new row,
-    so that a release changes only what it really changes.
+    A row ends when the value changes or the key disappears. A source that moves while the value stays makes no new row,
+    so a release adds only real changes.
     """
     return [row for key in sorted({key for table in tables for key in table}) for row in _runs(key, releases, tables)]
 

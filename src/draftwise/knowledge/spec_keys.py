@@ -1,6 +1,6 @@
 """Keys of `--speculative-config`: their meaning, their values, and whether the embedded engine acts on them.
 
-Type, default and bounds are those of the newest vLLM release that has the key (`knowledge.vllm`); the rest lies in
+Type, default and bounds come from the newest vLLM release that has the key (`knowledge.vllm`); the rest is in
 `data/spec_keys.json`.
 """
 
@@ -34,13 +34,13 @@ class SpecKey:
     """vLLM's annotation, such as `list[float] | None`."""
     default: Any
     choices: tuple[str, ...]
-    """Allowed values, if there are only a few; else empty."""
+    """Allowed values, if they are few; else empty."""
     bounds: Mapping[str, float]
-    """`ge`, `gt`, `le`, `lt` -> the bound on the value, or on each entry of a list."""
+    """`ge`, `gt`, `le`, `lt` -> bound on the value, or on each entry of a list."""
     source: str
     """Release, file and symbol of the field."""
     remembers: Remembers
-    """What a server that is given it keeps of a request to draft for later ones, whatever its method."""
+    """What a server with this key keeps from a request to draft for later ones, with any method."""
 
 
 @cache
@@ -55,7 +55,7 @@ def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
 
 
 def find_name_traps() -> Iterator[str]:
-    """Yield words in a drafter's name that make the newest vLLM shipped take it for a head, whatever its `method`."""
+    """Yield words in a drafter's name that make the newest shipped vLLM treat it as a head, with any `method`."""
     newest = next(release for release in reversed(releases()) if release.added is None)
     inference = newest.table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)

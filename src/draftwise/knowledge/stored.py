@@ -13,13 +13,13 @@ _DATA = Path(__file__).with_name("data")
 
 @cache
 def read_data(name: str) -> Any:
-    """Return the content of `data/NAME.json`, read once: nobody changes it."""
+    """Return the content of `data/NAME.json`, read once and shared: do not change it."""
     return json.loads(read_bytes(f"{name}.json"))
 
 
 @cache
 def read_rows(name: str) -> Any:
-    """Return the same, with tuples for the lists of objects, as the fields of values have."""
+    """Likewise, with tuples for the lists in objects, as fields of frozen values need."""
     return json.loads(read_bytes(f"{name}.json"), object_hook=_freeze)
 
 
@@ -29,7 +29,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_folder(name: str) -> Mapping[str, Any]:
-    """Return the files of `data/NAME`, in the order of their names: each file's name and content, as `read_rows`."""
+    """Return name and content (as from `read_rows`) of the files of `data/NAME`, sorted by name."""
     found = sorted((_DATA / name).glob("*.json"))
     return {file.name: json.loads(file.read_bytes(), object_hook=_freeze) for file in found}
 

@@ -1,4 +1,4 @@
-"""Names of the field that are no key, method or flag: variants, modes, other names, variables, ideas, tasks."""
+"""Terms that are not a key, method or flag: variants, modes, other names, variables, ideas, tasks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Term:
     names: tuple[str, ...]
     """Spellings, the usual one first."""
     kind: str
-    """`variant`, `mode`, `idea`, `variable`, `other name` and so on; `task`: what people ask or complain of."""
+    """`variant`, `mode`, `idea`, `variable`, `other name` and so on; `task`: a question or complaint of users."""
     text: str
-    """What it is, and what to write for it, in whole sentences."""
+    """What it is, and what to write for it, in full sentences."""
     see: tuple[str, ...]
     """Methods, keys, rules and other names that `explain` knows."""
     source: str
     says: tuple[str, ...] = ()
-    """Parts of lines and errors, of vLLM's or of what it stands on, that lead to the term."""
+    """Parts of log lines and errors, from vLLM or its libraries, that lead to the term."""
 
 
 @cache
@@ -34,7 +34,7 @@ def read_terms() -> tuple[Term, ...]:
 
 
 def find_term(name: str) -> Term | None:
-    """Return the term of a name, however it is capitalized, hyphenated or spaced."""
+    """Return the term of a name; capitals, hyphens and spaces do not matter."""
     return _by_spelling().get(_normalize(name))
 
 

@@ -1,4 +1,4 @@
-"""The refusals of vLLM's own validators: judged by conditions read off its sources, by rules, or not at all."""
+"""The rejections of vLLM's own validators: judged by conditions read from its sources, by rules, or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftwise.knowledge.vllm import Release
 
 
 class Coverage(Enum):
-    """Who judges what a validator refuses."""
+    """What judges a validator's rejection."""
 
     READ = "read"
     BY_RULE = "by_rule"
@@ -18,10 +18,10 @@ class Coverage(Enum):
 
 
 def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
-    """Return how many validators a release has, and each of their refusals with who judges it.
+    """Return the number of validators of a release, and each of their rejections with what judges it.
 
-    A refusal is `Class.function: text`. It is read where a condition of the topics `config_checks` and `engine_checks`
-    says the same text, and by a rule where the rule's `answers` or the place of its probe names it.
+    A rejection is `Class.function: text`. It counts as read if a condition of the topics `config_checks` and
+    `engine_checks` has the same text, and as covered by a rule if the rule's `answers` or its probe's place name it.
     """
     known = release.table("validators")
     read = {_bare(row["says"]) for topic in ("config_checks", "engine_checks") for row in release.table(topic).values()}

@@ -1,7 +1,7 @@
 """Looks up the values, registries and defaults of each vLLM release in tables generated from its wheels.
 
-The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand, and for releases
-that the user added in `draftwise.knowledge.added`. A topic is read when it is first asked for.
+The data is in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand; for releases that the
+user added, `draftwise.knowledge.added` reads it. A topic is read on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.added import AddedRelease, read_added, read_table
-from draftwise.knowledge.messages import refusal, warning
+from draftwise.knowledge.messages import note, refusal, warning
 from draftwise.knowledge.spans import SpanRow, decode, encode
 
 _DATA = Path(__file__).with_name("data") / "vllm"
@@ -31,9 +31,9 @@ class Span:
     """One value over a range of releases."""
 
     since: Version
-    """First release that has the value; the oldest covered one may represent older ones."""
+    """First release with the value; the oldest covered one may represent older ones."""
     until: Version | None
-    """Last release that has it, included; None while the newest one does."""
+    """Last release with it, included; None if the newest one has it."""
     value: Any
     source: str
     """Release, file and symbol where the value was first read."""
@@ -41,23 +41,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A vLLM release of which the catalogue holds the tables."""
+    """A vLLM release with tables in the catalogue."""
 
     version: Version
     built: str = field(compare=False)
     """Date of the wheel's newest file, e.g. `2026-04-18`."""
     asked: str = field(default="", compare=False)
-    """The version that was requested, where it is not this one by name."""
+    """The requested version, if its name differs from this release's."""
     is_same: bool = field(default=True, compare=False)
-    """Whether what was requested is this release or another build of it; False where it is only the nearest known."""
+    """Whether the requested version is this release or a build of it; False if this is only the nearest known one."""
     added: AddedRelease | None = field(default=None, compare=False)
-    """What is known of how the user added it; None for a release that is shipped."""
+    """How the user added it; None for a shipped release."""
 
     def __str__(self) -> str:
         return str(self.version)
 
     def table(self, topic: str) -> Mapping[str, Any]:
-        """Return what holds in this release: key -> value.
+        """Return the table of a topic in this release: key -> value.
 
         Raises:
             KeyError: there is no such topic; `topics()` names them.
@@ -66,23 +66,23 @@ class Release:
         return _values(topic, str(self.version))
 
     def source(self, topic: str, key: str) -> str:
-        """Return where a value of `table` was read: release, file and symbol; KeyError for a key that is not there."""
+        """Return where a value of `table` was read: release, file and symbol; KeyError for an unknown key."""
         return _cite(_table(topic, str(self.version))[key])
 
 
 @cache
 def get_release(text: str, *, nearest: bool = False) -> Release:
-    """Return a release by the version that a user writes, an image tag or `newest`.
+    """Return a release by a version, an image tag or `newest`.
 
-    Going by PEP 440, a local label (`0.26.0+cpu`, the rest of an image's tag) and a post-release (`0.26.0.post1`) are
-    builds of the same release. A candidate or a development version is another one, which nobody has looked into.
+    By PEP 440, a local label (`0.26.0+cpu`, the rest of an image's tag) and a post-release (`0.26.0.post1`) are builds
+    of the same release. A release candidate or a development version is a different one, and unknown.
 
     Args:
-        text: what the user wrote.
-        nearest: takes the nearest known release for one that is not known; `find_remarks` then says so.
+        text: the version as the user wrote it.
+        nearest: whether to use the nearest known release for an unknown one; `find_remarks` then says so.
 
     Raises:
-        InvalidSetup: the text is no version, or (unless `nearest`) that release is not known.
+        InvalidSetup: the text is not a version, or (unless `nearest`) the release is unknown.
     """
     if text.strip().lower() in _NEWEST:
         return releases()[-1]
@@ -98,10 +98,9 @@ def get_release(text: str, *, nearest: bool = False) -> Release:
 
 
 def find_remarks(release: Release) -> Iterator[Finding]:
-    """Yield what a user must know of the release that stands for the version that was requested."""
+    """Yield findings about a release that stands in for the requested version."""
     if release.asked and release.is_same:
-        message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
-        yield Finding.info("release-build", message, where="engine_version")
+        yield note("release-build", asked=release.asked, release=release)
     elif release.asked:
         yield warning("release-nearest", asked=release.asked, release=release)
 
@@ -140,10 +139,10 @@ def _find_nearest(asked: Version) -> Release:
 
 @cache
 def releases(topic: str | None = None) -> tuple[Release, ...]:
-    """Return every release that is covered, oldest first: those that are shipped and those that the user added.
+    """Return every covered release, oldest first: shipped ones and those that the user added.
 
     Args:
-        topic: leaves out the added releases from whose sources this topic could not be read.
+        topic: leaves out added releases whose sources lack this topic.
     """
     if topic is not None:
         return tuple(each for each in releases() if each.added is None or not each.added.why_missing(topic))
@@ -154,7 +153,7 @@ def releases(topic: str | None = None) -> tuple[Release, ...]:
 
 
 def forget_added() -> None:
-    """Forget what was read of added releases, after one was added or removed."""
+    """Forget the added releases read so far, after one was added or removed."""
     for function in (get_release, releases, _rows, _table, _values):
         function.cache_clear()
 
@@ -167,12 +166,12 @@ def topics() -> tuple[str, ...]:
 
 
 def all_keys(topic: str) -> tuple[str, ...]:
-    """Return every key that some release has, in the order of the topic's rows; KeyError for an unknown topic."""
+    """Return every key that any release has, in the order of the topic's rows; KeyError for an unknown topic."""
     return tuple(dict.fromkeys(row.key for row in _rows(topic)))
 
 
 def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
-    """Return the values of a key over all releases, oldest first; empty for a key that no release has.
+    """Return the values of a key over all releases, oldest first; empty if no release has it.
 
     Raises:
         KeyError: there is no such topic.

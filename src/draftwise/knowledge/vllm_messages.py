@@ -1,4 +1,4 @@
-"""The messages of vLLM's releases, found again in a pasted error, log line or whole log."""
+"""Finds the messages of vLLM's releases in a pasted error, log line or whole log."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _ENOUGH = 24
 """Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
 _FIRST, _SECOND, _BOTH = 8, 24, 20
 """A message's beginning: least letters before the first value, characters compared after it, least letters in both."""
+_TOLD = 7
+"""Words, in their order, that tell a message of which others are left out."""
 _PART = 12
 """Letters of a message's longest part without a value: where that is not found, the message is not."""
 
@@ -26,25 +28,26 @@ class KnownMessage:
     """One message of vLLM."""
 
     template: str
-    """Text of the message, `{}` for a value."""
+    """Text of the message, with `{}` for each value."""
     level: str
     """Class of the exception, or level of the line."""
     rules: tuple[str, ...]
-    """Rules whose condition stands at the same place."""
+    """Rules whose condition is at the same place in the source."""
     history: tuple[Span, ...]
 
 
 def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
-    """Return the messages that a text holds, those of which most is constant first."""
+    """Return the messages in a text, those with the most constant text first."""
     squeezed = _squeeze(text[-_LONGEST:])
     lowered = squeezed.lower()
     parts = {template: part for template, part in _parts().items() if part in lowered}
     whole = [template for template in parts if _pattern(template).search(squeezed) is not None]
     cut_off = [template for template, part in parts.items() if sum(map(str.isalpha, part)) >= _ENOUGH]
     begun = () if whole or cut_off else (each for each in all_keys(_TOPIC) if _begins(each, squeezed))
-    found = {
-        template.lower(): template for template in (*whole, *(() if whole else cut_off), *begun)
-    }  # of two spellings the newer one
+    taken = (*whole, *(() if whole else cut_off), *begun) or (
+        each for each in all_keys(_TOPIC) if _retells(lowered, each)
+    )
+    found = {template.lower(): template for template in taken}  # of two spellings the newer one
     alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
     ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
     return tuple(map(_describe, ordered[:most]))
@@ -68,6 +71,13 @@ def _begins(template: str, squeezed: str) -> bool:
     letters = [sum(map(str.isalpha, part)) for part in (first, second)]
     pattern = re.escape(first) + _VALUE + re.escape(second.rstrip(". "))
     return letters[0] >= _FIRST and sum(letters) >= _BOTH and re.search(pattern, squeezed, re.IGNORECASE) is not None
+
+
+def _retells(lowered: str, template: str) -> bool:
+    """Say whether a text is a message with words left out, as people shorten them."""
+    words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
+    rest = iter(re.findall(r"[a-z_]{2,}", template.lower()))
+    return len(words) >= _TOLD and all(any(word in each for each in rest) for word in words)
 
 
 @cache

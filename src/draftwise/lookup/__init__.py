@@ -1,1 +1,1 @@
-"""Drafting by lookup: which tokens followed the same text before. Lists of tokens in and out, no torch."""
+"""Drafts by lookup: finds the tokens that followed the same text before. Works on token lists, without torch."""

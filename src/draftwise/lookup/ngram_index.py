@@ -9,16 +9,16 @@ from collections.abc import Iterable
 
 
 class NgramIndex:
-    """The tokens of one sequence and their suffix automaton (Blumer et al. 1985), built online.
+    """One sequence's tokens with a suffix automaton (Blumer et al. 1985), built online.
 
-    A state stands for substrings that end at the same positions: `_size` is the length of the longest, `_end` where
-    they first ended, `_link` the state of their longest suffix that also ends elsewhere. So the link of the state of
-    the whole text is the longest suffix that occurred before, and its `_end` the earliest occurrence. Constant
-    amortised time (about a microsecond) and half a kilobyte a token, for any range of n-gram lengths.
+    A state represents substrings with the same end positions: `_size` is the length of the longest, `_end` their first
+    end, `_link` the state of their longest suffix that also ends elsewhere. So the link of the whole text's state is
+    the longest suffix that occurred before, and its `_end` is the earliest occurrence. Takes constant amortized time
+    (about 1 us) and 0.5 KB per token, for any range of n-gram lengths.
 
     Args:
-        shortest: tokens that a repeat must have.
-        longest: tokens of a repeat that are looked at.
+        shortest: minimum length of a repeat in tokens.
+        longest: maximum length of a repeat in tokens.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -38,8 +38,8 @@ class NgramIndex:
             self._append(token)
 
     def draft(self, budget: int) -> list[int]:
-        """Return up to `budget` tokens that followed the earliest occurrence of the longest repeat that ends the text:
-        none if there is no repeat."""
+        """Return up to `budget` tokens that followed the earliest occurrence of the text's longest repeated suffix;
+        empty without a repeat."""
         if budget <= 0 or self._size[self._match] < self._shortest:
             return []
         end = self._end[self._match]

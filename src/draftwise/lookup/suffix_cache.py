@@ -1,4 +1,4 @@
-"""Drafts by SuffixDecoding: tokens that followed the same text earlier in this request and in former responses.
+"""Drafts by SuffixDecoding: tokens that followed the same text in this request or in earlier responses.
 
 Shape letters: B sequences, N new tokens of all sequences after each other, J fields of a job, K draft tokens (padded).
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from draftwise.core.finding import Finding, InvalidSetup
+from draftwise.core.finding import InvalidSetup
+from draftwise.knowledge.messages import fault
 from draftwise.lookup.suffix_forest import SuffixForest, check_integrity
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
 from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
@@ -79,11 +80,11 @@ class SuffixCache:
     best-scored match, so lengths vary from 0 to k. Drafts are those of ArcticInference 0.1.1 under vLLM, ties
     included; option names are vLLM's without `suffix_decoding_`.
 
-    A preempted sequence comes back with its former output as part of its first tokens. That output is in the global
-    tree already, under the sequence's life before, so only the last token of it starts the new entry.
+    A preempted sequence returns with its earlier output among its first tokens. That output is already in the global
+    tree, so only its last token starts the new entry.
 
     Raises:
-        InvalidSetup: an option is out of range; all of them are named.
+        InvalidSetup: options are out of range. Names all of them.
     """
 
     def __init__(
@@ -119,18 +120,18 @@ class SuffixCache:
         num_prompt: Sequence[int],
         limits: Sequence[int],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Append new tokens to sequences and draft up to k tokens each; a draft can use the responses of earlier rows.
+        """Append new tokens to sequences and draft up to k tokens each. A draft can use responses of earlier rows.
 
         Args:
-            slots: which sequences; an unknown slot begins one.
-            sizes: new tokens of each, at least one.
+            slots: slot of each sequence. An unknown slot starts a new one.
+            sizes: number of new tokens of each, at least one.
             tokens_N: int64, contiguous, sequence after sequence.
-            k: draft tokens at most.
-            num_prompt: how many tokens of each sequence (counted from its start) are its prompt.
-            limits: draft tokens of each at most.
+            k: maximum draft tokens.
+            num_prompt: number of prompt tokens of each sequence, from its start.
+            limits: maximum draft tokens of each sequence.
 
         Returns:
-            drafts_BK and how long each is, int64 [B].
+            drafts_BK, and the length of each draft, int64 [B].
         """
         columns = zip(slots, sizes, num_prompt, limits, strict=True)
         jobs = [self._job(slot, size, prompt, min(limit, k)) for slot, size, prompt, limit in columns]
@@ -197,11 +198,7 @@ def _check_options(depth: int, max_cached_requests: int, factor: float, min_prob
         ("min_token_prob", min_prob, 0 <= min_prob <= 1, "between 0 and 1"),
     )
     findings = [
-        Finding.error(
-            "suffix-option", f"suffix_decoding_{name} is {value}, but must be {rule}.", where="--speculative-config"
-        )
-        for name, value, good, rule in rules
-        if not good
+        fault("suffix-option", name=name, value=value, rule=rule) for name, value, good, rule in rules if not good
     ]
     if findings:
         raise InvalidSetup(findings)

@@ -1,4 +1,4 @@
-"""The memory of suffix trees: growing arrays, sequences, the space for their tokens; and the invariants of all that."""
+"""The memory of suffix trees: growing arrays, sequences, space for their tokens, and invariants."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class SuffixForest:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all arrays, which keep the size of their peak.
+        """Bytes of all arrays, which never shrink.
 
-        A token takes at most about 150 bytes in each tree that it is in, times the growth margin of 1.5.
+        A token takes at most about 150 bytes per tree, times the growth margin of 1.5.
         """
         return sum(array.nbytes for array in self.arena)
 
@@ -58,12 +58,12 @@ class SuffixForest:
         return int(plant(self.arena))
 
     def fell(self, root: int) -> None:
-        """Free a tree; its sequences are dropped by their owner."""
+        """Free a tree. Its owner drops the sequences."""
         fell(self.arena, root)
         self._num_trees -= 1
 
     def open_sequence(self, root: int) -> int:
-        """Return a new, empty sequence of the tree; the sequences of a tree must be removed in this order."""
+        """Return a new, empty sequence of a tree. Remove a tree's sequences in the order in which you opened them."""
         if self._seqs_free:
             seq = self._seqs_free.pop()
         else:
@@ -78,7 +78,7 @@ class SuffixForest:
         return seq
 
     def drop_sequence(self, seq: int) -> None:
-        """Release the space of a sequence that is in no tree any more."""
+        """Release the space of a sequence that no tree contains any more."""
         self._release_room(seq)
         self._num_reserved -= self._sizes.pop(seq)
         del self._rooms[seq]

@@ -1,11 +1,11 @@
 """Nodes of the suffix forest in flat arrays: children by token, siblings by frequency (kernels compiled by numba).
 
-A node id is the offset of its row in `Arena.nodes`; 0 is no node, so that zeroed links are empty ones. An only child,
-which is what most nodes are, is found without hashing and ranks first without bookkeeping; siblings are chained in a
-hash table and ranked in groups of equal count.
+A node id is the offset of its row in `Arena.nodes`. 0 means no node, so zeroed links are empty. An only child, like
+most nodes, is found without hashing and ranks first without bookkeeping. Siblings are chained in a hash table and
+ranked in groups of equal count.
 
-numba caches compiled kernels next to their source file and does not notice a change in a kernel that they call from
-another file: after editing one of the suffix files, remove their `__pycache__`.
+numba caches compiled kernels next to their source file and misses changes in kernels that they call from other files.
+After editing one of the suffix files, remove their `__pycache__`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUP_TAIL = 14
 NODE_WIDTH = 16
 
 OPEN = 0
-"""LENGTH of a leaf that reaches as far as its sequence does, and grows with it untouched."""
+"""LENGTH of an open leaf, which extends to the end of its sequence and grows with it."""
 
 # Fields of a sequence's row, followed by a ring of `depth` nodes: where its latest suffixes end.
 BASE = 0  # offset of its tokens in Arena.tokens
@@ -87,7 +87,7 @@ INLINED = OPTIONS | {"forceinline": True}  # what a token takes: 1.2 to 1.8 time
 
 @njit(INT(ARENA, INT, INT, INT, INT, INT), **OPTIONS)
 def make_node(arena: Arena, count: int, token: int, length: int, seq: int, ref: int) -> int:
-    """Return a new node without parent and children."""
+    """Return a new node without parent or children."""
     nodes, meta = arena.nodes, arena.meta
     node = meta[NODES_FREE]
     if node != NIL:
@@ -304,7 +304,7 @@ def increment(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def decrement(arena: Arena, node: int) -> None:
-    """Count one suffix fewer through `node`; one must remain."""
+    """Count one suffix fewer through `node`. At least one must remain."""
     nodes = arena.nodes
     nodes[node + COUNT] -= 1
     group = nodes[node + GROUP]

@@ -1,8 +1,8 @@
-"""Suffix trees of token sequences: grow by a token, forget a sequence, draft (kernels compiled by numba).
+"""Suffix trees of token sequences: append a token, remove a sequence, draft (kernels compiled by numba).
 
-A tree holds every suffix of its sequences, cut to `depth` tokens, with the number of times that each path occurs; an
-edge is a run of tokens with one count. Appending a token extends every suffix of the sequence; those that occur nowhere
-else are open leaves, which grow by themselves, so the work a token is the length of its longest repeated suffix.
+A tree holds every suffix of its sequences, cut to `depth` tokens, with the count of each path. An edge is a run of
+tokens with one count. Appending a token extends every suffix of the sequence. Suffixes that occur nowhere else are open
+leaves, which grow by themselves, so the work per token is the length of the longest repeated suffix.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from draftwise.lookup.suffix_nodes import (
 
 @njit(INT(ARENA), **OPTIONS)
 def plant(arena: Arena) -> int:
-    """Return the root of an empty tree (its count stays 0, as nothing reads it)."""
+    """Return the root of an empty tree. Its count stays 0, because nothing reads it."""
     return make_node(arena, 0, 0, 0, NIL, 0)
 
 
@@ -206,7 +206,7 @@ def _merge_into_only_child(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def remove(arena: Arena, seq: int) -> None:
-    """Remove every suffix of a sequence from its tree; it must be the one of lowest ORDER there."""
+    """Remove every suffix of a sequence from its tree. It must have the lowest ORDER there."""
     nodes, seqs, tokens = arena.nodes, arena.seqs, arena.tokens
     base, size = seqs[seq + BASE], seqs[seq + SIZE]
     for start in range(size):
@@ -246,10 +246,10 @@ def _locate(arena: Arena, root: int, begin: int, end: int) -> tuple[int, int]:
 def follow(
     arena: Arena, node: int, inside: int, limit: int, min_prob: np.float32, draft: np.ndarray
 ) -> tuple[int, np.float32]:
-    """Write the most frequent continuation into `draft`; return its length and the sum of its tokens' probabilities.
+    """Write the most frequent continuation to `draft`; return its length and the sum of its tokens' probabilities.
 
-    It starts `inside` tokens into the edge of `node`. The probability of a token is the product of the shares of the
-    branches that lead to it; the draft ends before that falls below `min_prob`, or at `limit` tokens.
+    It starts `inside` tokens into the edge of `node`. A token's probability is the product of the shares of the
+    branches leading to it. The draft ends before that falls below `min_prob`, or at `limit` tokens.
     """
     nodes, tokens = arena.nodes, arena.tokens
     prob, score, size = np.float32(1), np.float32(0), 0
@@ -282,9 +282,9 @@ def find_best_match(
 ) -> tuple[Any, ...]:
     """Return (node, tokens into its edge, limit, score) of a tree's best draft after the end of sequence `context`.
 
-    Every suffix of the context that occurs in the tree (shorter than both the context and depth) proposes what follows
-    it, at most `factor` times its own length; the highest score wins, among equals the longest suffix. `tracked` is
-    the sequence of this tree, or NIL, that ends like the context: its suffixes need no search. `draft` is scratch.
+    Every suffix of the context that occurs in the tree (shorter than both the context and `depth`) proposes its
+    continuation, of at most `factor` times its own length. The highest score wins, then the longest suffix. `tracked`:
+    a sequence of this tree that ends like the context, or NIL. Its suffixes need no search. `draft`: scratch.
     """
     seqs, depth = arena.seqs, arena.meta[DEPTH]
     best = (np.int64(NIL), 0, 0, np.float32(0))

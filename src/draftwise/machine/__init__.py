@@ -1,1 +1,1 @@
-"""Finds this process's cores, and the folders that processes share and a user adds to."""
+"""Facts about this machine and process: cores, shared folders, files, network."""

@@ -1,8 +1,8 @@
-"""Confines a process to folders: for servers that do the work of others.
+"""Confines a process to folders, for servers that process foreign input.
 
-Python tells an audit hook of every file that it opens, lists, makes, moves or removes, in whatever library that
-happens. The hook refuses what lies outside the allowed folders, as the operating system would: with PermissionError.
-It covers Python code of this process; child processes and compiled code are not covered.
+Python calls an audit hook for every file that it opens, lists, creates, moves or removes, in any library. The hook
+rejects paths outside the allowed folders with PermissionError, as the operating system would. It covers this process's
+Python code, but not child processes or compiled code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAKING = frozenset({
     "os.utime", "os.setxattr", "os.removexattr",
 })  # fmt: skip
 _WITH_FOLDER = frozenset({"os.mkdir", "os.rmdir", "os.remove"})
-"""Events whose last argument is the open folder that a path is relative to."""
+"""Events whose last argument is the open folder to which a path is relative."""
 _LISTING = frozenset({"os.listdir", "os.scandir", "os.chdir"})
 _STARTING = frozenset({"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork"})
 _MACHINE = re.compile(
@@ -33,34 +33,34 @@ _MACHINE = re.compile(
     r"|/proc/(cpuinfo|meminfo|stat|loadavg|uptime|version)|/proc/(self|\d+)/(cgroup|stat|status|mountinfo|maps)"
     r"|/etc/(ssl|pki|ca-certificates)/.*|/usr/share/(ca-certificates|zoneinfo)/.*|/etc/(mime\.types|os-release)"
 )
-"""Files that say what the machine is, and what libraries of Python read by themselves; none of them holds a secret."""
+"""Files that describe the machine, and files that Python libraries read on their own. They hold no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """Folders whose files may be read, and those in which files may be written too."""
+    """Folders that may be read, and folders that may also be written."""
 
     read: tuple[Path, ...]
     write: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, *, read: Iterable[Path], write: Iterable[Path] = ()) -> Confinement:
-        """Return the confinement to folders, whose links are followed once."""
+        """Return the confinement to folders. Resolves their links once."""
         return cls(read=tuple(map(_resolve, read)), write=tuple(map(_resolve, write)))
 
     def may_read(self, path: str | os.PathLike[str]) -> bool:
-        """Whether a path, its links followed, lies in a folder that may be read."""
+        """Return whether a path, with links resolved, lies in a readable folder."""
         return _lies_in(_resolve(path), (*self.read, *self.write))
 
     def may_write(self, path: str | os.PathLike[str]) -> bool:
-        """Whether a path, its links followed, lies in a folder that may be written."""
+        """Return whether a path, with links resolved, lies in a writable folder."""
         return _lies_in(_resolve(path), self.write)
 
     def enforce(self) -> None:
-        """Refuse everything else in this process from now on; that cannot be taken back.
+        """Reject everything else in this process from now on. You cannot undo this.
 
-        Python's own folders and the machine's description stay readable. Temporary files go to a folder of their own.
-        No process is started where nothing may be written.
+        Python's own folders and the machine's description stay readable. Temporary files go to a separate folder.
+        Without writable folders, starting processes is forbidden.
         """
         sys.dont_write_bytecode = True
         tempfile.tempdir = tempfile.mkdtemp(prefix="draftwise-")

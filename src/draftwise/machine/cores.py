@@ -1,4 +1,4 @@
-"""The processor: its name, how many cores this process really has, and which control groups limit them."""
+"""The processor: its name, the cores that this process can use, and the control groups that limit them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _ROOT = Path("/")
 
 
 def count_cores(root: Path = _ROOT) -> int:
-    """Return the whole cores that this process can keep busy, at least 1.
+    """Return the number of whole cores that this process can keep busy, at least 1.
 
-    The least of three: cores of the machine, those that the scheduler may use for this process (`taskset`, cpusets),
-    and the CPU time that its control groups grant (`docker run --cpus 1.5`, a pod's CPU limit), rounded down: threads
-    that wait for each other by spinning use up a quota in the middle of a period, and then all of them are stopped.
+    The minimum of the machine's cores, the cores allowed by the scheduler (`taskset`, cpusets), and the CPU time of its
+    control groups (`docker run --cpus 1.5`, a pod's CPU limit). The last is rounded down: spinning threads would use up
+    the quota within a period and then all stop.
 
     Args:
-        root: where the Linux to look at is mounted.
+        root: root folder of the Linux system to inspect.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def find_control_groups(root: Path = _ROOT) -> Iterator[Path]:
-    """Yield the folders of the groups that limit this process's CPU, its own and all above (cgroup v2 or v1)."""
+    """Yield the control-group folders that limit this process's CPU: its own and all parents (cgroup v2 or v1)."""
     for line in read_system_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -46,14 +46,14 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name: its model where the kernel tells it, else the architecture."""
+    """Return the processor's model name if the kernel reports it, else the architecture."""
     lines = read_system_file(_ROOT / "proc/cpuinfo").splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, "") or platform.processor() or platform.machine()
 
 
 def read_system_file(file: Path) -> str:
-    """Return the text of a file of the kernel, nothing where it is absent or its process has gone."""
+    """Return the text of a kernel file; empty if it is absent or its process is gone."""
     try:
         return file.read_text(errors="replace")
     except OSError:

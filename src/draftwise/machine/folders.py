@@ -1,4 +1,4 @@
-"""Manages the user's folders: a cache that all processes share, with turns to write, and the user's additions."""
+"""Manages the user's folders: a cache shared by all processes, and the user's data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwise.machine.whole_files import open_lock
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder for draftwise, which need not exist.
+    """Return the user's cache folder for draftwise, which may not exist yet.
 
     `$DRAFTWISE_CACHE_DIR`, else `draftwise` in `$XDG_CACHE_HOME` or `~/.cache`.
     """
@@ -22,10 +22,10 @@ def cache_folder() -> Path:
 
 @contextmanager
 def one_at_a_time(what: str) -> Iterator[None]:
-    """Let one process after the other in; `what` names the work, as a file's name.
+    """Let one process at a time into the block. `what` names the work and must be a valid file name.
 
-    The lock ends with its process, however that ends. Where no file can be locked, all go in at once: whoever writes
-    into the cache must replace files as a whole anyway.
+    The lock ends with its process, even on a crash. If files cannot be locked, all processes enter at once. Replace
+    cache files atomically in any case.
     """
     descriptor = _open_lock(cache_folder() / f"{what}.lock")
     try:
@@ -43,7 +43,7 @@ def _open_lock(file: Path) -> int | None:
 
 
 def data_folder() -> Path:
-    """Return the user's data folder for draftwise, which need not exist.
+    """Return the user's data folder for draftwise, which may not exist yet.
 
     `$DRAFTWISE_DATA_DIR`, else `draftwise` in `$XDG_DATA_HOME` or `~/.local/share`.
     """

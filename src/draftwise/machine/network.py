@@ -1,4 +1,4 @@
-"""Proxies and certificates that the environment names for connections of this process."""
+"""Finds the proxies and certificates that the environment sets for this process's connections."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import httpx
 
 _BUNDLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables that name the authorities to trust, as other programs read them; the first that is set counts."""
+"""Environment variables that name the trusted authorities. The first one set counts."""
 
 
 def find_bundle() -> tuple[str, str] | None:
-    """Return the variable that names the authorities to trust, and its path; None where none is set."""
+    """Return the variable that names the trusted authorities, and its path; None if no variable is set."""
     return next(((name, path) for name in _BUNDLES if (path := os.environ.get(name))), None)
 
 
 def open_tls() -> ssl.SSLContext:
-    """Return whom to trust: the authorities that a variable names, else those of the system and of certifi.
+    """Return a TLS context that trusts the authorities from a variable, else those of the system and certifi.
 
     Raises:
-        InvalidSetup: the variable names no certificates.
+        InvalidSetup: the variable's path has no certificates.
     """
     return _open_tls(find_bundle())
 
@@ -53,12 +53,12 @@ def _open_tls(bundle: tuple[str, str] | None) -> ssl.SSLContext:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the URL of the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY for an http(s) URL.
+    """Return the proxy URL from HTTP_PROXY, HTTPS_PROXY or ALL_PROXY for an http(s) URL.
 
-    None for this machine's own addresses and for hosts of NO_PROXY: names, suffixes, addresses, networks (10.0.0.0/8).
+    None for this machine's own addresses and for hosts in NO_PROXY: names, suffixes, addresses, networks (10.0.0.0/8).
 
     Raises:
-        InvalidSetup: it is no http(s) proxy.
+        InvalidSetup: the variable is not an http(s) URL.
     """
     from urllib.request import getproxies, proxy_bypass
 
@@ -83,10 +83,10 @@ def find_proxy(url: str) -> str | None:
 
 
 def open_client(**options: Any) -> httpx.Client:
-    """Return a client for downloads, which follows redirects.
+    """Return an HTTP client for downloads that follows redirects.
 
     Raises:
-        InvalidSetup: a proxy or bundle of the environment cannot be used.
+        InvalidSetup: the environment's proxy or certificates cannot be used.
     """
     import httpx
 
@@ -96,7 +96,7 @@ def open_client(**options: Any) -> httpx.Client:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine by its loopback address or name."""
+    """Return whether a host is a loopback name or address of this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def raise_file_limit() -> int | None:
-    """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
+    """Raise the limit on open files (streams count) to the system's maximum, and return it; None: no limit."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""Refuses parts that need Linux or macOS: on Windows they run in WSL."""
+"""Rejects features that need Linux or macOS. On Windows, they run in WSL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def require_posix(what: str) -> None:
     """Do nothing on POSIX systems.
 
     Raises:
-        InvalidSetup: the system starts no processes as POSIX does.
+        InvalidSetup: the system is not POSIX.
     """
     if not hasattr(os, "fork"):
         raise InvalidSetup.because(

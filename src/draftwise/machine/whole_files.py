@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and one process at a time at them."""
+"""Atomic file replacement, and file locks between processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path, *, keeps_mode: bool = False) -> Iterator[Path]:
-    """Give the name of a file to write, which takes the place of `path` at once when the block ends well.
+    """Yield the name of a file to write, which replaces `path` atomically if the block succeeds.
 
-    Whatever ends this process, what was there before or all of the new file is there.
+    However this process ends, either the old file or the complete new one exists.
 
     Args:
-        path: of the file.
-        keeps_mode: gives the new file the permissions of the one that is there.
+        path: file to replace.
+        keeps_mode: keep the old file's permissions.
 
     Raises:
-        OSError: it cannot be written, e.g. as the disk is full; what was there is there.
+        OSError: the file cannot be written, for example on a full disk. The old file stays.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -37,7 +37,7 @@ def replacing(path: Path, *, keeps_mode: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, see `replacing`.
+    """Write a file atomically, see `replacing`.
 
     Raises:
         OSError: it cannot be written.
@@ -47,11 +47,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """Wait until this process holds the lock of a file, and return the descriptor that holds it until it is closed.
+    """Wait for a file's lock; return the descriptor that holds it until closed.
 
     Raises:
         ImportError: the system has no such locks (Windows).
-        OSError: the file cannot be made or locked.
+        OSError: the file cannot be created or locked.
     """
     import fcntl
 

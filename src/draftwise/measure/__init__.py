@@ -1,6 +1,6 @@
 """Measures: sends load to servers in paired turns, records every clock reading, and decides.
 
-`MeasurementSpec` is imported when it is asked for: a process of the load generator does not need it.
+`MeasurementSpec` is imported on first use, because load-generator processes do not need it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines access to running servers: headers, keys and pages of counters, for all servers or one of them."""
+"""Defines access to running servers: headers, API keys and metrics pages, for all servers or one of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from draftwise.backends.address import check_url
 from draftwise.core import Arm, InvalidSetup
+from draftwise.knowledge.messages import refusal
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110, section 5.1)."""
@@ -20,19 +21,19 @@ _OF_METRICS = ".metrics"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A header of the requests to servers that run already; its value is kept in memory only."""
+    """An HTTP header for requests to running servers. Its value stays in memory and is never stored."""
 
     name: str
     value: str = field(repr=False)
     arm: str | None = None
-    """Whose server gets it (`ARM`), or whose page of counters (`ARM.metrics`); None for all servers."""
+    """Arm whose server gets it (`ARM`), or whose metrics page does (`ARM.metrics`). None: all servers."""
 
     @classmethod
     def parse(cls, text: str) -> Header:
-        """Return the header of `NAME: VALUE` or `ARM=NAME: VALUE`.
+        """Parse `NAME: VALUE` or `ARM=NAME: VALUE`.
 
         Raises:
-            InvalidSetup: the text is no header, or names one that the client sets itself.
+            InvalidSetup: the text is not a header, or names one that the client sets itself.
         """
         head, colon, value = text.partition(":")
         arm, _, name = head.rpartition("=")
@@ -51,7 +52,7 @@ class Header:
 
 
 def find_headers(headers: Iterable[Header], arm: str, *, of_metrics: bool = False) -> dict[str, str]:
-    """Return what is sent to an arm's server: its own headers before those of all; or to its page of counters only."""
+    """Return the headers for an arm's server (its own replace general ones), or only those for its metrics page."""
     owner = f"{arm}{_OF_METRICS}" if of_metrics else arm
     mine = [each for each in headers if each.arm == owner or (each.arm is None and not of_metrics)]
     by_name = {each.name.lower(): each for each in sorted(mine, key=lambda each: each.arm is not None)}
@@ -59,31 +60,26 @@ def find_headers(headers: Iterable[Header], arm: str, *, of_metrics: bool = Fals
 
 
 def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
-    """Refuse headers for arms that there are not, a run that goes on without its headers, and arms that are one server.
+    """Check that each header names an arm, that a resumed run has its headers, and that no two arms are one server.
 
     Raises:
-        InvalidSetup: one of these.
+        InvalidSetup: a check fails.
     """
     _check_names("--header", (each.arm.removesuffix(_OF_METRICS) for each in headers if each.arm), arms)
     for arm in arms:
         if lost := set(arm.header_names) - set(_list_names(headers, arm.name)):
-            raise InvalidSetup.because(
-                "headers-missing",
-                f"When the run began, requests to {arm.name} had the headers {', '.join(sorted(lost))}.",
-                where="--header",
-                fix="Pass them again (--header, --api-key-env): draftwise does not store their values.",
-            )
+            raise refusal("headers-missing", name=arm.name, names=", ".join(sorted(lost)))
     _check_distinct(headers, arms)
 
 
 def with_access(arms: Sequence[Arm], headers: Sequence[Header], metrics_urls: Sequence[str]) -> tuple[Arm, ...]:
-    """Return the arms with their pages of counters and the names of their headers.
+    """Return the arms with their metrics URLs and the names of their headers.
 
     Args:
-        metrics_urls: as `--metrics-url` takes them: one for each arm in its order, or `ARM=URL`.
+        metrics_urls: values of `--metrics-url`: one per arm, in order, or `ARM=URL`.
 
     Raises:
-        InvalidSetup: an arm is unknown, a URL is invalid, there are fewer than arms, or two arms are one server.
+        InvalidSetup: an arm is unknown, a URL is invalid, there are fewer URLs than arms, or two arms are one server.
     """
     pages = _read_pages(metrics_urls, arms)
     reached = tuple(
@@ -104,13 +100,12 @@ def _read_pages(texts: Sequence[str], arms: Sequence[Arm]) -> dict[str, str]:
     in_order = [text for text, each in found if each is None]
     _check_names("--metrics-url", named, arms)
     if in_order and (named or len(in_order) != len(arms)):
-        raise InvalidSetup.because(
+        raise refusal(
             "options-conflict",
-            f"You gave {len(in_order)} metrics URLs, but there are {len(arms)} servers.",
-            where="--metrics-url",
-            fix=(
-                f"Pass one URL each for {', '.join(arm.name for arm in arms)}, in this order, or {arms[-1].name}=URL."
-            ),
+            given=len(in_order),
+            servers=len(arms),
+            names=", ".join(arm.name for arm in arms),
+            name=arms[-1].name,
         )
     pages = named or dict(zip((arm.name for arm in arms), in_order, strict=False))
     return {name: _complete(url) for name, url in pages.items()}
@@ -126,9 +121,7 @@ def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None
     known = [arm.name for arm in arms]
     for name in names:
         if name not in known:
-            raise InvalidSetup.because(
-                "unknown-arm", f"There is no arm {name!r}.", where=option, fix=f"Choose one of: {', '.join(known)}."
-            )
+            raise refusal("unknown-arm", case="option", name=name, option=option, names=", ".join(known))
 
 
 def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
@@ -138,12 +131,7 @@ def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
         sent = find_headers(headers, arm.name)
         place = (arm.address, tuple((name, sent.get(name)) for name in arm.routing_headers))
         if arm.routing_headers and (other := seen.setdefault(place, arm.name)) != arm.name:
-            raise InvalidSetup.because(
-                "same-server",
-                f"{other} and {arm.name} are the same server ({arm.url}): their headers are the same.",
-                where="--header",
-                fix=f"Pass each the header that the gateway routes by: --header '{arm.name}=Host: NAME'.",
-            )
+            raise refusal("same-server", case="headers", other=other, name=arm.name, url=arm.url)
 
 
 def _bad_header(text: str, fix: str) -> InvalidSetup:

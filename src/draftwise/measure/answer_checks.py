@@ -1,8 +1,8 @@
-"""Asks a server and a plain one the same requests, one by one: cached prefixes, tools, JSON by a schema, long contexts.
+"""Compares a server's answers with a plain server's: cached prefixes, tools, JSON schemas and long contexts.
 
-Answers at temperature 0 are to be the plain server's. Both servers are asked twice, as a fault may come now and then.
-Rounding may swap tokens that are all but equally likely: how far it goes is what the plain server's own answers differ
-by (`statistics.find_rounding_scale`, as `decide` has it).
+At temperature 0, the answers should be equal. Each request goes to both servers twice, because a fault may be
+intermittent. Rounding may swap tokens of nearly equal likelihood: the differences between the plain server's own
+answers show how far it reaches (`statistics.find_rounding_scale`, as in `decide`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Outcome = Literal["same", "different", "not judged"]
 _CACHE = "cache"
 _TOKENS = 48
 _PREFIX_CHARS = 2400
-"""Some 600 tokens: dozens of blocks of a prefix cache."""
+"""Length of a shared prefix: about 600 tokens, dozens of prefix-cache blocks."""
 _LONG_CHARS = 48_000
 _CHARS_A_TOKEN = 1.5
-"""Where the server does not count the tokens of prompts."""
+"""Assumed where the server does not count prompt tokens."""
 _LONG_PROMPTS = 3
 _OF_CONTEXT = 0.9
 """Share of the context that the longest prompt and its answer may fill."""
 _MOST_UNSTEADY = 0.5
-"""Share of its own answers that the plain server may change before nothing can be held against it."""
+"""Largest share of its own answers that the plain server may change and still serve as a reference."""
 _MOST_NOISE = 2.0
-"""Times the rounding to expect that its changes may be worth: beyond, they would excuse anything."""
+"""Cap on the measured rounding, as a multiple of the expected rounding. Beyond it, any difference would pass."""
 _REPEATS = (1, 2)
 _TASKS = (
     "Name the three most important points.",
@@ -83,14 +83,14 @@ class _Kind:
     about: str
     prompts: tuple[Prompt, ...]
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request's body."""
+    """Extra fields of the request body."""
     form: Mapping[str, Any] | None = None
-    """JSON Schema of the answers: a grammar decides what may be sampled, and what is likely without it says little."""
+    """JSON schema that constrains the answers. Log-probabilities without the grammar then say little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck:
-    """What came of one kind of requests."""
+    """Outcome of one kind of request."""
 
     kind: str
     about: str
@@ -98,21 +98,21 @@ class AnswerCheck:
     compared: int
     ties: int = 0
     examples: tuple[str, ...] = ()
-    """Answers that differ, one a prompt: which, where, and both texts."""
+    """Answers that differ, one per prompt: which prompt, where, and both texts."""
     reason: str = ""
-    """Why nothing is judged."""
+    """Reason why this kind was not judged."""
     fix: str = ""
-    """What to give, so that it is judged."""
+    """How to have it judged."""
     tokens: int = 0
-    """Tokens of the longest prompt, as the plain server counts them; 0 where it does not."""
+    """Tokens of the longest prompt, as counted by the plain server; 0 if it does not count them."""
 
 
 async def check_answers(server: UrlBackend, plain: UrlBackend, *, salt: str) -> tuple[AnswerCheck, ...]:
-    """Return what became of each kind of requests.
+    """Return the outcome of each kind of request.
 
     Args:
-        server: that is judged, not started yet.
-        plain: of the same model, without speculation.
+        server: server to judge, not started yet.
+        plain: server of the same model without speculation.
         salt: makes the prompts new to the servers' prefix caches.
 
     Raises:
@@ -136,7 +136,7 @@ async def check_answers(server: UrlBackend, plain: UrlBackend, *, salt: str) -> 
 
 
 def describe_check(check: AnswerCheck, *, where: str) -> Finding:
-    """Return the outcome of one kind as a finding."""
+    """Describe the outcome of one kind as a finding."""
     if check.outcome == "not judged":
         text = f"Cannot tell whether answers with {check.about} match the plain server's: {check.reason}."
         return Finding.warning("answers-not-judged", text, where=where, fix=check.fix)

@@ -1,7 +1,7 @@
-"""Turns a run into a calibration: its servers, their models' shapes, and the steps that their streams show.
+"""Turns a run into a calibration: its servers, their models' shapes, and the step times seen in their streams.
 
-The clock in vLLM's iteration log begins when the engine starts to wait for a step, not when the step does
-(benchmarks/h200/NOTES.md), so steps are read off the streams of the answers.
+Step times come from the answers' streams: vLLM's iteration log starts its clock when the engine begins to wait for a
+step, not when the step begins (benchmarks/h200/NOTES.md).
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ from draftwise.core import (
 from draftwise.deciding.disturbance import find_disturbances
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.messages import refusal
 from draftwise.measure.run_context import describe_machine
 
 Specs = Mapping[str, SpecConfig]
 
 
 def require_known(plan: RunPlan, context: RunContext, *, target: str | None = None, specs: Specs | None = None) -> None:
-    """Refuse servers of which a calibration would lack something, before they are measured.
+    """Refuse, before measuring, servers whose calibration would be incomplete.
 
     Args:
-        plan: of the run; its arms that are not in the context are not looked at.
-        context: with what the servers say of themselves.
+        plan: the run's plan. Arms that are not in the context are skipped.
+        context: includes what the servers report about themselves.
         target: as for `make_calibration`.
-        specs: likewise.
+        specs: as for `make_calibration`.
 
     Raises:
         InvalidSetup: the target's shape or a server's speculative config is not known.
@@ -73,12 +74,12 @@ def require_known(plan: RunPlan, context: RunContext, *, target: str | None = No
 
 
 def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None = None) -> Calibration:
-    """Return what a run says of the steps of its servers.
+    """Return the calibration from a run: how long its servers' steps take.
 
     Args:
-        run: of servers that differ in their speculative config only, under closed loads.
-        target: directory or well-known id of the model; None for what the run says it is.
-        specs: speculative configs by arm, of servers that the run knows no config of.
+        run: closed loads, on servers that differ only in their speculative config.
+        target: directory or well-known id of the model. None: the one that the run names.
+        specs: speculative configs by arm, for servers whose config the run does not know.
 
     Raises:
         InvalidSetup: the target's shape or a server's speculative config is not known, or nothing was measured.
@@ -120,12 +121,7 @@ def _make_setting(plan: RunPlan, context: RunContext, arm: Arm, specs: Specs) ->
         return CalibratedSetting(name=arm.name)
     spec = find_spec(context, arm, specs)
     if spec is None or spec.num_speculative_tokens is None:
-        raise InvalidSetup.because(
-            "candidate-unknown",
-            f"The server of {arm.name} does not report its drafting method, so its steps cannot be priced.",
-            where="--candidate",
-            fix=f"""Pass its config: --candidate '{arm.name}={{"method": "eagle3", "num_speculative_tokens": 3}}'.""",
-        )
+        raise refusal("candidate-unknown", name=arm.name)
     return CalibratedSetting(name=arm.name, spec=spec, drafter=_find_here(spec.model or ""))
 
 
@@ -136,7 +132,7 @@ def _with_pool(run: Run, setting: CalibratedSetting) -> CalibratedSetting:
 
 
 def find_spec(context: RunContext, arm: Arm, specs: Specs | None = None) -> SpecConfig | None:
-    """Return the speculative config of an arm, as it was given or as its server tells it; None where neither is so."""
+    """Return an arm's speculative config, as given or as its server reports it; None if unknown."""
     given, version = (specs or {}).get(arm.name, arm.spec), context.server(arm.name).version.get("speculative_config")
     told = SpecConfig.keep(version) if isinstance(version, Mapping) else None
     if given is not None and given.num_speculative_tokens is None and told is not None:
@@ -149,12 +145,7 @@ def _find_config(name: str, directory: str) -> Mapping[str, Any]:
     given = find_model_config(directory)
     if (found := given.config if given is not None else _find_here(name)) is not None:
         return found
-    raise InvalidSetup.because(
-        "target-unknown",
-        f"The layer sizes of {name} are unknown: it is neither a directory here nor a well-known model.",
-        where="--target",
-        fix="Pass the directory with its config.json, or the id of a well-known model: `--target DIR`.",
-    )
+    raise refusal("target-unknown", case="calibrate", name=name)
 
 
 def _find_here(name: str) -> Mapping[str, Any] | None:
@@ -167,9 +158,9 @@ def _find_here(name: str) -> Mapping[str, Any] | None:
 
 
 def find_packing(plain: Setup) -> dict[str, Any]:
-    """Return the key of config.json that says how a processor reads a GGUF file's matrices: packed, as they are in it.
+    """Return the config.json entry for a GGUF file whose matrices a CPU reads packed, as stored.
 
-    Empty for another target, for a file of 16-bit matrices, and where the server unpacks them (`--dtype float32`).
+    Empty for any other target, for 16-bit matrices, and if the server unpacks them (`--dtype float32`).
     """
     if not is_gguf(plain.target) or plain.args.get("dtype") in ("float", "float32"):
         return {}
@@ -207,23 +198,23 @@ class _Gap:
     seconds: float
     tokens: int
     batch: float
-    """Streams that decoded then."""
+    """Streams that were decoding at that time."""
     position: float
-    """Tokens of the sequence before it, its prompt included."""
+    """Tokens of the sequence before this chunk, prompt included."""
     prompts: int
-    """First tokens of other streams that the same step gave."""
+    """First tokens of other streams in the same step."""
     is_clear: bool
     """Whether the steps before and after it computed no prompt either."""
 
 
 def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
-    """Return the steps of every server under every closed load: those that only decode, and those with prompts.
+    """Return step times of every server under every closed load: decode-only steps, and steps with prompts.
 
-    Turns that something disturbed are left out.
+    Disturbed turns do not count.
 
     Args:
-        run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
+        run: the measured run, with answers and counters.
+        lengths: maximum draft tokens per sequence, by server name; 0 without a drafter.
     """
     return tuple(
         point for place, turns in _group(run) for point in _make_points(place, lengths.get(place[0], 0), turns)
@@ -231,11 +222,11 @@ def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
 
 
 def find_firsts(run: Run, lengths: Mapping[str, int]) -> tuple[FirstPoint, ...]:
-    """Return how long requests waited for their first tokens, of every server under every closed load.
+    """Return the times to first token of every server under every closed load.
 
     Args:
-        run: its answers and counters.
-        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 without a drafter.
+        run: the measured run, with answers and counters.
+        lengths: maximum draft tokens per sequence, by server name; 0 without a drafter.
     """
     streams = {each.label: each.concurrency for each in run.plan.conditions}
     points = (

@@ -41,16 +41,16 @@ _DIALECTS: tuple[tuple[str, ...], ...] = (
     (*_READINGS, "clocks_event_reasons.active"),
     (*_READINGS, "clocks_throttle_reasons.active"),
 )
-"""What drivers answer, newest first; one unknown field makes them refuse the whole query."""
+"""Query fields, newest first. A driver refuses the whole query if it does not know one field."""
 
 
 def read_device_state(*, gpus: bool = True) -> dict[str, Any]:
-    """Return the state of this machine as JSON values; what cannot be read is not in it.
+    """Return the state of this machine as JSON values. Readings that fail are absent.
 
-    `cpu` takes a few milliseconds. `gpus` starts the driver's tool (about 50 ms and most of a core): leave them out
-    when no server runs here, and let the reading end before the next request is sent.
+    Reading `cpu` takes a few milliseconds. `gpus` starts nvidia-smi, which takes about 50 ms and most of a core. Turn
+    it off if no server runs here, and send no request before it ends.
 
-    Counters (`busy_s`, `steal_s`, ...) run since some time before; the growth between two readings is what counts.
+    Counters (`busy_s`, `steal_s`, ...) have no common start; use the difference between two readings.
     """
     state: dict[str, Any] = {"monotonic_s": time.monotonic(), "cpu": read_cpu_state()}
     if gpus and (found := read_gpu_states()):
@@ -59,9 +59,9 @@ def read_device_state(*, gpus: bool = True) -> dict[str, Any]:
 
 
 class DeviceWatch:
-    """Reads the state of this machine turn after turn, that of its GPUs every few seconds at most.
+    """Reads this machine's state after each turn, and its GPUs' at most every few seconds.
 
-    Querying the driver costs more than a short turn, and its counters lose nothing by waiting.
+    A driver query costs more than a short turn, and its counters can wait.
 
     Args:
         gpus: whether servers run on this machine.
@@ -72,7 +72,7 @@ class DeviceWatch:
         self._gpus: dict[str, Any] = {}
 
     async def read(self) -> dict[str, Any]:
-        """Return what `read_device_state` does; GPUs as they were read last."""
+        """Return the same as `read_device_state`, with the latest GPU reading."""
         is_due = time.monotonic() >= self._due_s
         state = await asyncio.to_thread(read_device_state, gpus=is_due)
         if is_due:
@@ -82,12 +82,12 @@ class DeviceWatch:
 
 
 def read_cpu_state(root: Path = _ROOT) -> dict[str, Any]:
-    """Return counters and clocks of the processor, as the Linux under `root` reports them.
+    """Return the processor's counters and clocks, as reported by the Linux system under `root`.
 
-    `busy_s`, `steal_s`: CPU seconds of all cores in use, and taken by the hypervisor. `own_s`: of this process and its
-    descendants, a server it started among them. `quota_stopped_s`: time for which the container's CPU limit held its
-    processes. `waited_s`: for which at least one process waited for a core (pressure stall information).
-    `thermal_stops`: how often a core was slowed for heat. `mhz`: clock of the fastest core now.
+    `busy_s`, `steal_s`: CPU seconds in use on all cores, and taken by the hypervisor. `own_s`: CPU seconds of this
+    process and its descendants, including servers that it started. `quota_stopped_s`: seconds in which the container's
+    CPU limit stopped its processes. `waited_s`: seconds in which at least one process waited for a core (pressure stall
+    information). `thermal_stops`: how often heat slowed a core. `mhz`: current clock of the fastest core.
     """
     state = {
         "cores": os.cpu_count(),
@@ -169,10 +169,10 @@ def _fastest_mhz(root: Path) -> float | None:
 
 
 def read_gpu_states() -> list[dict[str, Any]]:
-    """Return a row per NVIDIA GPU, none where the driver's tool is absent, fails or hangs.
+    """Return one row per NVIDIA GPU, or no rows if nvidia-smi is absent, fails or hangs.
 
-    `sm_mhz` and `sm_max_mhz` are clocks, `reasons` what limits the clock at this moment, `limited_s` for how long each
-    reason has limited it since the driver was loaded (newer drivers only), `read_s` the monotonic time of the reading.
+    `sm_mhz` and `sm_max_mhz` are clocks. `reasons` lists what limits the clock now. `limited_s` has the seconds for
+    which each reason limited it since the driver was loaded (newer drivers only). `read_s` is the monotonic time.
     """
     tool = shutil.which("nvidia-smi")
     for fields in _DIALECTS if tool else ():

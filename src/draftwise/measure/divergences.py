@@ -1,4 +1,4 @@
-"""Requests both servers' log-probabilities at the position where two greedy outputs diverge."""
+"""Asks both servers for log-probabilities at the position where two greedy outputs diverge."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from draftwise.deciding.comparison.cell import OutputDifference, make_cells
 from draftwise.measure.load.client import Client
 
 View = dict[str, float] | None
-"""Log-probabilities of the most likely tokens; None where a server does not say."""
+"""Log-probabilities of the most likely tokens; None if the server does not return them."""
 
 _BEST = 5
-"""Most likely tokens that servers are asked for: as many as OpenAI's completions allow."""
+"""Number of most likely tokens to ask for: the maximum of OpenAI's completions."""
 _MOST_EXAMINED = 40
-"""Differing prompts per comparison that both servers are asked about."""
+"""Differing prompts per comparison to ask both servers about."""
 
 
 def list_differences(run: Run, arms: Container[str]) -> list[OutputDifference]:
-    """Return the differences between arms that are not examined yet: the first of every comparison, then the second."""
+    """Return the differences between arms not examined yet: the first of every comparison, then the second of each."""
     known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
     found = [
         (place, difference)
@@ -41,14 +41,14 @@ async def examine(
     keep: Callable[[Divergence], None],
     arm_by_arm: bool = False,
 ) -> None:
-    """Ask both servers about differences, one after the other, as many as the time allows.
+    """Ask both servers about each difference in turn, until the time is over.
 
     Args:
-        differences: between arms that have a client.
-        clients: of the servers, by arm.
-        ends_at: on the clock of the event loop: what is under way then is given up; None for no end.
-        keep: given each that both servers were asked about.
-        arm_by_arm: whether one server is asked about all of them before the next one: where one is up at a time.
+        differences: to examine; both arms have a client.
+        clients: HTTP clients by arm.
+        ends_at: event-loop time at which to give up requests in flight. None: no limit.
+        keep: called with each difference once both servers have answered.
+        arm_by_arm: ask one server about all differences before the next one, for runs with one server at a time.
     """
     wanted = [(number, answer) for number, each in enumerate(differences) for answer in (each.baseline, each.candidate)]
     if arm_by_arm:
@@ -64,10 +64,10 @@ async def examine(
 
 
 async def ask(difference: OutputDifference, client: Client) -> View:
-    """Return a server's view of the position where two answers diverge.
+    """Ask a server for its view of the position where two answers diverge.
 
-    It computes the next token after the prompt and all shared output in one prefill, so that the result does not depend
-    on how the position was reached.
+    The server computes the next token after the prompt and all shared output in one prefill. The result therefore does
+    not depend on how it reached the position.
     """
     prompt, position = difference.baseline.prompt_token_ids, difference.position
     if not prompt or position is None:
@@ -77,7 +77,7 @@ async def ask(difference: OutputDifference, client: Client) -> View:
 
 
 def conclude(difference: OutputDifference, views: Sequence[View]) -> Divergence:
-    """Return what both servers' views say of a difference."""
+    """Judge a difference by both servers' views."""
     answers, position = (difference.baseline, difference.candidate), difference.position
     tokens = [None if position is None else _token_at(answer, position) for answer in answers]
     known = [view for view in views if view is not None]

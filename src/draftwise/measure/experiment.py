@@ -18,25 +18,25 @@ from draftwise.runs import RunDirectory
 from draftwise.runs.turn_order import Turn
 
 _DRAIN_S = 10.0
-"""How long a server may still work on requests that were canceled."""
+"""How long a server may keep working on canceled requests."""
 _DRAIN_POLL_S = 0.005
 
 
 async def no_device() -> Mapping[str, Any]:
-    """Return nothing: the servers are elsewhere, or not real."""
+    """Return no readings: the servers run elsewhere, or are simulated."""
     return {}
 
 
 @dataclass(slots=True, kw_only=True)
 class Experiment:
-    """Measures turns that the directory does not hold yet.
+    """Measures the turns that the run directory does not hold yet.
 
     Args:
-        clients: of every arm, by name.
+        clients: HTTP clients by arm.
         progress: receives each measured request as a step.
         read_device: reads clocks and temperatures after a turn.
-        processes: of the load generator; None for as many as the load needs.
-        cold: arms whose servers had not become steady in the warm-up, until they have.
+        processes: processes of the load generator. None: as many as the load needs.
+        cold: arms whose servers were not steady yet after the warm-up.
     """
 
     plan: RunPlan
@@ -47,7 +47,7 @@ class Experiment:
     processes: int | None = None
     cold: set[str] = field(default_factory=set)
     num_answers: int = field(default=0, init=False)
-    """Measured requests that were answered."""
+    """Number of measured requests with an answer."""
     _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
     _asked: set[tuple[str, str, str]] = field(default_factory=set, init=False)
     """Arm, workload and id of the prompts that a server that could remember them has been asked."""
@@ -63,19 +63,19 @@ class Experiment:
         self._asked |= {(each.arm, each.workload, each.prompt_id) for each in run.answers if each.arm in running}
 
     def has(self, turn: Turn) -> bool:
-        """Return whether a turn is measured."""
+        """Return whether a turn is measured already."""
         return turn.key in self._measured
 
     async def take(self, turn: Turn, *, expected_s: float | None = None) -> bool:
-        """Measure a turn that is missing; return whether it was, and could be asked.
+        """Measure a turn. Return False if it is measured already or must not be asked (`may_ask`).
 
         Args:
-            turn: to measure.
-            expected_s: how long it is going to take, for the record.
+            turn: turn to measure.
+            expected_s: forecast of its duration in seconds, for the record.
 
         Raises:
-            BackendError: a server broke; what was measured is on disk.
-            StorageError: the disk is full; what was measured is on disk.
+            BackendError: a server failed. Everything measured is on disk.
+            StorageError: the disk is full. Everything measured is on disk.
         """
         if self.has(turn) or not self.may_ask(turn):
             return False
@@ -87,7 +87,7 @@ class Experiment:
         return True
 
     def may_ask(self, turn: Turn) -> bool:
-        """Return whether nothing in a turn is asked again of a server that could remember it."""
+        """Return whether the turn repeats no prompt to a server that may remember its answers."""
         return self._list_once(turn).isdisjoint(self._asked)
 
     def _list_once(self, turn: Turn) -> set[tuple[str, str, str]]:

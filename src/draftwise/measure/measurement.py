@@ -1,4 +1,4 @@
-"""A run that is about to be measured, new or continued: its plan, its directory and its servers."""
+"""Prepares a run, new or resumed: its plan, its directory and its servers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from draftwise.core import (
     Severity,
 )
 from draftwise.core.finding import join_names
+from draftwise.knowledge.messages import refusal, warning
 from draftwise.machine.cores import count_cores
 from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
@@ -40,7 +41,7 @@ from draftwise.runs import RunDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Everything that a session needs but the servers."""
+    """Everything that a session needs, except the servers."""
 
     plan: RunPlan
     context: RunContext
@@ -48,24 +49,24 @@ class Measurement:
     is_resumed: bool = False
     expected: tuple[Expectation, ...] = ()
     omissions: tuple[Omission, ...] = ()
-    """Candidates that were left out before anything was measured."""
+    """Candidates left out before the first measurement."""
     headers: tuple[Header, ...] = ()
     processes: int | None = None
     budget_s: float | None = None
-    """Time for all of it, from `began_s` to the report; None for as long as it takes."""
+    """Seconds for the whole run, from `began_s` to the report. None: unlimited."""
     began_s: float = field(default_factory=time.monotonic)
-    """When it was asked for, on the monotonic clock."""
+    """Time of the request, on the monotonic clock."""
 
     def open(self, progress: Progress, examine: Callable[[RunPlan, RunContext], None] | None = None) -> Session:
-        """Return the session that measures it; its servers are not started yet.
+        """Return the session that measures the run. It has not started its servers.
 
         Args:
-            progress: receives what `check` warns of in the setups, what the servers do while they start, and what
-                the session reports.
-            examine: refuses servers by what they say of themselves.
+            progress: receives `check`'s warnings about the setups, the servers' start-up phases, and the session's
+                reports.
+            examine: called with what the servers report about themselves; raises to refuse them.
 
         Raises:
-            InvalidSetup: a server cannot be started so, or its release would refuse its setup.
+            InvalidSetup: a server cannot start with these settings, or its release would reject its setup.
         """
         arms = self.plan.arms
         try:
@@ -105,11 +106,11 @@ def prepare(spec: MeasurementSpec, progress: Progress, *, began_s: float | None 
 
     Args:
         spec: what to measure.
-        progress: receives what was chosen, and what weakens it.
-        began_s: when it was asked for, on the monotonic clock; None for now.
+        progress: receives what was chosen, and what weakens the result.
+        began_s: time of the request, on the monotonic clock. None: now.
 
     Raises:
-        InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
+        InvalidSetup: options contradict each other, or name something that does not exist or cannot be measured.
     """
     began_s = time.monotonic() if began_s is None else began_s
     plan = make_plan(spec, progress)
@@ -136,17 +137,17 @@ def resume(
     minutes: float | None = None,
     began_s: float | None = None,
 ) -> Measurement:
-    """Return the rest of a run that was begun.
+    """Return what remains of a run.
 
     Args:
-        path: its directory.
-        headers: of the requests to servers that run already.
-        processes: of the load generator; None for as many as the load needs.
-        minutes: for all of the rest; None for as many as the run was given, or as long as it takes.
-        began_s: when it was asked for, on the monotonic clock; None for now.
+        path: run directory.
+        headers: headers for requests to running servers.
+        processes: processes of the load generator. None: as many as the load needs.
+        minutes: time budget for the rest. None: the run's own budget, if it has one.
+        began_s: time of the request, on the monotonic clock. None: now.
 
     Raises:
-        InvalidSetup: the directory holds no run, or its requests had headers that are not given again.
+        InvalidSetup: the directory holds no run, or the headers of its requests are missing.
     """
     began_s = time.monotonic() if began_s is None else began_s
     directory = RunDirectory(path)
@@ -185,15 +186,15 @@ def build_backends(
     on_wait: Callable[[str, str], None],
     one_at_a_time: bool = False,
 ) -> list[Backend]:
-    """Return the server of every arm, not started yet.
+    """Return the server of every arm. None is started yet.
 
     Args:
-        on_wait: called with an arm and what its server does while it starts; with nothing once it has ended.
-        headers: of the requests to servers that run already.
-        one_at_a_time: whether each has all the GPUs, as the others are down then.
+        on_wait: called with an arm and its server's start-up phase; with an empty text when the start ends.
+        headers: headers for requests to running servers.
+        one_at_a_time: whether one server is up at a time, so each gets all GPUs.
 
     Raises:
-        InvalidSetup: a server takes more GPUs than there are, or its command is invalid.
+        InvalidSetup: a server needs more GPUs than the machine has, or its command is invalid.
     """
     if arms[0].url is not None:
         return [
@@ -232,18 +233,16 @@ def build_backends(
 
 
 def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOptions) -> tuple[list[Backend], LineUp]:
-    """Return the servers as backends of which one is up at a time, and their line-up.
+    """Return backends of which one is up at a time, and their line-up.
 
     Raises:
-        InvalidSetup: the command that replaces one by another is invalid.
+        InvalidSetup: the switch command is invalid.
     """
     replacing = None
     if launch.switch is not None:
         stay = launch.leave or arms[0].name
         if stay not in [arm.name for arm in arms]:
-            text = f"there is no arm {stay!r}."
-            fix = f"Choose one of: {', '.join(arm.name for arm in arms)}."
-            raise InvalidSetup.because("unknown-arm", text, where="--leave", fix=fix)
+            raise refusal("unknown-arm", case="leave", stay=stay, names=", ".join(arm.name for arm in arms))
         replacing = SwitchCommand(command=launch.switch, baseline=arms[0].name, stay=stay)
     joined = LineUp(replacing)
     return [OneAtATime(each, joined) for each in backends if isinstance(each, UrlBackend)], joined
@@ -262,7 +261,7 @@ class _Waits:
         self._doing: dict[str, str] = {}
 
     def report(self, arm: str, doing: str) -> None:
-        """Take in what a server does while it starts; nothing once it has ended."""
+        """Record a server's start-up phase; an empty text when the start has ended."""
         if doing:
             self._doing[arm] = doing
         else:
@@ -282,12 +281,12 @@ def _must_start_in_turn(setup: Setup, placements: Sequence[GpuPlacement | None])
 
 
 def judge_backends(backends: Sequence[Backend]) -> list[Finding]:
-    """Return what `check` warns of in the setups that are about to start, each finding once.
+    """Return `check`'s warnings about the setups about to start, each finding once.
 
-    Only vLLM's are judged; the embedded server judges its own. A release that is not known ends no measurement.
+    Judges only vLLM setups; the embedded server checks its own. An unknown release does not stop the run.
 
     Raises:
-        InvalidSetup: a release would refuse one of them, or fail with it.
+        InvalidSetup: a release would reject a setup or fail with it.
     """
     found: dict[tuple[str, str], Finding] = {}
     for arm, finding in _judge_all(backends):
@@ -310,8 +309,4 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
 
 
 def _unjudged(version: str) -> Finding:
-    return Finding.warning(
-        "setup-unjudged",
-        f"draftwise does not know vLLM {version}, so it did not check this setup before the start.",
-        fix=f"Add the release: `draftwise facts add vllm=={version}`.",
-    )
+    return warning("setup-unjudged", version=version)

@@ -25,7 +25,7 @@ class Candidate:
     spec: SpecConfig | None = None
 
     def at_length(self, k: int) -> Candidate:
-        """Return the candidate with another `num_speculative_tokens`, which its name tells."""
+        """Return the candidate with another `num_speculative_tokens`, and with k in its name."""
         return Candidate(
             name=None if self.name is None else f"{self.name} k={k}",
             spec=None if self.spec is None else replace(self.spec, num_speculative_tokens=k),
@@ -36,44 +36,43 @@ DEFAULT_CANDIDATES = (
     Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=5)),
     Candidate(spec=SpecConfig(method="suffix")),
 )
-"""Methods that need nothing but the target."""
+"""Methods that need only the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementSpec:
-    """A baseline and its candidates, the workloads and loads to compare them under, and how long to measure.
+    """A baseline and its candidates, the workloads and loads to compare them under, and the time budget.
 
-    Either `target` is given, which draftwise serves itself, once for each arm, or `url` with `candidate_urls`: servers
-    that run already.
+    Give either `target`, which draftwise serves once per arm, or `url` with `candidate_urls` for running servers.
     """
 
     target: str | None = None
     """Directory of a checkpoint, or a name that vLLM resolves."""
     engine: str = "draftwise"
-    """What serves the target: `draftwise`, or `vllm`."""
+    """Engine that serves the target: `draftwise` or `vllm`."""
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     serve_args: tuple[str, ...] = ()
-    """Further arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
+    """Extra arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
     url: str | None = None
     """The baseline's address."""
     candidate_urls: tuple[str, ...] = ()
     metrics_urls: tuple[str, ...] = ()
-    """Pages of their counters where those are not at /metrics: one for each server in this order, or `ARM=URL`."""
+    """Metrics URLs, where they are not at /metrics: one per server, in the same order, or `ARM=URL`."""
     headers: tuple[Header, ...] = ()
-    """Headers of requests to running servers."""
+    """Headers for requests to running servers."""
     candidates: tuple[Candidate, ...] = ()
-    """`DEFAULT_CANDIDATES` where a target has none."""
+    """Candidates; for a target, `DEFAULT_CANDIDATES` if empty."""
     draft_lengths: tuple[int, ...] = ()
-    """Tries every candidate with each of them."""
+    """Draft lengths k to try with every candidate."""
     workloads: tuple[str, ...] = BUNDLED
     """Workloads in the form of `--workload`."""
     max_tokens: int | None = None
-    """Cap on every prompt's own."""
+    """Cap on each prompt's `max_tokens`."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     prompts: int | None = None
-    """Prompts per workload; None for as many as fit into the time."""
+    """Prompts per workload. None: as many as fit into the time."""
     minutes: float | None = None
-    """Time budget in minutes; None for `DEFAULT_MINUTES`, or for as long as needed if `prompts` is given."""
+    """Time budget in minutes. None: `DEFAULT_MINUTES`, or unlimited if `prompts` is given."""
     repeats: int = 5
     warmup: int = 3
     seed: int = 0
@@ -82,29 +81,29 @@ class MeasurementSpec:
     profile: Profile | Path | None = None
     """Profile of this traffic, from `draftwise replay`. Candidates that cannot win are left out."""
     places_loads: bool = False
-    """Whether loads may be chosen around the forecast crossover, instead of `conditions`."""
+    """Whether to choose loads around the forecast crossover instead of `conditions`."""
     turn_s: float = 20.0
     adaptive: bool = True
     one_at_a_time: bool = False
-    """One server is up at a time: those that draftwise starts, or, with `launch.switch`, the one at `url`."""
+    """Whether one server is up at a time: those that draftwise starts, or with `launch.switch` the one at `url`."""
     processes: int | None = None
-    """Processes of the load generator; None for as many as the load needs."""
+    """Processes of the load generator. None: as many as the load needs."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What cannot be seen from here: `hardware` (or `hardware.ARM`), `precision`, `model`, `command.ARM`."""
+    """Context that a client cannot see: `hardware` (or `hardware.ARM`), `precision`, `model`, `command.ARM`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Other than the default ones, by their names in `decide.thresholds`."""
+    """Thresholds that differ from the defaults, by their names in `deciding.thresholds`."""
     out: Path | None = None
-    """Run directory; None for a new one under `runs`."""
+    """Run directory. None: a new one under `runs`."""
 
     @property
     def planned_minutes(self) -> float | None:
-        """The whole run's time; None where only a number of prompts was asked for."""
+        """Minutes for the whole run. None: only a number of prompts is given."""
         if self.minutes is None:
             return None if self.prompts else DEFAULT_MINUTES
         return self.minutes
 
     def find_conflict(self) -> str | None:
-        """Return what is wrong with the options taken together; None where nothing is."""
+        """Return why the options contradict each other; None if they do not."""
         if self.target is not None and self.target.startswith(("http://", "https://")):
             return f"{self.target} is a server URL. Pass it as --url, and the speculative server as --candidate-url."
         if (self.target is None) == (self.url is None):

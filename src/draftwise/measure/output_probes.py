@@ -1,4 +1,4 @@
-"""Greedy answers outside of all turns: whether a candidate serves the baseline's model, and how far rounding goes."""
+"""Compares greedy answers outside all turns: whether the models are equal, and how far rounding reaches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from draftwise.runs.turn_order import Turn
 _PROBES = 8
 _PROBE_TOKENS = 24
 _NULL, _NULL_OF = 16, 5
-"""Prompts that plain decoding answers again in batches of another shape: a minimum, and one in this many of all."""
+"""Prompts that plain decoding answers again in another batch shape: at least the first number, or one in `_NULL_OF`."""
 _NULL_TOKENS = 96
 _WIDEST = 16
 _DEFAULT_K = 5
 
 
 def needs_probes(plan: RunPlan) -> bool:
-    """Return whether no load of a plan compares outputs one by one."""
+    """Return whether a plan has no load at temperature 0, where outputs are compared one by one."""
     return all(condition.temperature > 0 for condition in plan.conditions)
 
 
 async def answer_greedily(client: Client, plan: RunPlan, prompts: Sequence[tuple[str, Prompt]]) -> list[Answer | None]:
-    """Return a server's greedy answers to prompts, one at a time; None for those that it failed."""
+    """Return a server's greedy answers to prompts, one at a time; None for each prompt that failed."""
     found: list[Answer | None] = []
     await client.backend.wake()
     for workload, prompt in prompts:
@@ -43,7 +43,7 @@ async def answer_greedily(client: Client, plan: RunPlan, prompts: Sequence[tuple
 
 
 def choose_probes(plan: RunPlan) -> list[tuple[str, Prompt]]:
-    """Return a few prompts of all workloads, shortened, behind a line break: no cache holds them before their turns."""
+    """Return a few shortened prompts from all workloads, each behind a line break to miss every prefix cache."""
     each_workload = ([(workload.name, prompt) for prompt in workload.prompts[:_PROBES]] for workload in plan.workloads)
     mixed = islice(filter(None, chain.from_iterable(zip_longest(*each_workload))), _PROBES)
     return [
@@ -54,7 +54,7 @@ def choose_probes(plan: RunPlan) -> list[tuple[str, Prompt]]:
 async def compare_probes(
     baseline: Sequence[Answer | None], candidate: Sequence[Answer | None], clients: Mapping[str, Client]
 ) -> list[OutputProbe]:
-    """Return how a candidate's greedy answers compare with the baseline's, with the gap where they part."""
+    """Compare a candidate's greedy answers with the baseline's, with the log-probability gap where they diverge."""
     probes = []
     for theirs, ours in zip(baseline, candidate, strict=True):
         if theirs is not None and ours is not None:
@@ -89,13 +89,13 @@ async def find_null(
     ends_at: float | None,
     keep: Callable[[OutputDifference], None],
 ) -> None:
-    """Ask the baseline for its own greedy answers again, several at once, as a candidate verifies its drafts.
+    """Ask the baseline for its greedy answers again, several at once, in a batch shaped like one with drafts.
 
     Args:
-        answers: greedy ones of the baseline that were measured.
-        client: reaches the baseline's server.
-        ends_at: a time on the clock of the event loop: no more are asked after it.
-        keep: given each answer that is not what it was.
+        answers: measured greedy answers of the baseline.
+        client: client of the baseline's server.
+        ends_at: event-loop time after which to ask no more. None: no limit.
+        keep: called with each answer that differs from the first one.
     """
     clock = asyncio.get_running_loop().time
     prompts = {(workload.name, prompt.id): prompt for workload in plan.workloads for prompt in workload.prompts}
@@ -136,7 +136,7 @@ def _turn(client: Client, workload: str) -> Turn:
 
 
 def disguise(prompt: Prompt) -> Prompt:
-    """Return a prompt behind a line break, so that no cache holds it before its turn."""
+    """Return a prompt behind a line break, so it does not enter a prefix cache before its turn."""
     if prompt.text is not None:
         return replace(prompt, text=f"\n{prompt.text}")
     first, *rest = prompt.messages

@@ -1,7 +1,7 @@
-"""A look at outputs before the first measured request: how long they are, and how fast each server writes them.
+"""Pilot requests before the first measured one: output lengths, and each server's pace.
 
-Lengths of answers differ far more than paces. So the baseline answers many prompts at once, which tells lengths of any
-arm, and every server then answers few prompts, one at a time and each server others, which tells its pace.
+Answer lengths vary far more than paces. So the baseline first answers many prompts at once, which gives the lengths for
+every arm. Then each server answers a few prompts of its own, one at a time, which gives its pace.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from draftwise.runs.turn_order import Turn
 from draftwise.statistics import FEWEST_PROMPTS
 
 _LOOKED_AT = 2
-"""Prompts of each workload that every server is asked one at a time."""
+"""Prompts per workload that each server answers one at a time."""
 _SPARED_OF = 20
-"""Prompts of a workload from which on it can spare some."""
+"""Minimum number of prompts with which a workload can spare some."""
 _TOGETHER = 16
-"""Prompts that the baseline answers at once."""
+"""Prompts that the baseline answers in parallel."""
 _FIRST_TOKENS, _FEW_TOKENS, _CUT = 16, 64, 1.5
-"""Tokens that tell whether a machine is very slow, and roughly how fast it is; how many times as long an answer that
-they cut is taken to be."""
+"""Tokens that show a very slow machine, tokens that show the rough pace, and the assumed length of an answer cut there,
+as a multiple."""
 _MACHINE_S = 15.0
-"""Seconds of the look at how fast a machine is; one answer more is waited for."""
+"""Seconds for measuring the machine's pace, plus one answer in progress."""
 _PATIENCE_S = 5.0
-"""Wait for these answers when the time of the look is over."""
+"""Extra seconds for answers in progress when the time is over."""
 _STEP = (5**0.5 - 1) / 2
-"""Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
+"""Multiples of the golden ratio modulo 1 are spread evenly for any count."""
 
 Lengths = Mapping[tuple[str, str], int]
 """Output tokens by workload and prompt id."""
@@ -46,19 +46,19 @@ Lengths = Mapping[tuple[str, str], int]
 
 @dataclass(slots=True, kw_only=True)
 class Pilot:
-    """What one server made of a few prompts of one workload, one at a time."""
+    """One server's answers to a few prompts of one workload, one at a time."""
 
     tokens: int = 0
     allowed: int = 0
-    """`max_tokens` of the prompts together."""
+    """Sum of the prompts' `max_tokens`."""
     firsts_s: list[float] = field(default_factory=list)
-    """Seconds until the first token, prompt by prompt."""
+    """Time to first token of each prompt, in seconds."""
     decoding_s: float = 0.0
-    """All seconds after that together."""
+    """Total seconds after the first tokens."""
     counters: Counters = field(default_factory=lambda: Counters(generation_tokens=0))
 
     def add(self, prompt: Prompt, answer: Answer, growth: Counters) -> None:
-        """Take in an answer, and what the server's counters grew by."""
+        """Add an answer, and the growth of the server's counters."""
         first_s = answer.timing.ttft_s or 0.0
         self.tokens += answer.timing.num_tokens
         self.allowed += prompt.max_tokens
@@ -68,9 +68,9 @@ class Pilot:
 
 
 def spare_prompts(plan: RunPlan) -> tuple[RunPlan, dict[str, tuple[Prompt, ...]]]:
-    """Return the plan without the last prompts of its long workloads, and these by workload.
+    """Split the last prompts off long workloads; return the shorter plan and the spared prompts by workload.
 
-    They are what servers that could remember their answers are asked before the run.
+    Servers that may remember answers get the spared prompts before the run.
     """
     if not plan.remembering:
         return plan, {}
@@ -82,17 +82,17 @@ def spare_prompts(plan: RunPlan) -> tuple[RunPlan, dict[str, tuple[Prompt, ...]]
 async def look_at_lengths(
     roster: Roster, plan: RunPlan, *, ends_at: float, progress: Progress
 ) -> dict[tuple[str, str], int]:
-    """Return how long the baseline's answers are, by workload and prompt id: those of the first prompts, which are in
-    the run however it is cut.
+    """Return the lengths of the baseline's answers in tokens, by workload and prompt id. The first prompts come first,
+    because every cut of the run keeps them.
 
     Args:
-        roster: of the session.
-        plan: of the run.
-        ends_at: on the clock of the event loop: after it no further prompts are asked.
-        progress: receives what is asked; the look ends when it asks to stop.
+        roster: the session's servers.
+        plan: the run's plan.
+        ends_at: event-loop time after which to send no more prompts.
+        progress: receives the current step; may ask to stop.
 
     Raises:
-        BackendError: the baseline's server broke.
+        BackendError: the baseline's server failed.
     """
     clock, arm = asyncio.get_running_loop().time, plan.arms[0].name
     client = roster.clients[arm]
@@ -126,27 +126,27 @@ async def look_at_lengths(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePace:
-    """How fast a machine answers, going by the beginnings of a few answers of the baseline."""
+    """How fast a machine answers, from the beginnings of a few baseline answers."""
 
     prompts_s: Mapping[str, float]
-    """Seconds of a prompt of each workload."""
+    """Expected seconds of one request of each workload."""
     first_s: float
-    """The longest wait for a first token."""
+    """Longest time to first token, in seconds."""
     per_token_s: float
 
     def expect_s(self, workloads: Iterable[str], loads: int) -> float:
-        """Return about how many seconds the fewest prompts that decide anything take of a server like this one."""
+        """Estimate the seconds that a server like this one takes for the fewest prompts that allow a verdict."""
         return FEWEST_PROMPTS * loads * sum(self.prompts_s[name] for name in workloads)
 
 
 async def look_at_machine(client: Client, plan: RunPlan) -> MachinePace:
-    """Return how fast a machine is, from the beginning of one answer of each workload, in a quarter of a minute.
+    """Estimate a machine's pace from the beginning of one answer per workload, in about 15 seconds.
 
-    A workload for which no time is left is taken to be like the others; an answer that is cut is taken to be
-    half as long again.
+    A workload for which no time is left is assumed to be like the others. An answer that is cut is assumed to continue
+    (`_CUT`).
 
     Raises:
-        BackendError: it broke.
+        BackendError: the server failed.
     """
     clock = asyncio.get_running_loop().time
     began, most = clock(), _FEW_TOKENS
@@ -186,19 +186,19 @@ async def look_at_paces(
     ends_at: float,
     progress: Progress,
 ) -> dict[tuple[str, str], Pilot]:
-    """Return what servers make of a few prompts, one at a time, by arm and workload.
+    """Return each server's answers to a few prompts, one at a time, by arm and workload.
 
-    Each is asked others, short and long ones, so that a prompt that is answered unlike the rest does not count for all.
-    Servers that could remember prompts of the run are asked such as are in no turn, where there are any. Every prompt
-    comes behind a line break, so that no cache holds it before its turn.
+    Each server gets different prompts, short and long ones, so one unusual prompt does not distort all of them. Servers
+    that may remember answers get only spared prompts. Every prompt comes behind a line break, so it does not enter a
+    prefix cache before its turn.
 
     Args:
-        roster: of the session; servers that fail leave it.
-        group: those to ask.
-        plan: of the run.
-        spared: prompts that are in no turn, by workload.
-        ends_at: on the clock of the event loop: after it no one is asked.
-        progress: receives what is asked; the look ends when it asks to stop.
+        roster: the session's servers; those that fail leave it.
+        group: servers to ask.
+        plan: the run's plan.
+        spared: prompts that no turn uses, by workload.
+        ends_at: event-loop time after which to send no more prompts.
+        progress: receives the current step; may ask to stop.
     """
     clock, arms = asyncio.get_running_loop().time, [arm.name for arm in plan.arms]
     spread = {each.name: _spread(each, _LOOKED_AT * len(arms)) for each in plan.workloads}
@@ -245,7 +245,7 @@ async def _ask(client: Client, workload: Workload, prompt: Prompt, plan: RunPlan
 def make_estimate(
     plan: RunPlan, warm: WarmUp, lengths: Lengths, pilots: Mapping[tuple[str, str], Pilot], overhead_s: float
 ) -> TimeEstimate:
-    """Return how long turns take, going by what was seen before the first of them."""
+    """Estimate how long turns take, from the warm-up and the pilot requests."""
     texts = {}
     times_longer = {each.name: _compare_length(each) for each in plan.workloads}
     for (arm, workload), pilot in pilots.items():

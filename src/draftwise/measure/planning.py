@@ -11,6 +11,7 @@ from pathlib import Path
 from draftwise.backends.address import check_url
 from draftwise.backends.vllm_command import check_arguments, find_version, split_command
 from draftwise.core import Arm, Finding, InvalidSetup, Progress, Replay, RunPlan, Setup, Severity, Workload
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering
 from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
@@ -25,11 +26,11 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
     """Return the plan of a new run.
 
     Args:
-        spec: what to measure.
-        progress: receives what was chosen, a line on each workload, and what weakens the plan.
+        spec: the measurement that was asked for.
+        progress: receives what was chosen, one line per workload, and what weakens the plan.
 
     Raises:
-        InvalidSetup: the options contradict each other, or name what is not there or cannot carry a conclusion.
+        InvalidSetup: options contradict each other, name something that does not exist, or cannot give a verdict.
     """
     if conflict := spec.find_conflict():
         raise InvalidSetup.because("options-conflict", conflict, where="decide")
@@ -77,9 +78,7 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
-        raise InvalidSetup.because(
-            "duplicate-workload", f"Two candidates have the same name: {', '.join(names)}.", where="--workload"
-        )
+        raise refusal("duplicate-workload", names=", ".join(names))
     return workloads
 
 
@@ -108,10 +107,10 @@ _READ_OTHERWISE = frozenset({"flag-given-twice", "abbreviated-flag"})
 
 
 def make_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
-    """Return the arms, the baseline first; each candidate's name is the one it was given, or method and k.
+    """Return the arms, the baseline first. A candidate without a name is named by method and k.
 
     Raises:
-        InvalidSetup: a name is taken, a URL is invalid, or the engine refuses the arguments.
+        InvalidSetup: a name is taken, a URL is invalid, or the engine rejects the arguments.
     """
     if spec.target is None:
         return _running_arms(spec)
@@ -154,12 +153,7 @@ def _name_all(candidates: Sequence[Candidate]) -> list[str]:
     for each in candidates:
         base = each.name or (each.spec.label if each.spec is not None else f"candidate {len(names)}")
         if each.name in names:
-            raise InvalidSetup.because(
-                "duplicate-name",
-                f"{each.name!r} is the name of another arm.",
-                where="--candidate",
-                fix="Give every candidate its own name.",
-            )
+            raise refusal("duplicate-name", name=each.name)
         numbered = chain([base], (f"{base} #{number}" for number in count(2)))
         names.append(next(name for name in numbered if name not in names))
     return names[1:]
@@ -198,7 +192,7 @@ def _with_places(setup: Setup, spec: MeasurementSpec) -> Setup:
 
 
 def is_covered(version: str) -> bool:
-    """Return whether the catalogue holds just this release of vLLM, whatever it was built for."""
+    """Return whether the catalog holds exactly this vLLM release, for any platform."""
     try:
         get_release(version)
     except InvalidSetup:

@@ -1,4 +1,4 @@
-"""Sends a few prompts to running servers, one at a time, to test in seconds whether they work as started."""
+"""Sends a few prompts to running servers, one at a time, to check in seconds that they run as configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TOKENS = 64
 
 
 def load_probe(num_prompts: int) -> tuple[Workload, ...]:
-    """Return bundled prompts, as many of each kind of text."""
+    """Return bundled prompts, the same number for each kind of text."""
     loaded = (load_workloads(name, max_tokens=_MOST_TOKENS)[0] for name in _BUNDLED)
     shares = (len(range(start, num_prompts, len(_BUNDLED))) for start in range(len(_BUNDLED)))
     return tuple(each.first(share) for each, share in zip(loaded, shares, strict=True) if share)
@@ -29,16 +29,16 @@ def load_probe(num_prompts: int) -> tuple[Workload, ...]:
 async def probe(
     server: UrlBackend, plain: UrlBackend | None, workloads: Sequence[Workload], *, salt: str
 ) -> ProbedPair:
-    """Return a server's behavior, compared with a plain one if there is one.
+    """Return a server's behavior, compared with a plain server if given.
 
     Args:
-        server: not started yet.
-        plain: of the same model, without speculation.
-        workloads: whose prompts are asked.
+        server: server to probe, not started yet.
+        plain: server of the same model without speculation.
+        workloads: workloads whose prompts to send.
         salt: makes the prompts new to the servers' prefix caches.
 
     Raises:
-        BackendError: a server does not answer, or refuses a prompt.
+        BackendError: a server does not answer, or rejects a prompt.
     """
     async with _open(server, workloads, salt) as client:
         probed = await _ask_all(server, client, workloads)

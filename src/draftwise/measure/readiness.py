@@ -1,4 +1,4 @@
-"""Prepares the first measured request: warms up every server, and checks that each is the intended one."""
+"""Prepares the servers for the first measured request: warms each up, and checks that it is the intended one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from draftwise.core import (
 from draftwise.core.finding import join_names
 from draftwise.core.progress import check_stop
 from draftwise.deciding.validity.server_checks import ON_PURPOSE, find_same_servers
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.server_metrics import counts_drafts
 from draftwise.measure.device_state import DeviceReader
@@ -35,45 +36,45 @@ from draftwise.runs.turn_order import Turn, count_needed, share_out
 
 _WARMUP_TOKENS = 32
 _OPEN_STREAMS = 4
-"""Streams with which a server is warmed up for loads that do not say how many there will be."""
+"""Streams of a warm-up for loads that do not fix their number."""
 _FEWEST_ROUNDS = 2
-"""The first makes a server compile and cache what it needs; a second that is no faster tells that it is done."""
+"""The first round makes a server compile and cache. If a second one is no faster, the server is warm."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
-"""Ratio of the pace of two rounds, up to which they are alike."""
+"""Two rounds whose paces differ by less than this ratio count as alike."""
 _NOISY_ROUNDS = 3
-"""Rounds on each side of a comparison that shows whether a pace that varies still falls."""
+"""Rounds on each side of a comparison that shows whether a noisy pace still falls."""
 _STILL_FALLS = 0.9
 _REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
 _TIMES = 4
 WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
 """Characters of a warm-up prompt."""
 _PAUSES_S = (0.5, 2.0)
-"""Pauses before a warm-up request that failed is sent again."""
+"""Pauses before a failed warm-up request is sent again, in seconds."""
 _LOOK_S = 0.5
 """Seconds to watch idle servers."""
 _IDLE = 0.10
-"""Share of the cores that servers may use while they are asked nothing."""
+"""Share of the cores that idle servers may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """What the discarded warm-ups showed."""
+    """Result of the warm-up requests, which do not count otherwise."""
 
     pace: Pace
     decoding: Pace
-    """The same without the time until the first tokens."""
+    """Pace without the time to the first tokens."""
     counters: Mapping[str, Counters]
-    """Growth of every server's counters, by arm."""
+    """Growth of each server's counters, by arm."""
     unsteady: Mapping[str, str]
-    """The first load under which the pace of a server had not become steady, by arm."""
+    """First load under which a server's pace did not become steady, by arm."""
 
     def prompt_s(self, arm: str, label: str) -> float:
-        """Return what a warm-up prompt took of a server's time under a load until its first token."""
+        """Return the seconds of a server's time that a warm-up prompt took until its first token, under a load."""
         return _WARMUP_TOKENS * max(0.0, self.pace[arm, label] - self.decoding[arm, label])
 
     def join(self, other: WarmUp) -> WarmUp:
-        """Return what the warm-ups of these servers and of others showed."""
+        """Combine the results with those of other servers."""
         return WarmUp(
             pace={**self.pace, **other.pace},
             decoding={**self.decoding, **other.decoding},
@@ -88,19 +89,19 @@ class _Round:
 
     pace: float
     decoding: float
-    """While all streams had begun and none had ended."""
+    """Pace while all streams were decoding."""
 
 
 def make_greeting(plan: RunPlan) -> Prompt:
-    """Return the simplest request, of the kind that the workloads are made of."""
+    """Return the simplest request of the kind that the workloads use."""
     return _warmup_prompt(0, 2, _is_chat(plan))
 
 
 def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPlan:
-    """Return the plan with all candidates asked no prompt twice where prefix caches may know prompts that come back.
+    """Return the plan, with each prompt asked once if prefix caches may recognize repeated prompts.
 
-    The baseline then answers only what the candidates are asked, once as well: first tokens are those of new prompts
-    on both sides. Otherwise an arm that gets each prompt once would be compared with one whose cache is warm.
+    The baseline then answers the same prompts once, too, so first tokens come from new prompts on both sides.
+    Otherwise, an arm with a cold cache would be compared with one whose cache is warm.
     """
     if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
         return plan
@@ -111,20 +112,20 @@ def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPl
 async def warm_up(
     roster: Roster, group: Sequence[Backend], plan: RunPlan, *, ends_at: float, progress: Progress
 ) -> WarmUp:
-    """Warm servers up under every load, in turns, until the pace of all of them is steady.
+    """Warm servers up under every load, in turns, until all paces are steady.
 
-    The warm-up texts occur in no workload, so that they leave nothing useful in a cache; they repeat themselves, so
-    that lookup finds something to draft. Every server is idle while another one answers, as it will be later.
+    The warm-up texts occur in no workload, so they leave nothing useful in a cache. They repeat themselves, so lookup
+    finds something to draft. Each server is idle while another one answers, as in the measurement.
 
     Args:
-        roster: of the session; servers that fail leave it.
-        group: those to warm up.
-        plan: of the run.
-        ends_at: on the clock of the event loop: after it no round begins but the first of each server and load.
-        progress: receives which server is warmed up; the warm-up ends when it asks to stop.
+        roster: the session's servers; those that fail leave it.
+        group: servers to warm up.
+        plan: the run's plan.
+        ends_at: event-loop time after which only the first round of each server and load may begin.
+        progress: receives the server being warmed up; may ask to stop.
 
     Raises:
-        BackendError: a server does not answer that the session cannot do without.
+        BackendError: a server that the session needs does not answer.
     """
     clock = asyncio.get_running_loop().time
     before = await _read_counters(roster, group)
@@ -200,12 +201,12 @@ async def _take_round(client: Client, condition: Condition, plan: RunPlan, numbe
 
 
 async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progress) -> str | None:
-    """Wait until the servers leave the machine alone while they are asked nothing; return what they still do then.
+    """Wait until idle servers leave the machine idle; return what still keeps it busy, or None.
 
     Args:
-        read_device: of this machine; where it reads nothing there is nothing to wait for.
-        ends_at: on the clock of the event loop.
-        progress: receives that the servers are waited for.
+        read_device: reads this machine's state. Without readings, returns at once.
+        ends_at: event-loop time after which to stop waiting.
+        progress: receives a note about the wait.
     """
     clock = asyncio.get_running_loop().time
     while True:
@@ -257,20 +258,19 @@ def _warmup_prompt(number: int, max_tokens: int, chat: bool) -> Prompt:
 
 
 def check_addresses(arms: Sequence[Arm]) -> None:
-    """Refuse arms that are one and the same server.
+    """Check that no two arms are the same server.
 
     Raises:
-        InvalidSetup: two of them have one address.
+        InvalidSetup: two arms have one address.
     """
     if found := list(find_same_servers(arms)):
         raise InvalidSetup(found)
 
 
 def explain_sharing(plan: RunPlan) -> Iterator[Finding]:
-    """Yield a note on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
+    """Yield a note on each candidate that gets each prompt once, and on each workload too short for that."""
     for name, reason in plan.remembering.items():
-        text = f"{name} gets each prompt once, because it could remember answers: {reason}."
-        yield Finding.info("measurement-planned", text)
+        yield note("measurement-planned", case="once", name=name, reason=reason)
     yield from _check_shares(plan)
 
 
@@ -292,10 +292,10 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
 
 
 def check_drafting(plan: RunPlan, counters: Mapping[str, Counters], engines: Mapping[str, str | None]) -> list[Finding]:
-    """Return what weakens the run, going by the growth of the counters in the warm-up.
+    """Return what weakens the run, according to the counters' growth in the warm-up.
 
     Args:
-        engines: whose names each server's /metrics uses: not all of them count drafts.
+        engines: engine whose metric names each server uses; not all engines count drafts.
 
     Raises:
         InvalidSetup: the baseline drafted, or a candidate that drafts at every step did not.

@@ -1,4 +1,4 @@
-"""The next things to measure: who is left in the race, loads around a crossover, disturbed turns once more."""
+"""Chooses the next measurements: candidates still in the race, loads around a crossover, disturbed turns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from draftwise.runs.turn_order import Turn
 from draftwise.statistics import FEWEST_PROMPTS, next_load
 
 Place = tuple[str, str]
-"""Workload and label of the condition."""
+"""Workload and condition label."""
 
 
 def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
-    """Return the turns without candidates, and without what they would have been compared with."""
+    """Return the turns without those of some candidates, and without baseline turns that only they need."""
     kept = []
     for block in list_blocks(turns):
         left = [turn for turn in block if turn.arm not in candidates]
@@ -35,15 +35,15 @@ def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
 
 
 def find_missing(blocks: Iterable[Sequence[Turn]], run: Run, *, returned: Collection[str] = ()) -> Iterator[list[Turn]]:
-    """Yield what is missing of each block of a repetition that is not whole, in turn.
+    """Yield the missing turns of each incomplete block.
 
-    What a candidate answers now is not paired with what the baseline answered long ago: where the run went on without
-    the candidate, both answer the block, as another attempt.
+    New answers of a candidate are not paired with old ones of the baseline. If the run continued without the candidate,
+    both answer the block again, as another attempt.
 
     Args:
-        blocks: as planned.
-        run: what is measured.
-        returned: candidates that it was measured without before it was continued.
+        blocks: planned blocks.
+        run: the run so far.
+        returned: candidates that an earlier session of the run went on without.
     """
     baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
     attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
@@ -77,9 +77,9 @@ _MOST_NAMED = 6
 
 
 def find_race(run: Run, place: Place, candidates: Collection[str]) -> dict[str, Mapping[Hashable, float]]:
-    """Return the logarithms of what each prompt gains there, by candidate, of those with enough for a race.
+    """Return each prompt's log ratio at a place, by candidate, for candidates with enough prompts for a race.
 
-    Under a load those of each paired block: its requests share what the machine did then.
+    Under a load, there is one ratio per paired block, because its requests share the machine's state.
     """
     here = count_soundly(set_aside_disturbed(_keep_place(run, place), get_thresholds(run))).run
     found: dict[str, Mapping[Hashable, float]] = {}
@@ -112,10 +112,10 @@ def _keep_place(run: Run, place: Place) -> Run:
 
 
 def find_settled(run: Run, is_open: Callable[[str, str, str], bool]) -> list[tuple[Comparison, int, bool]]:
-    """Return the open cells with the pairs that each has, and whether its verdict is settled.
+    """Return the open cells, each with its number of pairs and whether its verdict is settled.
 
     Args:
-        is_open: whether a workload, load and candidate are measured still.
+        is_open: returns whether a workload, load and candidate are still being measured.
     """
     evidence = gather_evidence(run)
     return [
@@ -126,8 +126,8 @@ def find_settled(run: Run, is_open: Callable[[str, str, str], bool]) -> list[tup
 
 
 def describe_lead(run: Run) -> str | None:
-    """Return in a sentence which candidate leads under each load on each workload, and what that is worth so far; None
-    where nothing that was measured counts yet."""
+    """Describe in one sentence the leading candidate of each workload and load, and its ratio so far; None if no
+    measurement counts yet."""
     best: dict[tuple[str, str], Comparison] = {}
     for each in gather_evidence(run).comparisons:
         place = (each.workload, each.condition.label)
@@ -150,9 +150,9 @@ def _describe(each: Comparison) -> str:
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
-    """Return the loads to measure next, each with the workloads and candidates whose crossover lies near it.
+    """Return the loads to measure next, each with the workloads and candidates whose crossover is near.
 
-    Empty when every crossover is known well enough. Nothing is added beyond the planned loads, nor where only one was
+    Empty once every crossover is known well enough. Adds no load outside the planned range, and no load if only one was
     planned.
     """
     known = {condition.label for condition in run.conditions}
@@ -189,28 +189,28 @@ _MOST_ATTEMPTS = 3
 """Attempts at a pair, including the first. A disturbance of all of them is permanent."""
 
 BlockKey = tuple[str, str, int, int]
-"""Workload, label of the condition, repetition and block."""
+"""Workload, condition label, repetition and block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostBlock:
-    """A block of which some candidates have no undisturbed pair."""
+    """A block in which some candidates have no undisturbed pair."""
 
     key: BlockKey
     arms: frozenset[str]
-    """Arms that answer again, including the baseline."""
+    """Arms to measure again, including the baseline."""
     attempt: int
 
 
 def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
-    """Return the blocks to take again, those with the fewest attempts first.
+    """Return the blocks to repeat, those with the fewest attempts first.
 
-    A candidate that could remember its answers is not asked again: the block is lost for it. Candidates whose verdict
-    is settled need it no more. An attempt that was cut off is not gone on with: turns of two sessions are no pair.
+    Leaves out candidates that may remember their answers, which lose the block, and candidates whose verdict is
+    settled. An interrupted attempt is not completed, because turns of two sessions are not a pair.
 
     Args:
-        run: as it is on disk, with every attempt.
-        labels: of the conditions to look at.
+        run: the run on disk, with every attempt.
+        labels: labels of the conditions to search.
     """
     settled = {each.key for each in run.settled}
     again: dict[BlockKey, set[str]] = {}
@@ -228,12 +228,12 @@ def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
 
 
 def plan_retakes(lost: Iterable[LostBlock], turns: Iterable[Turn], *, most: int) -> list[list[Turn]]:
-    """Return the turns that are taken again, block by block, each in the order in which its arms were planned.
+    """Return the turns to repeat, block by block, each in the planned order of its arms.
 
     Args:
         lost: from `find_lost`.
-        turns: of the repetitions that the blocks are part of.
-        most: turns from which no other block is begun.
+        turns: turns of the repetitions that hold these blocks.
+        most: number of turns after which no further block begins.
     """
     planned = group_by(lambda turn: turn.block_key, turns)
     found: list[list[Turn]] = []

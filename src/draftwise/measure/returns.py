@@ -1,4 +1,4 @@
-"""Waits for servers that break until they are back, and tells for how long."""
+"""Waits until servers that failed are back, and reports for how long."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from draftwise.core.progress import check_stop
 from draftwise.measure.load.client import Client
 
 _AWAY_S, _AWAY, _LEAST_S, _POLL_S = 180.0, 0.25, 30.0, 1.0
-"""Most seconds that a server that broke is waited for, the same as a share of what is left, those that it gets anyway,
-and those between looks."""
+"""Longest wait for a failed server in seconds, the same as a share of the time left, the minimum wait, and the seconds
+between checks."""
 _MOST_RETURNS = 3
-"""Times that a server may break and come back."""
+"""Number of times that a server may fail and come back."""
 _MOST_BREAKS = 30
-"""Connections that may break while the server itself is there: a proxy or a balancer in front of it breaks them."""
+"""Connections that may break while the server stays up, for example in a proxy in front of it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Returns:
-    """Waits for servers of others that broke, which somebody may be restarting.
+    """Waits for failed servers that draftwise did not start, in case an operator restarts them.
 
     Args:
-        warm: warms up an arm's server that was away.
-        left_s: returns the seconds that are left for measuring.
-        keep: takes the record of what was interrupted.
-        progress: receives what is waited for, and for how long.
+        warm: warms up an arm's server after its return.
+        left_s: returns the seconds left for measuring.
+        keep: receives a record of the interruption.
+        progress: receives notes about the wait.
     """
 
     warm: Callable[[str], Awaitable[None]]
@@ -40,15 +40,15 @@ class Returns:
     _breaks: Counter[str] = field(default_factory=Counter, init=False)
 
     async def wait(self, client: Client, error: BackendError, what: str) -> None:
-        """Return when a server that broke answers again, as the same model, and is warm.
+        """Wait until a failed server answers again with the same model and is warm.
 
         Args:
-            client: of the server.
-            error: with which it broke.
-            what: was interrupted, in words.
+            client: client of the server.
+            error: its failure.
+            what: the interrupted work, in words.
 
         Raises:
-            BackendError: the given one, where the server does not come back.
+            BackendError: `error`, if the server does not come back.
         """
         clock, arm = asyncio.get_running_loop().time, client.backend.name
         began, why = clock(), str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The servers that a session goes on with: the baseline's has to come up, a candidate's that fails is left out."""
+"""The servers that take part in a session: the baseline's must start; a candidate whose server fails is left out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from statistics import median
 from typing import TypeVar
 
 from draftwise.backends import Backend
-from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
+from draftwise.core import BackendError, InvalidSetup, Omission, Progress, Prompt
 from draftwise.core.progress import check_stop
+from draftwise.knowledge.messages import note
 from draftwise.measure.load.client import Client
 from draftwise.measure.returns import Returns
 
 _STOP_POLL_S = 1.0
-"""Interval at which a session that waits for servers looks whether it should stop."""
+"""Seconds between checks whether a waiting session should stop."""
 T = TypeVar("T")
 Failure = BackendError | InvalidSetup
 
@@ -27,12 +28,12 @@ class Roster:
     """The servers of a session before anything is measured.
 
     Args:
-        backends: the baseline's first.
-        progress: receives every candidate that is left out; starting servers ends when it asks to stop.
-        may_leave_out: whether the session goes on without a candidate whose server fails.
-        is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
-        starts_at_once: servers that start together, as they share cores; None for all.
-        returns: waits for servers that break; None where one that does has failed.
+        backends: servers, the baseline's first.
+        progress: receives each candidate left out; may ask to stop starting servers.
+        may_leave_out: whether the session continues without a candidate whose server fails.
+        is_one_at_a_time: whether the servers are a line-up, which itself stops a server that fails.
+        starts_at_once: number of servers that start together, since they share cores. None: all.
+        returns: waits for servers that fail to come back. None: a failure is final.
     """
 
     backends: Sequence[Backend]
@@ -42,24 +43,24 @@ class Roster:
     starts_at_once: int | None = None
     returns: Returns | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
-    """Clients of the servers that answer, by arm."""
+    """Clients of the servers that are up, by arm."""
     _starts: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The candidates that the session goes on without."""
+        """Candidates that the session continues without."""
         return frozenset(self._failures)
 
     @property
     def present(self) -> list[Backend]:
-        """The servers that have not failed."""
+        """Servers that have not failed."""
         return [each for each in self.backends if each.name not in self._failures]
 
     @property
     def omissions(self) -> list[Omission]:
-        """What is not measured because a server failed."""
+        """Omissions due to failed servers."""
         reason = "its server failed before the measurement began"
         return [
             Omission(what=f"candidate {name}", reason=reason, candidate=name, error=str(error))
@@ -67,12 +68,12 @@ class Roster:
         ]
 
     async def attempt(self, backend: Backend, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Return what a server's work gives, None where it fails and the session goes on without the server.
+        """Run a server's work and return its result; None if it fails and the session continues without the server.
 
-        One that breaks and comes back does its work again.
+        If the server fails and comes back, the work runs again.
 
         Raises:
-            BackendError, InvalidSetup: the baseline failed, or the last candidate, or none may be left out.
+            BackendError, InvalidSetup: the baseline or the last candidate failed, or no candidate may be left out.
         """
         while True:
             try:
@@ -91,15 +92,15 @@ class Roster:
                 return None
 
     async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
-        """Start servers, as many together as there are cores for; return when each is up, or left out.
+        """Start servers, as many in parallel as the cores allow. Return when each is up or left out.
 
         Args:
-            group: some of the backends, the most promising first.
-            ends_at: on the clock of the event loop: from then on candidates are not waited for where others are up.
+            group: backends to start, the most promising first.
+            ends_at: event-loop time after which to wait for no candidate if another one is up.
 
         Raises:
-            BackendError, InvalidSetup: as `attempt`.
-            Stopped: the progress asked to stop.
+            BackendError, InvalidSetup: see `attempt`.
+            Stopped: `progress` asked to stop.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -142,10 +143,10 @@ class Roster:
             self._starts[backend.name] = clock() - began
 
     async def greet(self, group: Iterable[Backend], hello: Prompt, *, salt: str) -> None:
-        """Ask each server that is up the simplest question.
+        """Send the simplest request to each server that is up, and keep its client.
 
         Raises:
-            BackendError: as `attempt`.
+            BackendError: see `attempt`.
         """
         for each in group:
             if each.name not in self._failures:
@@ -169,11 +170,7 @@ class Roster:
             raise _join(list(self._failures.values()))
         if not self.is_one_at_a_time:
             await backend.stop()
-        text = (
-            f"Left out: candidate {backend.name}: its server did not start. The measurement continues with the "
-            f"others. {error}"
-        )
-        self.progress.notice(Finding.info("left-out", text))
+        self.progress.notice(note("left-out", name=backend.name, error=error))
 
 
 def _too_late(backend: Backend, seconds: float) -> BackendError:

@@ -1,4 +1,4 @@
-"""Records the context that the numbers depend on: hardware, software, model and servers."""
+"""Records the context of the numbers: hardware, software, model and servers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ from draftwise.core import (
     TargetModel,
     cause_of,
 )
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.cores import count_cores, cpu_name
 from draftwise.version import __version__
 
 _NOTES = ("hardware", "precision", "model")
 _OF_ARMS = ("hardware", "command")
-"""Notes on a single arm: `hardware.ARM`."""
+"""Notes that may concern one arm: `hardware.ARM`."""
 
 
 def build_context(
     arms: Sequence[Arm], *, notes: Mapping[str, str], thresholds: Mapping[str, float], launch: LaunchOptions
 ) -> RunContext:
-    """Return what is known before the servers are up.
+    """Return the context known before the servers are up.
 
     Raises:
         InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
@@ -67,12 +68,12 @@ def build_context(
 
 
 def runs_here(arm: Arm) -> bool:
-    """Return whether an arm's server is known to run on this machine: draftwise starts it, or it can be seen here."""
+    """Return whether an arm's server is known to run here: draftwise starts it, or its process is visible."""
     return arm.url is None or is_served_here(arm.url)
 
 
 def add_notes(run: Run, notes: Mapping[str, str]) -> RunContext:
-    """Return the context of a finished run with what its operator tells afterwards.
+    """Return the context of a finished run, with notes that the operator adds.
 
     Raises:
         InvalidSetup: a note has an unknown name.
@@ -98,16 +99,16 @@ def add_notes(run: Run, notes: Mapping[str, str]) -> RunContext:
 
 
 def describe_machine(hardware: Hardware) -> str:
-    """Return the hardware in words; empty where it is not known."""
+    """Describe the hardware in words; empty if unknown."""
     own = f"{hardware.cores} cores of {hardware.cpu}" if hardware.cpu else ""
     return hardware.told or ", ".join(hardware.gpus) or own
 
 
 def describe_hardware(used: Sequence[str] | None = None) -> Hardware:
-    """Return processor, usable cores, memory and GPUs of this machine.
+    """Return this machine's processor, usable cores, memory and GPUs.
 
     Args:
-        used: the GPUs that count, as CUDA_VISIBLE_DEVICES names them; None for all.
+        used: GPUs to include, as in CUDA_VISIBLE_DEVICES. None: all.
     """
     gpus = []
     for line in ask_driver("index,uuid,name,memory.total,driver_version"):
@@ -147,23 +148,13 @@ def _describe_target(setup: Setup) -> TargetModel:
     if is_gguf(path):
         return _read_gguf(path)
     if not path.exists():
-        raise InvalidSetup.because(
-            "not-a-checkpoint",
-            f"There is no folder {path}.",
-            fix="Pass a model's folder, --url and --candidate-url of servers, or a hub's name with --engine vllm.",
-        )
+        raise refusal("not-a-checkpoint", case="folder", path=path)
     if not (path / "config.json").is_file():
-        raise InvalidSetup.because(
-            "not-a-checkpoint",
-            f"{path} is not a Hugging Face checkpoint: it has no config.json.",
-            where=str(path),
-            fix="Pass the folder that holds config.json, *.safetensors and tokenizer.json, or a GGUF file.",
-        )
+        raise refusal("not-a-checkpoint", case="config", path=path)
     try:
         return _read_checkpoint(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} cannot be read ({cause_of(error)})."
-        raise InvalidSetup.because("broken-checkpoint", message, where=str(path)) from None
+        raise refusal("broken-checkpoint", path=path, cause=cause_of(error)) from None
 
 
 def _read_gguf(file: Path) -> TargetModel:
@@ -199,10 +190,10 @@ def _count_parameters(target: Path) -> int | None:
 
 
 async def describe_server(backend: Backend, notes: Mapping[str, str]) -> ServerRecord:
-    """Return how a started server was started, what it says about itself, and how that start went.
+    """Return a server's record: how it was started, what it reports about itself, and how the start went.
 
     Args:
-        notes: the operator's, of which those on its hardware go before what it says.
+        notes: the operator's notes. Those on hardware take precedence over the server's report.
     """
     info = await backend.describe()
     return ServerRecord(

@@ -1,4 +1,4 @@
-"""Screens candidates and loads before a run, by a replay and a calibration."""
+"""Screens candidates and loads before a run, with a replay and a calibration."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from draftwise.core import (
 )
 from draftwise.core.finding import join_names
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import note, warning
 from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.measure.run_context import describe_machine
 from draftwise.plan.cost.calibrated import CalibratedCosts
@@ -41,14 +42,14 @@ from draftwise.workloads import find_tokens
 from draftwise.workloads.reshape import prompt_length
 
 _REACH = 2.0
-"""Times the calibrated batch, up to which a load is looked at."""
+"""Largest load to consider, as a multiple of the calibrated batch."""
 MODEL_UNKNOWN = "the layers of the run's model are unknown"
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_key_value_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenedPlan:
-    """A plan, and what was known before its first request."""
+    """A plan, and the forecasts made before its first request."""
 
     plan: RunPlan
     expected: tuple[Expectation, ...] = ()
@@ -56,26 +57,25 @@ class ScreenedPlan:
 
 
 def screen(plan: RunPlan, spec: MeasurementSpec, context: RunContext, progress: Progress) -> ScreenedPlan:
-    """Return a plan without the candidates that cannot come out best, at loads around the forecast crossover.
+    """Return a plan without candidates that cannot win, at loads around the forecast crossover.
 
-    With a replay alone, a candidate's tokens a step are the most that it can gain; with a calibration alone, what it
-    would gain if every draft token were accepted. Nothing is adopted on a forecast.
+    With a replay alone, a candidate's largest gain is its tokens per step. With a calibration alone, it is the gain if
+    every draft token were accepted. A forecast never leads to an adoption.
 
     Args:
-        plan: everything that is asked for.
-        spec: names the files; loads are placed where it asks for none.
-        context: what is known of the machine.
+        plan: the full plan.
+        spec: names the files; without loads of its own, loads are chosen here.
+        context: what is known about the machine.
         progress: receives what was chosen, or why nothing was.
 
     Raises:
-        InvalidSetup: a file cannot be read, or is something else.
+        InvalidSetup: a file cannot be read, or is not a profile or calibration.
     """
     profile = read_profile(spec.profile) if isinstance(spec.profile, Path) else spec.profile
     calibration = read_calibration(spec.calibration) if isinstance(spec.calibration, Path) else spec.calibration
     if calibration is not None and (differences := list(find_differences(calibration, plan, context))):
         name = _name(spec.calibration, "the calibration")
-        text = f"{name} is from another deployment, so no candidate is screened with it: {'; '.join(differences)}."
-        progress.notice(Finding.warning("not-screened", text))
+        progress.notice(warning("not-screened", case="deployment", name=name, names="; ".join(differences)))
         return ScreenedPlan(plan=plan)
     if calibration is None:
         if profile is None:
@@ -114,8 +114,7 @@ def _leave_out(
     unknown = [name for name in names if sum(each.candidate == name for each in expected) < cells]
     if unknown:
         does = "does" if len(unknown) == 1 else "do"
-        text = f"Not screened, because {evidence} {does} not cover every load: {', '.join(unknown)}."
-        progress.notice(Finding.info("not-screened", text))
+        progress.notice(note("not-screened", case="coverage", evidence=evidence, does=does, names=", ".join(unknown)))
     kept = plan.keep_arms({arm.name for arm in plan.arms} - hopeless.keys())
     return ScreenedPlan(plan=kept, expected=tuple(expected), omissions=omissions)
 
@@ -171,7 +170,7 @@ class _Forecasts:
         self._tokens = find_tokens(None, hint=Path(plan.arms[0].setup.target))
 
     def expect(self, plan: RunPlan) -> Iterator[Expectation]:
-        """Yield what is forecast of the cells of a plan, as far as replay and calibration reach."""
+        """Yield forecasts for the cells of a plan that the replay and calibration cover."""
         for workload in plan.workloads:
             made = self._forecast(workload, [each.place for each in plan.conditions])
             for arm, condition in product(plan.arms[1:], plan.conditions):
@@ -181,18 +180,14 @@ class _Forecasts:
                     yield _expect(arm, workload, condition, best, is_bound=self._is_bound)
 
     def place_loads(self, progress: Progress) -> RunPlan:
-        """Return the plan at one request in flight and around the load from which the best candidate stops paying."""
+        """Return the plan at one request in flight and at loads around the best candidate's crossover."""
         most = int(_REACH * min(CalibratedCosts(self._calibration).reach(e.name) for e in self._calibration.settings))
         loads = sorted({*(2**power for power in range(most.bit_length())), most})
         found = {round(load) for each in self._plan.workloads for load in self._find_end(each, loads)}
         if not found:
             return self._plan
         chosen = sorted({1, *(max(1, min(most, load)) for load in found)})
-        text = (
-            f"Measuring with {', '.join(map(str, chosen))} requests in flight: around the load where the best "
-            "candidate is forecast to stop paying. To choose others, pass --concurrency."
-        )
-        progress.notice(Finding.info("measurement-planned", text))
+        progress.notice(note("measurement-planned", case="loads", names=", ".join(map(str, chosen))))
         temperatures = dict.fromkeys(each.temperature for each in self._plan.conditions)
         conditions = tuple(
             Condition(load=ClosedLoop(concurrency=load), temperature=temperature)
@@ -250,7 +245,7 @@ class _Forecasts:
 
 
 def find_differences(calibration: Calibration, plan: RunPlan, context: RunContext) -> Iterator[str]:
-    """Yield what of a calibration is not the run's, or is not known to be."""
+    """Yield how a calibration differs from the run, and what cannot be compared."""
     here = describe_machine(context.hardware)
     if not here or here != calibration.hardware:
         yield f"calibrated on {calibration.hardware or 'unknown hardware'}, run on {here or 'unknown hardware'}"

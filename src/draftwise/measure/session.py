@@ -39,6 +39,7 @@ from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.output_checks import find_rounding, is_flagged
 from draftwise.deciding.validity.server_checks import find_differences
+from draftwise.knowledge.messages import note, refusal
 from draftwise.knowledge.methods import find_method
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
@@ -76,23 +77,23 @@ from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
 
 _MANY_SERVERS = 4
-"""Servers from which on it is looked at how many the time has room for, before they all start."""
+"""Minimum number of servers for which the session checks how many fit into the time before it starts them."""
 _LOOKED_AT_MORE = 1.3
-"""Times what its prompts take, for a candidate's warm-up and the look at its pace."""
+"""A candidate's warm-up and pilot requests take this multiple of its prompts' time."""
 _FASTEST = 0.4
-"""Share of the baseline's time that a candidate takes at least, as far as a machine is called too slow."""
+"""A candidate is assumed to take at least this share of the baseline's time when a machine is called too slow."""
 _ASKED_AGAIN = 24
-"""Outputs of a candidate that both servers are asked for again before they are called different."""
+"""Differing outputs of a candidate to request again from both servers before calling them different."""
 _MOST_CHANGES = 3
-"""Changes that a refusal to resume names."""
+"""Number of changes named in a refusal to resume."""
 _RETURN_S = 30.0
-"""Wait for the server of somebody else that breaks while nothing is measured."""
+"""Seconds to wait for an operator's server that fails while nothing is measured."""
 _TIMED = 5
-"""Readings of counters and of the machine of which the median tells how long they take."""
+"""Number of readings of counters and machine state whose median gives their duration."""
 _PLANNED_MORE = 1.25
-"""Times what is forecast of a slow machine, that is advised: warm-ups and looks come on top."""
+"""Advised time on a slow machine as a multiple of the forecast: warm-ups and pilots come on top."""
 _PLANNED = 0.98
-"""Share of the time that is left for turns which these are planned to take: something comes between them, too."""
+"""Share of the remaining time to plan for turns; the rest is for work between them."""
 
 
 class _TrackedProgress:
@@ -127,22 +128,22 @@ class _TrackedProgress:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Measures a plan into a directory; whatever ends it, the servers are down and everything measured is on disk.
+    """Measures a plan into a directory. However it ends, its servers are stopped and everything measured is on disk.
 
     Args:
-        backends: one per arm, in the plan's order.
-        context: hardware, software and model; the servers add their records.
-        read_device: reads the state of the machine after every turn.
-        processes: of the load generator; None for as many as the load needs.
+        backends: one server per arm, in the plan's order.
+        context: hardware, software and model; the session adds the servers' records.
+        read_device: reads the machine's state after each turn.
+        processes: processes of the load generator. None: as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
-        expected: the forecasts of its cells.
-        omissions: what was left out of the plan beforehand.
-        budget_s: time for all of it, the report included; None for as long as it takes.
-        spent_s: time that had passed since the command was given.
-        starts_at_once: servers that start together; None for all.
-        examine: refuses servers, by what they say of themselves, before they are asked anything else.
-        progress: receives what is going to be measured, how long that takes, and what was noticed or left out.
-        line_up: of the backends, where one is up at a time; None where all are.
+        expected: forecasts of the plan's cells.
+        omissions: parts left out of the plan before the session.
+        budget_s: seconds for the whole run, report included. None: unlimited.
+        spent_s: seconds since the command was given.
+        starts_at_once: number of servers that start together. None: all.
+        examine: called with what the servers report about themselves, before any other request; raises to refuse them.
+        progress: receives the plan, its estimated time, findings and omissions.
+        line_up: the backends' line-up if one is up at a time. None: all are up.
     """
 
     plan: RunPlan
@@ -161,7 +162,7 @@ class Session:
     starts_at_once: int | None = None
     examine: Callable[[RunPlan, RunContext], None] | None = None
     is_stopped: bool = field(default=False, init=False)
-    """Whether the session ended because the progress asked to stop: the rest can be measured later."""
+    """Whether the session ended because `progress` asked to stop. The rest can be measured later."""
     _tracked: _TrackedProgress = field(init=False)
     _greedy: dict[str, list[Answer | None]] = field(default_factory=dict, init=False)
     _probes: list[OutputProbe] = field(default_factory=list, init=False)
@@ -170,11 +171,11 @@ class Session:
     """Candidates that the run was measured without before it was continued."""
 
     async def run(self) -> None:
-        """Measure until everything is measured, the time is over or the progress asks to stop.
+        """Measure until the plan is complete, the time is over or `progress` asks to stop.
 
         Raises:
-            BackendError: a server failed, or had not answered when the time was over.
-            InvalidSetup: the run is resumed on other hardware or software, or a server is not what it should be.
+            BackendError: a server failed, or did not answer in time.
+            InvalidSetup: the run is resumed on other hardware or software, or a server is not the intended one.
         """
         self._tracked = _TrackedProgress(self.progress)
         began = asyncio.get_running_loop().time() - self.spent_s
@@ -458,8 +459,7 @@ class Session:
         for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.progress.notice(finding)
         for arm, label in warm.unsteady.items():
-            text = f"its speed at {label} was not steady after the warm-up, so its first turns count as disturbed."
-            self.progress.notice(Finding.info("pace-unsteady", text, where=arm))
+            self.progress.notice(note("pace-unsteady", label=label, arm=arm))
         if unrest is not None:
             self.progress.notice(Finding.info("machine-busy", f"The machine did not become idle: {unrest}."))
 
@@ -619,12 +619,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             value = {**before[part], **{arm: each for arm, each in value.items() if arm in before[part]}}
         if before[part] != value:
             found = list(_find_changes(part, before[part], value))
-            raise InvalidSetup.because(
-                "other-context",
-                f"Since the run began, {'; '.join(found[:_MOST_CHANGES]) or f'{part} changed'}.",
-                where="--resume",
-                fix="Timings of the two cannot be compared. Start a new run with --out.",
-            )
+            raise refusal("other-context", names="; ".join(found[:_MOST_CHANGES]) or f"{part} changed")
 
 
 def _find_changes(name: str, before: Any, now: Any) -> Iterator[str]:

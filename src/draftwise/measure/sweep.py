@@ -1,4 +1,4 @@
-"""Runs a plan: prompts in spread order, candidates in a race, until the time is over or all prompts were asked."""
+"""Runs a plan: prompts in spread order and candidates in a race, until the time is over or all prompts are done."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from draftwise.runs.turn_order import Turn, blocks, join_stretches, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS, RACE_LOOKS, Leaver, LeaveReason, find_leavers, leads_surely
 
 _MOST_ROUNDS = 6
-"""Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
+"""Rounds of adding loads. Each halves the uncertainty of a crossover, until only noise is left."""
 _RETAKEN = 0.25
-"""Share of the turns that are taken again at most."""
+"""Largest share of the turns to repeat."""
 _LOOKS = (1 / 3, 2 / 3)
-"""Shares of the plan at which cells are looked at with the intention to stop them."""
+"""Shares of the plan after which settled cells may stop."""
 _ANCHORS = 6
-"""First prompts of a workload that are asked again at the end: whether they gain as before tells of a server that
-changed, and the baseline's second answers how far rounding goes."""
+"""First prompts of a workload, repeated at the end. If they gain differently, a server has changed. The baseline's
+second answers show how far rounding reaches."""
 _ANCHORS_FROM = 0.9
-"""Share of the time from which they are asked."""
+"""Share of the time after which they are sent."""
 _ANCHORS_OF = 20
-"""Prompts without which they would cost too much of the time."""
+"""Minimum number of prompts in a workload; with fewer, the repeats would cost too much time."""
 _QUEUED = 64
-"""Blocks of a place that are planned in one go: a log may have ten thousand."""
+"""Blocks of a lane to plan at a time: a log may have ten thousand."""
 _SLOWER = 1.25
-"""Times the time that is left, from which blocks that are still needed do not fit: forecasts are as far off as that."""
+"""Blocks do not fit if they need more than this multiple of the remaining time, to allow for forecast errors."""
 _WARMED = 4
-"""Blocks of a place after which a server that was not steady in the warm-up counts as steady."""
+"""Blocks of a lane after which a server that was unsteady in the warm-up counts as steady."""
 
 
 @dataclass(slots=True)
@@ -62,29 +62,29 @@ class _Lane:
     repeat: int = 1
     queue: deque[list[Turn]] = field(default_factory=deque)
     is_stale: bool = True
-    """Whether the queue has to be planned again."""
+    """Whether the queue needs planning again."""
     blocks: int = 0
-    """Measured blocks."""
+    """Number of measured blocks."""
     prompts: int = 0
     seconds: float = 0.0
     is_closed: bool = False
-    """Whether nothing is asked there any more."""
+    """Whether the lane is finished."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
-    """Measures everything that a plan asks for and its time allows.
+    """Measures a plan, as far as its time allows.
 
-    Every lane (a workload under a load) first gets the fewest blocks that decide anything; then each load gets the same
-    time, and at a load the workload with the fewest prompts is next. Candidates leave the race for what is shown, or
-    where time is short; the time that is left is used.
+    Each lane (a workload under a load) first gets the fewest blocks that allow a verdict. Then each load gets the same
+    time, and at a load the workload with the fewest prompts is next. Candidates leave the race once their outcome is
+    shown, or if time is short; the others get their time.
 
     Args:
-        estimate: how long turns take; learns from those that are measured.
-        budget: in which everything has to end.
-        without: candidates that are left out.
-        returned: candidates that the run was measured without before it was continued.
-        returns: waits for servers that break; None where one that does ends the run.
+        estimate: duration of turns; learns from each measured turn.
+        budget: time budget.
+        without: candidates left out.
+        returned: candidates that an earlier session of the run went on without.
+        returns: waits for servers that fail. None: a failure ends the run.
     """
 
     experiment: Experiment
@@ -110,12 +110,12 @@ class Sweep:
     _is_over: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Measure until everything is asked or the time is over.
+        """Measure until the plan is complete or the time is over.
 
         Raises:
-            BackendError: a server broke; what was measured is on disk.
-            StorageError: the disk is full; what was measured is on disk.
-            Stopped: the progress asked to stop; what was measured is on disk.
+            BackendError: a server failed. Everything measured is on disk.
+            StorageError: the disk is full. Everything measured is on disk.
+            Stopped: `progress` asked to stop. Everything measured is on disk.
         """
         self._number, self._word_due = self._directory.next_number(), self.budget.first_word
         self._began = asyncio.get_running_loop().time()
@@ -132,7 +132,7 @@ class Sweep:
         self._note_estimate()
 
     def expect_seconds(self) -> float:
-        """Return how long everything takes that is not measured yet, or as long as there is."""
+        """Return the seconds that the remaining work takes, at most the time left."""
         missing = (self._missing(self._plan.conditions, repeat) for repeat in range(1, self._plan.repeats + 1))
         return min(self.estimate.sum(chain(*missing)), max(0.0, self._left_s()))
 

@@ -14,22 +14,22 @@ from draftwise.runs.turn_order import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
 _KEPT = 0.7
-"""Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
+"""Weight of earlier turns after each new one: a machine may change its speed for good."""
 _KEPT_OF_ALL = 0.95
-"""The same of turns anywhere, which tell of kinds that were not measured: the last few turns are often of one kind."""
+"""The same for the average over all turns, used for kinds not measured yet: recent turns are often of one kind."""
 _FEWEST_REPEATS = 2
-"""Repetitions, below which drift between them cannot be told from a difference."""
+"""Minimum number of repetitions to distinguish drift from a difference."""
 _ENOUGH_PROMPTS = 12
-"""Prompts of a workload below which repetitions are cut first: new prompts tell more than repeated ones."""
+"""Cut repetitions first if workloads have fewer prompts: new prompts are worth more than repeats."""
 _BLOCK_PER_STREAM, _MANY = 4, 64
-"""Requests of a block for each stream, and streams that a load may have which does not say."""
+"""Requests of a block per stream, and assumed streams of a load that does not fix them."""
 _FEWEST_BLOCKS = 3
-"""Blocks of a load, below which nothing is known of what its requests have in common."""
+"""Minimum number of blocks of a load to estimate what its requests have in common."""
 _LEAST_PROMPTS = 3
-"""Prompts of a workload below which candidates are cut first."""
+"""Cut candidates first if workloads have fewer prompts."""
 
 Pace = Mapping[tuple[str, str], float]
-"""Seconds per output token of a whole server, by arm and label of the condition."""
+"""Seconds per output token of a whole server, by arm and condition label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +37,24 @@ class TextPace:
     """How fast a server writes a text."""
 
     first_s: float = 0.0
-    """Seconds of every request until its first token."""
+    """Server seconds of each request until its first token."""
     per_token_s: float
     """Seconds per output token of the whole server."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TimeEstimate:
-    """What turns take.
+    """Estimated duration of turns.
 
     Args:
-        pace: of the warm-up.
-        lengths: output tokens of answers that are known, by workload and prompt id.
-        shares: of `max_tokens` that other outputs reach, by workload.
-        texts: pace on a workload under a condition, by arm, workload and label of the condition, where it is known
-            better than from the warm-up.
-        turn_s: of the plan.
-        overhead_s: of every turn, besides its requests.
-        switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
-        conditions: that the paces are known under: a load that is added later is taken to be like the next smaller one.
+        pace: pace in the warm-up.
+        lengths: known answer lengths in tokens, by workload and prompt id.
+        shares: share of `max_tokens` that other outputs reach, by workload.
+        texts: pace by arm, workload and condition label, where known better than from the warm-up.
+        turn_s: the plan's seconds per turn.
+        overhead_s: seconds of each turn in addition to its requests.
+        switch_s: seconds until another server is up and warm, if one is up at a time; otherwise 0.
+        conditions: conditions with a known pace. A load added later is assumed to be like the next smaller one.
     """
 
     pace: Pace
@@ -74,26 +73,26 @@ class TimeEstimate:
     """What several streams come to, by workload, number of streams, prompts and whether others keep the load up."""
 
     def sum(self, turns: Iterable[Turn]) -> float:
-        """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
+        """Return the seconds that turns take in sequence, including switches between servers."""
         turns = list(turns)
         stretches = {(turn.stretch, turn.arm) for turn in turns}
         starts = len(stretches) - len({stretch for stretch, _ in stretches})
         return sum(map(self.expect, turns)) + self.switch_s * starts
 
     def expect(self, turn: Turn) -> float:
-        """Return the seconds that a turn takes."""
+        """Return the expected seconds of a turn."""
         seen = self._seen.get(_place(turn)) or self._seen.get(_place(self._stand_in(turn)))
         taken, expected = seen or self._all
         return self.expect_first(turn) * (taken / expected if expected else 1.0)
 
     def learn(self, turn: Turn, seconds: float) -> None:
-        """Take in how long a turn took, all in all."""
+        """Learn from the total duration of a turn."""
         expected = self.expect_first(turn)
         self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, expected, _KEPT)
         self._all = _mix(self._all, seconds, expected, _KEPT_OF_ALL)
 
     def expect_first(self, turn: Turn) -> float:
-        """Return the seconds of a turn as they looked before the first one."""
+        """Return the seconds of a turn as estimated before the first turn."""
         pace, streams = self._find_pace(turn), turn.condition.concurrency
         if streams is not None and streams > 1:
             requests, tokens = self._fill_streams(turn, streams)
@@ -171,20 +170,19 @@ def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> floa
 
 
 def expect_seconds(plan: RunPlan, estimate: TimeEstimate) -> float:
-    """Return how long a plan takes."""
+    """Return the expected seconds of a plan."""
     repeats = range(1, plan.repeats + 1)
     return sum(estimate.sum(plan_turns(plan, plan.conditions, repeat)) for repeat in repeats)
 
 
 def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[RunPlan, list[Omission]]:
-    """Return what of a plan is measured in the time, and what is left out for it.
+    """Return the part of a plan that fits into the time, and what is left out.
 
-    Prompts are drawn as long as there is time: nothing of them is left out beforehand. Where not even the fewest that
-    decide anything fit for everything, loads go, those in the middle before the ends (between which a crossover can
-    still be searched), then the candidates that were slowest in the look at their paces, then the workloads where they
-    promised least: one that is decided is worth more than several that are not. If even the rest does not fit it is
-    returned: the time ends it. Where one server is up at a time, each repetition asks the same prompts
-    (`_fit_stretches`).
+    Prompts are sent as long as time is left, so none is left out in advance. If even the fewest prompts that allow a
+    verdict do not fit, loads go first, the middle ones before the ends, because a crossover can still be searched
+    between the ends. Then the candidates with the slowest pilots go, then the least promising workloads: one verdict is
+    worth more than several open cells. If the rest does not fit either, it is returned, and the time ends it. With one
+    server at a time, each repetition asks the same prompts (`_fit_stretches`).
     """
     if plan.one_at_a_time:
         return _fit_stretches(plan, estimate, seconds)
@@ -263,7 +261,7 @@ def _fit_stretches(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tup
 
 
 def name_missing(plan: RunPlan, asked: RunPlan) -> list[str]:
-    """Return in words the repetitions, then the loads, that another plan has beyond a plan."""
+    """Name the repetitions, then the loads, that `asked` has and `plan` lacks."""
     labels = {condition.label for condition in plan.conditions}
     names = [condition.label for condition in asked.conditions if condition.label not in labels]
     missing = [name_repetitions(plan.repeats + 1, asked.repeats)] if plan.repeats < asked.repeats else []
@@ -277,7 +275,7 @@ def _say_needed(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> str:
 
 
 def name_repetitions(first: int, last: int) -> str:
-    """Return repetitions in words."""
+    """Name a range of repetitions."""
     return f"repetition {first}" if first == last else f"repetitions {first} to {last}"
 
 
@@ -323,7 +321,7 @@ def _find_least_promising(plan: RunPlan, estimate: TimeEstimate) -> str:
 
 
 def describe_plan(plan: RunPlan, pace: Pace, seconds: float) -> list[str]:
-    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
+    """Describe a plan in a few lines: its size, its expected time, and the servers' pace in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
     if plan.minutes is not None and not plan.one_at_a_time:

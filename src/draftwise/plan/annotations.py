@@ -1,4 +1,4 @@
-"""Reports of `check` as code hosts show them next to the changed lines: SARIF, GitHub's and GitLab's annotations."""
+"""Reports of `check` in the formats of code hosts: SARIF, GitHub's and GitLab's annotations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def to_sarif(reports: Sequence[Report], *, places: Sequence[str] = ()) -> dict[s
     A fix is part of the message and of `properties.fix`: SARIF's own `fixes` are edits of a file's text.
 
     Args:
-        reports: what `check` gave back.
-        places: where the setup of each report was read, as `Reading.where` says it: the place of findings without one.
+        reports: reports of `check`.
+        places: where the setup of each report was read (`Reading.where`), for findings without a place.
     """
     pairs = [
         (report, place or "", finding)
@@ -87,7 +87,7 @@ def _result(finding: Finding, report: Report, place: str, index: int) -> dict[st
 
 
 def locate(where: str, place: str) -> tuple[str, int, str]:
-    """Return file, line and the place inside of what a finding is about; an empty file or 0 where that is not known."""
+    """Return file, line and place inside of a finding; an empty file or line 0 if unknown."""
     found = _IN_FILE.fullmatch(where) or _IN_FILE.fullmatch(place)
     if found is None:
         return "", 0, where
@@ -139,7 +139,7 @@ _NO_FILE = "command line"
 def to_github(reports: Sequence[Report], *, places: Sequence[str]) -> Iterator[str]:
     """Yield a workflow command of GitHub Actions for every error and warning.
 
-    The form and its escapes are those of `actions/toolkit`, packages/core/src/command.ts.
+    Format and escapes follow `actions/toolkit`, packages/core/src/command.ts.
     """
     for report, place in zip(reports, places, strict=True):
         for finding in report.findings:

@@ -1,4 +1,4 @@
-"""Explains a name (code, key, method, flag, variable, class, metric or word of the field), and messages of vLLM."""
+"""Explains a name (code, key, method, flag, variable, class, metric or glossary term), and messages of vLLM."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _ENDINGS = re.compile(r"(?:ing|ed|es|er|s|ly|ance|ation|ion)$")
 
 
 def is_question(text: str) -> bool:
-    """Return whether a text is a person's, and no line of a log or of code."""
+    """Return whether a text is a person's, and not a line of a log or of code."""
     return _LOGGED.search(text) is None
 
 
 def find_phrases(text: str, names: Mapping[str, str]) -> tuple[list[str], bool]:
-    """Return the names that a text mentions, longer ones first where they overlap, and whether it says nothing else.
+    """Return the names in a text, the longer ones if they overlap, and whether the text has nothing else.
 
     Args:
         text: a question.
@@ -70,7 +70,7 @@ def squeeze(name: str) -> str:
 
 
 def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
-    """Return the codes nearest to a question, at most three; each title has the question's names with `_`."""
+    """Return at most three codes nearest to a question; each title has the question's names with `_`."""
     titles, weights = _titles()
     asked = _stems(text)
     names = {stem for stem in asked if "_" in stem}
@@ -86,7 +86,7 @@ def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
 
 
 def find_tasks(text: str) -> list[Term]:
-    """Return the tasks and complaints of which a question has all words of one wording."""
+    """Return the tasks and complaints with a wording whose words are all in a question."""
     asked, tasks = _stems(text), (term for term in read_terms() if term.kind == "task")
     return [term for term in tasks if any(_stems(name) <= asked for name in term.names)]
 
@@ -142,7 +142,7 @@ _LEVELS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is known under one name."""
+    """One meaning of a name."""
 
     kind: str
     """`release`, `finding`, `rule`, `advice`, `defect` (these four are codes), `method`, `key`, `value`, `flag`,
@@ -158,18 +158,18 @@ class Explanation:
     link: str = ""
     """Address of the page of a code."""
     related: tuple[VllmRule, ...] = ()
-    """Rules whose text mentions it, or that stand behind a message."""
+    """Rules whose text mentions it, or that cause a message."""
     example: RuleExample | None = None
-    """A command line that meets a rule, a finding or a defect."""
+    """A command line that triggers a rule, a finding or a defect."""
     see: tuple[str, ...] = ()
-    """Other names that `explain` knows, which say more."""
+    """Other names that `explain` knows, for more."""
 
 
 def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) -> tuple[Explanation, ...]:
-    """Return everything that is known under a name, of a pasted message, or of what a question is about.
+    """Return all meanings of a name, of a pasted message, or of the names in a question.
 
     Raises:
-        InvalidSetup: name or message are unknown; the nearest names are suggested.
+        InvalidSetup: the name or message is unknown; the finding suggests the nearest names.
     """
     name = name.strip()
     found = (*([own[name.lower()]] if name.lower() in own else []), *_find(name))
@@ -323,7 +323,11 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         )
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
-    yield from map(_explain_term, find_said_terms(text))
+    terms = find_said_terms(text)
+    yield from map(_explain_term, terms)
+    if any("unknown-key" in term.see for term in terms):
+        for key in dict.fromkeys(re.findall(r"[a-z]+(?:_[a-z]+)+", text)):
+            yield from _find_settings(key)
 
 
 def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:
@@ -374,12 +378,12 @@ def _unknown_message(text: str, own: Mapping[str, Explanation]) -> InvalidSetup:
 
 
 def show_template(text: str) -> str:
-    """Return a text of a rule with `<name>` in the place of each value."""
+    """Return a text of a rule with `<name>` in place of each value."""
     return _FIELD.sub(lambda found: f"<{found[1]}>" if found[1] else found[0][0], text)
 
 
 def list_names() -> tuple[Explanation, ...]:
-    """Return every name that can be explained, by kind, without its explanation; messages are too many to be listed."""
+    """Return every name that can be explained, by kind, without explanations; messages are too many to list."""
     kinds: Mapping[str, Iterable[str]] = {
         "release": map(str, releases()),
         "method": [*all_keys("methods"), *(name for name in all_methods() if not history("methods", name))],

@@ -30,7 +30,7 @@ _DEFAULTS_THAT_MATTER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueChange:
-    """A value that differs although the setup does not set it."""
+    """A value that differs between the releases although the setup does not set it."""
 
     what: str
     before: Any
@@ -39,15 +39,15 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedChoice:
-    """Something that one of the two releases accepts in a speculative config, and the other does not."""
+    """Something that only one of the two releases accepts in a speculative config."""
 
     kind: str
-    """`method`, `key`, or the key of which it is a value."""
+    """`method`, `key`, or the key whose value it is."""
     name: str
     since: str
     """First release that has it."""
     until: str | None
-    """Last release that has it; None for one that the newest has."""
+    """Last release that has it; None if the newest one has it."""
     source: str
 
 
@@ -62,15 +62,15 @@ class Upgrade:
     still: tuple[Ruling, ...]
     """What both reject or fail on."""
     unknown: tuple[Ruling, ...]
-    """What is not judged for the new release, as the text does not tell a value or a model is not known here."""
+    """What is not judged for the new release, because the text leaves a value open or a model is unknown."""
     other: tuple[Finding, ...]
-    """New findings that do not stop the server: ignored, changed, deprecated, for information."""
+    """New findings that do not stop the server: ignored, changed, deprecated, informational."""
     gone: tuple[Finding, ...]
-    """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
+    """Findings of the old release that no longer hold; empty if the new one rejects the setup."""
     appearing: tuple[Ruling, ...]
-    """Known defects that the setup meets on the new release and not on the old one."""
+    """Known defects that the setup meets on the new release but not on the old one."""
     disappearing: tuple[Ruling, ...]
-    """Known defects that the old release has, and of which it is known that the new one does not."""
+    """Known defects of the old release that the new one is known not to have."""
     changes: tuple[ValueChange, ...]
     """Resolved values and engine defaults that differ."""
     possible: tuple[AcceptedChoice, ...]
@@ -85,7 +85,7 @@ class Upgrade:
 
     @property
     def starts_on_neither(self) -> bool:
-        """Whether both releases refuse to start with the setup, for whatever reasons."""
+        """Whether both releases refuse to start with the setup, for any reason."""
         return not _starts(self.before) and not _starts(self.after)
 
 
@@ -94,11 +94,11 @@ def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool
 
     Args:
         before: the setup as read for the current release.
-        after: the setup as read for the release to move to, since flags change, too; an older one is a downgrade.
-        nearest: judges by the nearest known release where one is not known.
+        after: the setup as read for the release to move to, because flags change too; an older one is a downgrade.
+        nearest: whether to judge an unknown release by the nearest known one.
 
     Raises:
-        InvalidSetup: a release is not known.
+        InvalidSetup: a release is unknown.
     """
     left, right = (_drop_version_remark(judge(reading, nearest=nearest)) for reading in (before, after))
     old, new = get_release(left.version), get_release(right.version)

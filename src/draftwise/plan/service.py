@@ -1,4 +1,4 @@
-"""Throughput and latencies under closed and open loads: in the mean (Little's law), and simulated step by step."""
+"""Throughput and latencies under closed and open loads: means by Little's law, and step-by-step simulation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Stepping(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLengths:
-    """What requests are like, in the mean."""
+    """Mean lengths of requests."""
 
     prompt_tokens: float
-    """Tokens of a prompt that are computed: without those that the prefix cache holds."""
+    """Computed prompt tokens, without those from the prefix cache."""
     output_tokens: float
 
     def decode_steps(self, tokens_per_step: float) -> float:
-        """Return the steps of an answer after its first token, which comes with the prompt."""
+        """Return the steps of an answer after its first token, which prefill emits."""
         return max(0.0, self.output_tokens - 1) / tokens_per_step
 
 
@@ -42,9 +42,9 @@ class Waiting:
     """How long a request waits before a step computes its prompt."""
 
     seconds: float = 0.0
-    """Seconds for the server's front end, whatever else is served."""
+    """Seconds in the server's front end, independent of load."""
     steps: float = 0.0
-    """Steps that were under way or already prepared when it came; 0 where nothing else is in flight."""
+    """Steps under way or already prepared when it arrives; 0 without other requests in flight."""
 
 
 NO_WAITING = Waiting()
@@ -52,18 +52,18 @@ NO_WAITING = Waiting()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a server gives under one load, in the mean."""
+    """Mean performance of a server under one load."""
 
     batch: float
-    """Sequences that decode."""
+    """Number of decoding sequences."""
     step_s: float
-    """Mean seconds of a step, those with prompts included."""
+    """Mean seconds per step, including steps with prompts."""
     tpot_s: float
-    """Seconds of an output token after the first."""
+    """Seconds per output token after the first."""
     ttft_s: float
     """Seconds to the first token, without waiting for others to finish."""
     tokens_per_s: float
-    """Output tokens a second of all answers together."""
+    """Output tokens per second of all answers together."""
 
 
 def serve_concurrency(
@@ -76,16 +76,16 @@ def serve_concurrency(
 ) -> Service:
     """Return the service of a closed loop: `concurrency` requests in flight, the next sent when one is answered.
 
-    A request waits, computes its prompt in one step, and decodes. The others are at all stages of their answers, so
-    that each of them computes its prompt in a step with one chance. Prompts of one step share what such a step takes
-    beyond their tokens: it runs without a full graph once, however many there are.
+    A request waits, computes its prompt in one step, and decodes. The others are at random stages of their answers, so
+    each has the same chance to compute its prompt in a given step. Prompts in one step share its fixed cost: the step
+    runs without a full graph only once.
 
     Args:
-        server: its steps.
-        traffic: what requests are like.
-        tokens_per_step: that a step gives a sequence.
+        server: step times of the server.
+        traffic: lengths of requests.
+        tokens_per_step: tokens per sequence and step.
         concurrency: requests in flight.
-        waiting: of a request, before the step that computes its prompt.
+        waiting: wait of a request before the step that computes its prompt.
     """
     others, steps = max(0, round(concurrency) - 1), traffic.decode_steps(tokens_per_step)
     waited = waiting.steps if others else 0.0
@@ -128,14 +128,14 @@ def _list_chances(trials: int, chance: float) -> list[tuple[int, float]]:
 def serve_rate(
     server: Stepping, traffic: RequestLengths, tokens_per_step: float, rate_per_s: float, *, most: float
 ) -> Service | None:
-    """Return the service of requests that arrive at a rate; None where the server cannot keep up with it.
+    """Return the service of requests that arrive at a rate; None if the server cannot keep up.
 
     Args:
-        server: its steps.
-        traffic: what requests are like.
-        tokens_per_step: that a step gives a sequence.
-        rate_per_s: requests a second.
-        most: sequences that it decodes at once.
+        server: step times of the server.
+        traffic: lengths of requests.
+        tokens_per_step: tokens per sequence and step.
+        rate_per_s: requests per second.
+        most: maximum number of sequences decoded at once.
     """
     steps, batch = traffic.decode_steps(tokens_per_step), 1.0
     for _ in range(_MOST_ROUNDS):
@@ -171,30 +171,30 @@ class SimulatedRequest:
     """One request of the traffic."""
 
     at_s: float
-    """When it arrives; in a closed loop it is sent when another one is answered."""
+    """Arrival time in seconds; in a closed loop, it is sent when another one is answered."""
     prompt_tokens: int
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What a server takes at once."""
+    """Capacity of a server."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    """Tokens of a step; what decoding leaves goes to prompts."""
+    """Maximum tokens per step; prompts get what decoding leaves."""
     kv_tokens: float = math.inf
-    """Capacity of its pool of keys and values: less where a drafter takes memory."""
+    """Capacity of the KV cache in tokens; smaller if a drafter takes memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedAnswer:
-    """How one request fared."""
+    """Simulated latencies of one request."""
 
     ttft_s: float
-    """Seconds from its arrival to its first token, waiting included."""
+    """Seconds from arrival to first token, waiting included."""
     tpot_s: float
-    """Seconds of a token after the first; 0 for answers of one token."""
+    """Seconds per token after the first; 0 for answers of one token."""
     e2e_s: float
     preemptions: int
 
@@ -228,19 +228,19 @@ def simulate(
     concurrency: int | None = None,
     seed: int = 0,
 ) -> list[SimulatedAnswer]:
-    """Return how each request fares, in their order.
+    """Return the latencies of each request, in order.
 
-    As in vLLM and the embedded engine: decoding goes first, prompts are computed in the order of arrival with what is
-    left of a step's tokens, and the youngest request gives its keys back when the pool is full, to be computed again.
+    As in vLLM and the embedded engine, decoding goes first, and prompts are computed in order of arrival with the rest
+    of a step's tokens. If the KV cache is full, the youngest request is preempted and computed again.
 
     Args:
-        server: how long its steps last.
-        requests: in the order of their arrival.
-        limits: of the server.
-        k: draft tokens of a sequence and step.
+        server: step times of the server.
+        requests: requests in order of arrival.
+        limits: capacity of the server.
+        k: draft tokens per sequence and step.
         survival: share of steps in which at least 1, 2 ... draft tokens are accepted.
-        concurrency: requests in flight of a closed loop; None where requests arrive at their times.
-        seed: of what stands.
+        concurrency: requests in flight of a closed loop; None if requests arrive at their times.
+        seed: seed of the random acceptance.
     """
     draws, now, place = random.Random(seed), 0.0, 0
     waiting: deque[_Live] = deque()

@@ -1,4 +1,4 @@
-"""The skill for agents: its head from a template, its references from the tables of methods, metrics and findings."""
+"""The agent skill: its main page from a template, references from the tables of methods, metrics and findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCRIPTS: Mapping[str, str] = {
 
 
 def write_skill() -> dict[str, str]:
-    """Return the files of the skill by their path in its folder, as today's tables have them."""
+    """Return the files of the skill by their path in its folder, generated from the current tables."""
     pages = {name: make() for name, (_, make) in _REFERENCES.items()}
     known = releases()
     head = (files("draftwise.knowledge") / "data" / "skill" / "SKILL.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The JSON Schema of `--speculative-config` in one vLLM release, from the tables of that release, for editors."""
+"""The JSON Schema of `--speculative-config` in one vLLM release, from the release's tables, for editors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ANY_CASE = "attention_backend"
 
 
 def make_schema(release: Release) -> dict[str, Any]:
-    """Return the schema: keys with types, choices, bounds, defaults and meanings, as the release takes them.
+    """Return the schema: keys with types, choices, bounds, defaults and meanings, for one release.
 
-    It describes one key at a time; `check` judges which keys go with which method. Where vLLM also reads a
-    value from another type (`"5"` for 5), the schema has the type itself.
+    It describes each key separately; `check` judges which keys work with which method. If vLLM also converts a value
+    from another type (`"5"` for 5), the schema has only the type itself.
     """
     rules = Rulebook(release.version)
     rows = {name: row for name, row in release.table("spec_fields").items() if row["type"] not in _OWN}

@@ -1,4 +1,4 @@
-"""Computes acceptance from logged answers: walks over the steps of serving. Lists and arrays, no torch."""
+"""Computes acceptance from logged answers by walking over the steps of serving. Uses no torch."""
 
 from draftwise.replaying.acceptance_profile import ServingWalk, walk
 from draftwise.replaying.anchors import Anchors, Drafts, read_anchors, write_anchors

@@ -1,9 +1,9 @@
-"""Turns anchors into a profile: the steps of serving, for every k, over all requests and by group.
+"""Turns anchors into an acceptance profile for every k, over all requests and by group.
 
 Shape letters: R requests, S steps, K draft tokens.
 
-The mean over all positions is not what serving sees: a long match is entered at its start, never inside it, so that
-mean is 6 to 196 % too high on public data (SpecDecode-Bench, arXiv 2601.11580).
+Serving does not see the mean over all positions: it enters a long match at its start, never inside. That mean is 6 to
+196 % too high on public data (SpecDecode-Bench, arXiv 2601.11580).
 
 Shape letters: R requests, N answer tokens of all requests, K draft tokens, S steps.
 """
@@ -22,18 +22,18 @@ from draftwise.replaying.anchors import Anchors, Drafts, Ints
 from draftwise.statistics.ratios import find_variance_share, ratio_of_totals
 
 _TAIL = 0.01
-"""Share of the requests on which an interval should not rest."""
+"""An interval should not depend on this small a share of the requests."""
 _SHARE = 0.25
-"""Threshold share of the variance. Of normal deviates, the largest hundredth holds a twelfth."""
+"""Threshold share of the variance. In a normal distribution, the largest 1 % of deviations holds a twelfth."""
 _PERCENTILES = (10, 50, 90)
 
 
 def summarize(anchors: Anchors, ks: Sequence[int], *, limited: bool = True) -> Iterator[Acceptance]:
-    """Yield the acceptance of all requests of the anchors, then of each group.
+    """Yield the acceptance over all requests, then for each group.
 
     Args:
-        anchors: of one candidate at one temperature.
-        ks: those to answer for.
+        anchors: anchors of one candidate at one temperature.
+        ks: draft lengths to report.
         limited: see `walk`.
     """
     walks = [walk(anchors, k, limited=limited) for k in ks]
@@ -63,13 +63,13 @@ def _count_emitted(anchors: Anchors) -> Floats:
 
 
 def tokens_per_step(anchors: Anchors, k: int) -> Floats:
-    """Return the tokens that a decode step emits, of each request that has any."""
+    """Return the tokens per decode step of each request that has decode steps."""
     steps_R, emitted_R = count_steps(anchors, walk(anchors, k)), _count_emitted(anchors)
     return emitted_R[steps_R > 0] / steps_R[steps_R > 0]
 
 
 def warn_of_few(anchors: Anchors, k: int) -> Finding | None:
-    """Return the finding that few requests decide what a candidate is worth; None where they do not."""
+    """Return the finding that a few requests dominate a candidate's result; None if they do not."""
     steps_R, emitted_R = count_steps(anchors, walk(anchors, k)), _count_emitted(anchors)
     if not steps_R.sum():
         return None
@@ -131,22 +131,22 @@ Floats = NDArray[np.float64]
 class ServingWalk:
     """The decode steps of all requests at one k, in the order of the requests and of their answers.
 
-    Of sampled drafts these are all steps that can occur, each with its chance: expectations without the noise of
-    drawing. Of others every weight is 1 and every `survive_SK` 0 or 1.
+    For sampled drafts, these are all possible steps with their probabilities: expectations without sampling noise.
+    Otherwise, every weight is 1 and every `survive_SK` is 0 or 1.
     """
 
     request_S: Ints
     token_S: Ints
-    """Tokens of the answer that are confirmed when the step begins."""
+    """int [S]: answer tokens confirmed when the step begins."""
     weight_S: Floats
-    """Chance that serving takes the step."""
+    """float [S]: probability that serving takes the step."""
     drafted_S: Ints
     survive_SK: NDArray[np.float32]
-    """Chance that draft tokens 0..j are all accepted. Tokens behind the end of an answer are not known to be."""
+    """float32 [S, K]: probability that draft tokens 0..j are all accepted; 0 after the answer's end."""
 
     @property
     def k(self) -> int:
-        """Draft tokens a step at most."""
+        """Maximum draft tokens per step."""
         return int(self.survive_SK.shape[1])
 
 
@@ -154,12 +154,12 @@ def walk(anchors: Anchors, k: int, *, limited: bool = True) -> ServingWalk:
     """Return the steps at one k.
 
     Args:
-        k: tokens drafted at most.
-        limited: whether a draft ends one token before the answer's largest length, as the embedded engine's does;
-            vLLM drafts on.
+        k: maximum draft tokens per step.
+        limited: whether a draft ends one token before the answer's maximum length, as in the embedded engine. vLLM
+            drafts on.
 
     Raises:
-        KeyError: the anchors do not answer for this k.
+        KeyError: the anchors do not cover this k.
     """
     drafts = anchors.drafts_for(k)
     request_N = np.repeat(np.arange(len(anchors.requests)), anchors.lengths)

@@ -1,6 +1,6 @@
-"""Finds the drafts behind each token of the logged answers, and how many are accepted.
+"""Holds the drafts after each token of the logged answers, and how many draft tokens are accepted.
 
-An anchor is a place in an answer at which a step can begin. All answers lie behind each other in one array.
+An anchor is a place in an answer where a step can begin. All answers are concatenated in one array.
 
 Shape letters: R requests, N answer tokens of all requests, K draft tokens.
 """
@@ -22,7 +22,7 @@ from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 UNLIMITED = 2**31 - 1
-"""Limit of a request of which the log does not say how long its answer could become."""
+"""Limit of a request whose maximum answer length the log does not contain."""
 _FILE = "anchors.npz"
 _INDEX = "index"
 
@@ -31,20 +31,20 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """The drafts of up to k tokens behind every answer token; row t is the draft that begins with token t.
+    """The drafts of up to k tokens at every answer token. Row t is the draft that starts with token t.
 
-    Row 0 of a request is not used: the prefill gives its first token.
+    Row 0 of a request is unused: prefill produces its first token.
     """
 
     drafted_N: NDArray[np.uint16]
-    """Tokens drafted."""
+    """uint16 [N]: tokens drafted."""
     accepted_N: NDArray[np.uint16] | None = None
-    """Tokens of those that stand, where the drafter drafts one text; None where drafts are sampled."""
+    """uint16 [N]: accepted ones of these, for deterministic drafts; None for sampled drafts."""
     chances_NK: NDArray[np.float32] | None = None
-    """Probability [N, K] that sampled draft token j is accepted if those before it are; 0 beyond the draft."""
+    """float32 [N, K]: probability that sampled draft token j is accepted if the earlier ones are; 0 after the draft."""
     confidence_NK: NDArray[np.float16] | None = None
-    """The largest probability that the drafter gave a token in place j; 0 behind the draft. None of lookups, and where
-    a drafter does not say. What stopping a draft below a threshold would gain follows from it."""
+    """float16 [N, K]: the drafter's largest token probability at position j; 0 after the draft. None for lookups and
+    drafters that do not report it. It shows the gain from stopping drafts below a threshold."""
 
     def __post_init__(self) -> None:
         if (self.accepted_N is None) == (self.chances_NK is None):
@@ -61,7 +61,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchors:
-    """The drafts of one candidate on the requests of one temperature: any k, limit or group is walked over them."""
+    """The drafts of one candidate on the requests of one temperature. `walk` evaluates any k or limit on them."""
 
     candidate: SpecConfig
     """The candidate, with the largest k."""
@@ -73,10 +73,10 @@ class Anchors:
     offsets: Ints
     """[R + 1]: the answer of request r is rows `offsets[r]:offsets[r + 1]`."""
     limits: Ints
-    """[R]: tokens that the answer could have had at most (`max_tokens`), or UNLIMITED."""
+    """[R]: maximum answer length in tokens (`max_tokens`), or UNLIMITED."""
     drafts: Mapping[int, Drafts]
-    """Drafts by k. One k alone stands for every smaller one: a shorter draft is the beginning of a longer one. Several
-    are those of a drafter for which that does not hold, and only they can be asked for."""
+    """Drafts by k. A single k covers every smaller one, because a shorter draft is a prefix of a longer one. Several ks
+    belong to a drafter without that property, and cover only themselves."""
 
     def __post_init__(self) -> None:
         num = len(self.requests)
@@ -97,14 +97,14 @@ class Anchors:
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """Every k that these drafts answer for."""
+        """Every k that these drafts cover."""
         return tuple(range(1, max(self.drafts) + 1)) if len(self.drafts) == 1 else tuple(sorted(self.drafts))
 
     def drafts_for(self, k: int) -> Drafts:
-        """Return the drafts to cut to k tokens.
+        """Return the drafts from which to cut k tokens.
 
         Raises:
-            KeyError: they do not answer for this k.
+            KeyError: the drafts do not cover this k.
         """
         if k not in self.ks:
             raise KeyError(k)
@@ -112,10 +112,10 @@ class Anchors:
 
 
 def write_anchors(folder: Path, anchors: Iterable[Anchors]) -> None:
-    """Write `anchors.npz` whole or not at all.
+    """Write `anchors.npz` atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     arrays: dict[str, NDArray[Any]] = {}
     index = []
@@ -137,7 +137,7 @@ def write_anchors(folder: Path, anchors: Iterable[Anchors]) -> None:
 
 
 def read_anchors(folder: Path) -> tuple[Anchors, ...]:
-    """Return what `write_anchors` wrote.
+    """Read the file of `write_anchors`.
 
     Raises:
         InvalidSetup: the folder has no such file, or it is damaged.

@@ -1,4 +1,4 @@
-"""Replays of the methods that draft from text alone: the same indices as in serving, over the logged tokens."""
+"""Replays methods that draft from text alone, with the same indexes as in serving."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramReplayer:
-    """Prompt lookup. A draft depends on its own request only, and a shorter one is the beginning of a longer one.
+    """Replays prompt lookup. A draft depends only on its request, and a shorter draft is a prefix of a longer one.
 
     Args:
-        k: draft tokens at most.
+        k: maximum draft tokens.
         shortest: prompt_lookup_min.
         longest: prompt_lookup_max.
     """
@@ -34,7 +34,7 @@ class NgramReplayer:
     remembers = False
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield the drafts behind every token of each request: some microseconds a token."""
+        """Yield the drafts at every token of each request, in a few microseconds per token."""
         for request in requests:
             yield ReplayedRequest(id=request.id, by_k={self.k: self._replay(request)})
 
@@ -60,13 +60,13 @@ class _Live:
     drafted: list[int]
     accepted: list[int]
     begin: int = 0
-    """Answer tokens that the trees hold."""
+    """Number of answer tokens in the trees."""
     end: int = 1
-    """Answer tokens that are confirmed."""
+    """Number of confirmed answer tokens."""
 
     @property
     def new(self) -> tuple[int, ...]:
-        """Tokens to tell the trees: the prompt with the first token, then what each step emits."""
+        """Tokens to add to the trees: the prompt with the first token, then each step's output."""
         prompt = self.request.prompt_ids if self.begin == 0 else ()
         return (*prompt, *self.request.answer_ids[self.begin : self.end])
 
@@ -75,19 +75,19 @@ class _Live:
         return self.end == len(self.request.answer_ids)
 
     def limit(self, k: int) -> int:
-        """Draft tokens wanted."""
+        """Maximum draft tokens of the next step."""
         return 0 if self.is_done else max(0, min(k, self.request.limit - self.end - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixReplayer:
-    """SuffixDecoding. A draft depends on every earlier request and on k, so each k is replayed with trees of its own.
+    """Replays SuffixDecoding. A draft depends on all earlier requests and on k, so each k has separate trees.
 
     Args:
-        ks: the k to replay.
-        options: of `lookup.suffix_cache.SuffixCache`.
-        in_flight: requests that are decoded together, in a closed loop.
-        warm: earlier requests, which the trees hold when the first one begins.
+        ks: draft lengths to replay.
+        options: options of `lookup.suffix_cache.SuffixCache`.
+        in_flight: number of requests decoded together, in a closed loop.
+        warm: earlier requests, which are in the trees at the start.
 
     Raises:
         InvalidSetup: numba is not installed.
@@ -106,7 +106,7 @@ class SuffixReplayer:
             raise refusal("suffix-needs-numba", name=error.name) from None
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield each request when it is replayed at every k."""
+        """Yield each request once it is replayed at every k."""
         runs = [self._replay(requests, k) for k in self.ks]
         finished: dict[str, dict[int, DraftRows]] = {}
         for ended in zip(*runs, strict=True):

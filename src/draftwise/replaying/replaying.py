@@ -1,7 +1,7 @@
-"""A whole replay: every candidate over a log, resumed where it was, and the profile of all of them.
+"""Runs a whole replay: every candidate over a log, resumable, and the profile of all candidates.
 
-In its folder `replay.json` says what is replayed, and `candidate-N.jsonl` holds a line for each request of a candidate,
-appended as it is replayed; `profile.json` and `anchors.npz` follow from these.
+In its folder, `replay.json` describes the replay, and `candidate-N.jsonl` has a line per replayed request of a
+candidate. `profile.json` and `anchors.npz` are derived from these.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _FORMAT, _VERSION = "draftwise-replay", 1
 
 
 class ReplayDirectory:
-    """A folder that one replay writes."""
+    """The folder of one replay."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def open(cls, path: Path, plan: Mapping[str, Any]) -> ReplayDirectory:
-        """Begin a replay, or go on with it where the folder holds the same one.
+        """Start a replay, or resume it if the folder holds the same one.
 
         Args:
-            plan: everything that the drafts depend on, as JSON values.
+            plan: everything that determines the drafts, as JSON values.
 
         Raises:
-            InvalidSetup: the folder holds something else, or cannot be written.
+            InvalidSetup: the folder has other contents or cannot be written.
         """
         manifest = {"format": _FORMAT, "version": _VERSION, **plan}
         file = path / _MANIFEST
@@ -72,18 +72,18 @@ class ReplayDirectory:
         return cls(path)
 
     def read_rows(self, candidate: int) -> dict[str, Mapping[int, DraftRows]]:
-        """Return what was replayed of a candidate, by request; a line that was cut off is not there.
+        """Return a candidate's replayed requests by id. Ignores a truncated line.
 
         Raises:
-            InvalidSetup: a whole line is not what a replay writes.
+            InvalidSetup: a complete line is malformed.
         """
         return dict(RowFile(self._rows_of(candidate), _to_request).read())
 
     def append(self, candidate: int, requests: Iterator[ReplayedRequest]) -> Iterator[ReplayedRequest]:
-        """Append requests as they come, each as a whole line, and pass them on.
+        """Append each request as a line, and yield it.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: the file cannot be written.
         """
         path = self._rows_of(candidate)
         cut_unfinished(path)
@@ -97,14 +97,14 @@ class ReplayDirectory:
                 yield request
 
     def forget(self, candidate: int) -> None:
-        """Drop what was replayed of a candidate."""
+        """Delete a candidate's replayed requests."""
         self._rows_of(candidate).unlink(missing_ok=True)
 
     def finish(self, profile: Profile, anchors: Sequence[Anchors]) -> None:
-        """Write what follows from the rows.
+        """Write the profile and the anchors.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         try:
             write_anchors(self.path, anchors)
@@ -113,10 +113,10 @@ class ReplayDirectory:
         self.write(PROFILE, json.dumps(to_json(profile), indent=1) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that is made from what was found, whole or not at all.
+        """Write a derived file atomically.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         try:
             write_whole(self.path / name, text)
@@ -128,7 +128,7 @@ class ReplayDirectory:
 
 
 def hash_transcripts(requests: Sequence[Transcript]) -> str:
-    """Return what tells one log's tokens, limits and groups from another's."""
+    """Return a hash of a log's tokens, limits and groups."""
     digest = sha256()
     for each in requests:
         digest.update(repr((each.id, each.prompt_ids, each.answer_ids, each.limit, each.temperature)).encode())
@@ -138,7 +138,7 @@ def hash_transcripts(requests: Sequence[Transcript]) -> str:
 def to_anchors(
     candidate: SpecConfig, requests: Sequence[Transcript], rows: Mapping[str, Mapping[int, DraftRows]]
 ) -> Iterator[Anchors]:
-    """Yield the anchors of a candidate, one for each temperature, the coldest first."""
+    """Yield a candidate's anchors per temperature, in ascending order."""
     for temperature in sorted({request.temperature for request in requests}):
         kept = [request for request in requests if request.temperature == temperature]
         ks = sorted(rows[kept[0].id])
@@ -155,7 +155,7 @@ def to_anchors(
 
 def _join(parts: Sequence[DraftRows]) -> Drafts:
     def join(name: str, dtype: DTypeLike) -> NDArray[Any] | None:
-        """Return the values of all requests; None where some have none, as of a release that did not note them."""
+        """Return the values of all requests; None if any request lacks them, such as rows of an older release."""
         given = [getattr(part, name) for part in parts]
         return None if any(each is None for each in given) else np.concatenate([np.asarray(e, dtype) for e in given])
 
@@ -194,21 +194,21 @@ _USUAL_KS = (*range(1, 11), 12, 16, 24, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCandidate:
-    """What is replayed."""
+    """A candidate to replay."""
 
     spec: SpecConfig
-    """The config, with the largest k."""
+    """The config with the largest k."""
     ks: tuple[int, ...]
-    """Those that are answered for."""
+    """Draft lengths to report."""
     make: Callable[[], Replayer]
-    """Called once, when it is this candidate's turn: some load a model."""
+    """Makes the replayer. Called once, when the candidate's turn comes, because some load a model."""
 
 
 def choose_ks(kmax: int, asked: Sequence[int]) -> tuple[int, ...]:
-    """Return the k to answer for: those asked for, else all up to ten and some of those above.
+    """Return the draft lengths to report: the requested ones, else all up to ten and some above.
 
     Raises:
-        InvalidSetup: one that is asked for is larger than the candidate's own.
+        InvalidSetup: a requested k exceeds the candidate's own.
     """
     if too_large := [k for k in asked if k > kmax]:
         raise refusal("k-beyond-candidate", too_large=max(too_large), kmax=kmax)
@@ -225,12 +225,12 @@ def replay_candidates(
     limited: bool = True,
     advance: Callable[[str], None] = lambda _: None,
 ) -> tuple[Profile, tuple[Anchors, ...]]:
-    """Replay what is missing, write the profile and return it with its anchors.
+    """Replay missing requests, write the profile, and return it with its anchors.
 
     Args:
-        rows: of the log, left out ones included.
+        rows: number of log rows, including skipped ones.
         limited: see `walk`.
-        advance: told the candidate's label after every request.
+        advance: called with the candidate's label after every request.
 
     Raises:
         InvalidSetup: a candidate cannot be replayed, or the directory is damaged.

@@ -1,4 +1,4 @@
-"""Replays a draft model behind a server: scores the tokens of logged answers by its `prompt_logprobs`."""
+"""Replays a draft model behind a server: scores the tokens of logged answers with its `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from draftwise.knowledge.messages import refusal
 from draftwise.replaying.transcripts import DraftRows, ReplayedRequest, Transcript
 
 _AT_ONCE = 8
-"""Requests that the server is sent together."""
+"""Number of concurrent requests to the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a model says of a token behind those before it."""
+    """A model's score for a token, given the tokens before it."""
 
     logprob: float
     """Log-probability at temperature 1, over the whole vocabulary."""
@@ -25,20 +25,20 @@ class Score:
 
 
 ScoreTokens = Callable[[Sequence[int]], Sequence[Score]]
-"""Returns a score for each token of a text but the first."""
+"""Returns a score for each token of a text except the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedReplayer:
-    """A draft model's drafts: those of one request, a shorter one being the beginning of a longer one.
+    """Replays a draft model. A draft depends only on its request, and a shorter draft is a prefix of a longer one.
 
     Args:
-        draft: asks the drafter's server.
-        target: asks the target's server; None where drafts are not sampled, and text alone decides.
+        draft: scores tokens with the drafter's server.
+        target: scores tokens with the target's server. None: drafts are deterministic, and text alone decides.
 
     Raises:
-        InvalidSetup: drafts are sampled and a request has a temperature other than 0 and 1, at which servers do not
-            say what they draw from.
+        InvalidSetup: drafts are sampled and a request's temperature is neither 0 nor 1: servers do not report other
+            distributions.
     """
 
     k: int
@@ -47,7 +47,7 @@ class ServedReplayer:
     remembers = False
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield the drafts behind every token of each request."""
+        """Yield the drafts at every token of each request."""
         if self.target is not None and (hot := [each for each in requests if each.temperature not in (0, 1)]):
             raise refusal("temperature-not-served", id=hot[0].id, temperature=hot[0].temperature)
         with ThreadPoolExecutor(_AT_ONCE) as pool:

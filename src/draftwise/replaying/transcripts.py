@@ -1,7 +1,7 @@
-"""Makes transcripts of a log, the tokens of each request and answer, and defines the interface of every replay.
+"""Turns a log into transcripts (the tokens of each request and answer), and defines the replay interface.
 
-A row whose tokens are not certain is left out and counted by its reason: an answer replayed with other tokens than
-the model wrote says nothing about what a drafter would have met.
+A row with uncertain tokens is left out and counted by reason: a replay with other tokens than the model's says nothing
+about its drafters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftwise.knowledge.messages import note, refusal
 from draftwise.replaying.anchors import UNLIMITED
 
 _MANY, _TOO_MANY = 0.05, 0.2
-"""Shares of rows left out for one reason from which that is a warning, and an error."""
+"""Shares of rows left out for one reason that are a warning, and an error."""
 _LENGTHS = (0, 1024, 4096, 16_384, 65_536)
 _UNGROUPED = "none"
 _LOG_IDS = 'Log token ids (vLLM: "return_token_ids": true)'
@@ -39,13 +39,13 @@ class Encoder(Protocol):
 
 
 class Grouping(StrEnum):
-    """What requests are grouped by."""
+    """Grouping of requests."""
 
     ROUTE = "route"
     """The `route` of a row, next to the request or in its metadata."""
     TEMPERATURE = "temperature"
     LENGTH = "length"
-    """Tokens of the prompt."""
+    """Length of the prompt in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +56,23 @@ class Transcript:
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     limit: int = UNLIMITED
-    """Tokens that the answer could have had at most."""
+    """Maximum answer length in tokens."""
     temperature: float = 0.0
     group: str | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and the answer."""
+        """Number of prompt and answer tokens."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcripts:
-    """What of a log can be replayed, in the log's order, and what cannot."""
+    """A log's transcripts in log order, and its skipped rows."""
 
     requests: tuple[Transcript, ...]
     skipped: Mapping[str, int]
-    """Rows by the code of the finding that names the reason."""
+    """Number of skipped rows, by finding code of the reason."""
     in_time_order: bool
     findings: tuple[Finding, ...]
 
@@ -93,15 +93,15 @@ def read_transcripts(
     """Return the transcripts of a log.
 
     Args:
-        prompts: of the log, with what it recorded.
-        encoder: the target's; None: only rows with token ids can be read.
-        name: of the log, for findings.
-        default_temperature: of rows that do not say theirs.
-        group_by: what to group them by; None: not at all.
-        max_model_len: tokens of prompt and answer together at most, as they were served; None: not known.
+        prompts: prompts of the log, with recorded answers.
+        encoder: the target's tokenizer. None: only rows with token ids are readable.
+        name: name of the log, for findings.
+        default_temperature: temperature of rows without one.
+        group_by: grouping of requests. None: no groups.
+        max_model_len: maximum tokens of prompt and answer as served. None: unknown.
 
     Raises:
-        InvalidSetup: rows hold text and there is no encoder, or there is no row that can be replayed.
+        InvalidSetup: rows hold text but there is no encoder, or no row can be replayed.
     """
     if encoder is None and needs_encoder(prompts):
         raise refusal("tokens-not-known", name=name, log_ids=_LOG_IDS)
@@ -184,7 +184,7 @@ def _encode_prompt(prompt: Prompt, encoder: Encoder | None) -> tuple[int, ...]:
 
 
 def needs_encoder(prompts: Sequence[Prompt]) -> bool:
-    """Whether some row has an answer, and not all of its tokens."""
+    """Return whether any row has an answer without all its tokens."""
     recorded = [prompt.recorded for prompt in prompts]
     answered = [each for each in recorded if each.answer or each.token_ids]
     return not all(each.token_ids and each.prompt_token_ids for each in answered)
@@ -276,7 +276,7 @@ def _tell_assumed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:
-    """The drafts behind the n tokens of one answer, see `anchors.Drafts`."""
+    """The drafts at the n tokens of one answer, see `anchors.Drafts`."""
 
     drafted: Sequence[int]
     accepted: Sequence[int] | None = None
@@ -286,7 +286,7 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedRequest:
-    """One request, replayed."""
+    """A replayed request."""
 
     id: str
     by_k: Mapping[int, DraftRows]
@@ -294,18 +294,18 @@ class ReplayedRequest:
 
 
 class Replayer(Protocol):
-    """Drafts of one candidate behind the tokens of logged answers."""
+    """Replays one candidate over logged answers."""
 
     remembers: bool
-    """Whether a draft depends on earlier requests, so that a replay that was cut off starts over."""
+    """Whether drafts depend on earlier requests. An interrupted replay then starts over."""
 
     def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
-        """Yield each request once, as soon as it is replayed."""
+        """Yield each request once it is replayed."""
         ...
 
 
 def count_accepted(draft: Sequence[int], answer: Sequence[int], at: int) -> int:
-    """Return how many tokens of a draft that begins with token `at` of an answer are the answer's."""
+    """Return how many tokens of a draft at answer token `at` match the answer."""
     size = min(len(draft), len(answer) - at)
     if list(draft[:size]) == list(answer[at : at + size]):
         return size

@@ -10,11 +10,11 @@ from draftwise.knowledge.messages import refusal
 from draftwise.version import tell_install
 
 PALETTE = ("#3b82f6", "#b7791f", "#059669", "#d946ef", "#ef4444", "#0891b2", "#65a30d", "#ea580c")
-"""Lines and bars stand out from light and dark paper by 3:1 at least (WCAG 2.2, 1.4.11)."""
+"""Colors of lines and bars, with a contrast of at least 3:1 on light and dark backgrounds (WCAG 2.2, 1.4.11)."""
 PLAIN = "#7b8390"
 """Color of the baseline."""
 INK = "#010203"
-"""Stands for the page's text color until the SVG is written."""
+"""Placeholder for the page's text color until the SVG is written."""
 VERDICT_COLOURS = {
     Verdict.ADOPT: "#15803d",
     Verdict.REJECT: "#dc2626",
@@ -34,7 +34,7 @@ class Plot:
     """A figure, and how to read it."""
 
     svgs: tuple[str, ...]
-    """Drawn for a wide page, and for a phone where the figure is one of the page's main ones."""
+    """Versions for a wide page and, if it is a main figure of the page, for a phone."""
     caption: str
 
 
@@ -44,6 +44,6 @@ def can_draw() -> bool:
 
 
 def check_can_draw() -> None:
-    """Raise InvalidSetup where the library that draws plots is not installed."""
+    """Raise InvalidSetup if the library that draws plots is not installed."""
     if not can_draw():
         raise refusal("plots-not-installed", install=tell_install("report"))

@@ -34,7 +34,7 @@ _MOST_ROWS = 120
 
 
 def describe_comparison(compared: RunPair) -> str:
-    """Return the sentence that answers whether the first answer is still true."""
+    """Return the sentence that says whether the first answer still holds."""
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
         return (
@@ -66,7 +66,7 @@ def _moved(verdicts: Sequence[VerdictChange]) -> str:
 
 
 def list_difference_rows(differences: Sequence[ContextDifference]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what differs: kind and name, before, after, whether it was asked about."""
+    """Yield differences: (kind and name, before, after, whether it was expected)."""
     for each in differences:
         name = each.name if each.name.startswith(each.kind) else f"{each.kind}: {each.name}"
         yield name, _known(each.before), _known(each.after), "asked about" if each.asked else "NOT asked about"
@@ -145,7 +145,7 @@ def to_markdown(compared: RunPair) -> str:
 
 
 def list_notes(compared: RunPair) -> list[str]:
-    """Return what a reader must know about the numbers."""
+    """Return caveats about the numbers."""
     found = [
         f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
     ]

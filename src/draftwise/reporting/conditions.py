@@ -1,4 +1,4 @@
-"""States in words which command to type after a decision, its grounds, and when to undo it."""
+"""States in words which command to type after a decision, its evidence, and when to undo it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FLAGS = {
 
 
 def describe_missing(decision: Decision) -> str:
-    """Return why a run is no evidence and what to type to supply it; empty where it is evidence."""
+    """Return what context a run lacks and how to supply it; empty if it lacks none."""
     missing = decision.missing_context
     if not missing:
         return ""
@@ -53,7 +53,7 @@ def describe_missing(decision: Decision) -> str:
 
 
 def describe_rollback(decision: Decision) -> list[str]:
-    """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
+    """Return a sentence per workload, candidate and temperature; one of its signs is enough to roll back."""
     warm = _is_warm(decision)
     groups = group_by(lambda rule: (rule.workload, rule.arm, rule.condition.temperature), decision.rollback)
     return [
@@ -64,9 +64,9 @@ def describe_rollback(decision: Decision) -> list[str]:
 
 
 def describe_signs(decision: Decision) -> list[str]:
-    """Return a sentence per candidate and workload with the first sign to roll back: tokens per step, where measured.
+    """Return a sentence per candidate and workload with the first sign to roll back: tokens per step, if measured.
 
-    Of several loads and temperatures, it is the one that comes closest to its threshold.
+    Of several loads and temperatures, it is the one closest to its threshold.
     """
     rules = [rule for rule in decision.rollback if rule.metric == TOKENS_PER_STEP.name and rule.measured is not None]
     if not rules:
@@ -144,7 +144,7 @@ def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
 
 
 def describe_scope(scope: Scope) -> list[str]:
-    """Return, line by line, what was measured; outside of it a decision is a guess."""
+    """Return, line by line, what was measured; for anything else, the decision is a guess."""
     lines = {
         "traffic": ", ".join(_describe_traffic(name, scope) for name in scope.workloads),
         "load": _describe_loads(scope.conditions),
@@ -177,7 +177,7 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 
 def describe_single_settings(decision: Decision) -> list[str]:
-    """Return, per sweep with several bands, the one setting for all its loads, with what it loses where it does."""
+    """Return, per sweep with several bands, the best single setting and its losses."""
     warm = _is_warm(decision)
     return [
         f"One setting for all loads of {name_workload(each.workload)}"
@@ -195,7 +195,7 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
+    """Return a line per omission, per shortfall of repetitions that cells share, and one for unused answers."""
     left_out = describe_omissions(decision.omissions)
     alike = group_by(lambda cell: (cell.workload, cell.condition.label, _describe_lack(cell)), decision.unmeasured)
     cells = [
@@ -206,7 +206,7 @@ def describe_unmeasured(decision: Decision) -> list[str]:
 
 
 def describe_omissions(omissions: Sequence[Omission]) -> list[str]:
-    """Return a line per omission: what and why; candidates that were left out for the same reason share one."""
+    """Return a line per omission: what and why. Candidates with the same reason share a line."""
     groups = group_by(lambda each: (each.what if each.candidate is None else "", each.reason), omissions)
     return [f"{_name_omitted(each)}: {reason}" for (_, reason), each in groups.items()]
 
@@ -234,24 +234,24 @@ _FLAG = "--speculative-config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendedConfig:
-    """A speculative config, and what to run it for."""
+    """A speculative config, and the traffic to run it for."""
 
     setting: str
-    """Name of the candidate, or what it is made of."""
+    """Name of the candidate, or the candidates that it combines."""
     places: tuple[str, ...]
-    """The traffic that it is for."""
+    """Traffic that it is for."""
     text: str
     """What to paste, after `vllm serve MODEL` or `draftwise serve MODEL`."""
     remarks: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
-        """What it is, and for what."""
+        """The config and its traffic, as a heading."""
         return f"{self.setting}, for {'; '.join(self.places)}"
 
 
 def list_actions(decision: Decision, run: Run) -> list[RecommendedConfig]:
-    """Return every config that the decision sets anywhere, then the engine's own schedules that do the same."""
+    """Return every config that the decision adopts, then the engine's own equivalent schedules."""
     found: dict[str, dict[str, list[str]]] = {}
     for recommendation in decision.recommendations:
         for setting, workload, where in _list_places(recommendation, decision.baseline):
@@ -309,6 +309,6 @@ def _group(schedules: Sequence[Schedule]) -> dict[str, list[str]]:
 
 
 def describe_way_back(decision: Decision, run: Run) -> str:
-    """Return how to undo an adoption: the baseline's command, where it is known."""
+    """Return how to undo an adoption: the baseline's command, if known."""
     command = run.context.server(decision.baseline).command
     return command or f"# the same command without {_FLAG}"

@@ -1,4 +1,4 @@
-"""A run's conclusions as Markdown for a pull request: short enough for one comment, whatever the sweep's size."""
+"""A run's conclusions as Markdown for a pull request, short enough for one comment with a sweep of any size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from draftwise.reporting.tables import (
 from draftwise.reporting.units import format_change, format_number, format_ratio
 
 LIMIT = 60_000
-"""Characters; GitHub takes 65,536 in a comment."""
+"""Maximum characters; GitHub allows 65,536 in a comment."""
 _ROOMS = (10_000, 250, 100, 40, 15, 5)
 """Rows per table and lines per list, tried in this order until the text is short enough."""
 _LONGEST = 400
@@ -50,7 +50,7 @@ def render_markdown(found: Conclusions) -> str:
 
 
 def escape(text: str, longest: int = _LONGEST) -> str:
-    """Return a text that Markdown takes for text, on one line and not too long."""
+    """Return a text escaped for Markdown, on one line and cut to `longest` characters."""
     line = " ".join(text.split())
     if len(line) > longest:
         line = f"{line[: longest - 1]}…"

@@ -1,4 +1,4 @@
-"""Writes report.html, summary.json and rollback.rules.yml from the raw readings in a run directory alone."""
+"""Writes report.html, summary.json and rollback.rules.yml, from only the raw readings of a run directory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Deci
 
 
 def render_page(found: Conclusions) -> str:
-    """Return the report as one HTML page that needs no other file and no script."""
+    """Return the report as one HTML page without scripts or other files."""
     run, decision = found.run, found.decision
     headline, *clauses = _split_clauses(list_clauses(decision))
     return (
@@ -132,7 +132,7 @@ def _tabulate(found: Conclusions) -> dict[str, PageTable | list[PageTable]]:
 
 
 def open_templates() -> Environment:
-    """Return what renders the templates of this folder."""
+    """Return the environment that renders the templates of this folder."""
 
     def load(name: str) -> str:
         return (files("draftwise.reporting") / name).read_text(encoding="utf-8")
@@ -156,11 +156,11 @@ _POSITIONS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """What stands in a cell."""
+    """The content of a cell."""
 
     text: str
     small: str = ""
-    """Small print below it."""
+    """Small print below the text."""
     kind: str = ""
     """`text` (left-aligned and broken into lines), `warning`, or a verdict."""
 
@@ -172,7 +172,7 @@ class TableRow:
     name: str
     cells: tuple[TableCell, ...]
     group: str = ""
-    """The rows of a group stand together below its name."""
+    """Group under whose name the row appears."""
 
 
 def make_row(name: str, *cells: TableCell | str, group: str = "") -> TableRow:
@@ -191,7 +191,7 @@ class PageTable:
 
     @property
     def texts(self) -> frozenset[int]:
-        """The columns of text, which stand left."""
+        """Columns of text, which are left-aligned."""
         return frozenset(i for row in self.rows[:1] for i, each in enumerate(row.cells, 1) if each.kind == "text")
 
     @property
@@ -201,7 +201,7 @@ class PageTable:
 
 
 def tabulate_verdicts(comparisons: Sequence[Comparison]) -> PageTable:
-    """Return verdict and reason of every comparison, with the numbers that a reader asks for first."""
+    """Return verdict and reason of every comparison, with its main numbers."""
     several = len({each.condition.label for each in comparisons}) > 1
     rows = (
         make_row(
@@ -326,7 +326,7 @@ def _share(value: float | None) -> str:
 
 
 def tabulate_conversions(conversions: Iterable[Conversion]) -> PageTable:
-    """Return the stations from acceptance length to realized speed-up."""
+    """Return the steps from acceptance length to realized speed-up."""
     rows = (
         make_row(
             f"{each.workload} · {each.load}{_temperature(each.temperature)} · {each.candidate}",
@@ -362,7 +362,7 @@ def tabulate_forecasts(held: Iterable[MeasuredForecast]) -> PageTable:
 
 
 def tabulate_acceptances(acceptances: Iterable[PooledAcceptance]) -> PageTable:
-    """Return tokens per step of single requests, and acceptance by position."""
+    """Return tokens per step of individual requests, and acceptance by position."""
     rows = (
         make_row(
             f"{each.workload} · T={each.temperature:g} · {each.candidate}",

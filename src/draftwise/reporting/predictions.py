@@ -13,7 +13,7 @@ from draftwise.core.documents import json_form
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndisturbedTime:
-    """The turns that count, as far as it is known how long each was expected to take before the first request."""
+    """The turns that count, if their expected times before the first request are known."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error",)
     turns: int
@@ -22,29 +22,29 @@ class UndisturbedTime:
 
     @property
     def error(self) -> float:
-        """Seconds expected over those taken, minus 1."""
+        """Expected over actual seconds, minus 1."""
         return self.expected_s / self.took_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldEstimate(Estimate):
-    """An estimate of a session that has ended, compared with what came after it."""
+    """An estimate of a finished session, compared with the actual time."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error",)
     turns: int
-    """Measured after it: fewer than were ahead where verdicts settled early or the time was short, more where
-    disturbed ones were taken again."""
+    """Turns measured after it: fewer than expected if verdicts settled early or time was short, more if disturbed
+    turns were retaken."""
     took_s: float
-    """Seconds until the last of them ended."""
+    """Seconds until the last of these turns ended."""
 
     @property
     def error(self) -> float:
-        """Seconds expected of a turn over those that a turn took, minus 1."""
+        """Expected over actual seconds per turn, minus 1."""
         return (self.left_s / self.ahead) / (self.took_s / self.turns) - 1
 
 
 def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
-    """Return the estimates after which anything was measured, of sessions that ended by themselves."""
+    """Return the estimates that turns followed, from sessions that ended normally."""
     found = []
     for session in _split_sessions(estimates):
         last = session[-1]
@@ -56,7 +56,7 @@ def hold_estimates(estimates: Iterable[Estimate]) -> list[HeldEstimate]:
 
 
 def find_undisturbed(run: Run) -> UndisturbedTime | None:
-    """Return how long the turns that count took; None where it is known of none."""
+    """Return expected and actual time of the turns that count; None if no expected time is known."""
     known = [(each.expected_s, each.took_s) for each in run.turns if each.expected_s and each.took_s]
     expected_s, took_s = sum(each for each, _ in known), sum(each for _, each in known)
     return UndisturbedTime(turns=len(known), expected_s=expected_s, took_s=took_s) if known else None
@@ -74,7 +74,7 @@ def _split_sessions(estimates: Iterable[Estimate]) -> Iterator[list[Estimate]]:
 
 
 def describe_estimates(held: Iterable[HeldEstimate], undisturbed: UndisturbedTime | None = None) -> str:
-    """Return in words how long each session was expected to take and took; empty where none ended by itself."""
+    """Return in words the expected and actual time of each session; empty if none ended normally."""
     sessions = [
         (
             f"{each.turns} turns took {each.took_s / 60:.1f} min, but {each.left_s / 60:.1f} min were expected for "

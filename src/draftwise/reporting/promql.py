@@ -13,7 +13,7 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, get_signal
 from draftwise.reporting.conditions import describe_rule
 
 ALERTS = "rollback.rules.yml"
-"""The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
+"""File in a run directory; Prometheus loads rule files by path, often `*.rules.yml`."""
 
 _PREAMBLE = (
     "# Alerts for Prometheus, written by draftwise. Each alert says when to undo an adoption, or to replace it by "
@@ -25,7 +25,7 @@ _MINUTE, _HOUR = 60, 3600
 
 
 def write_expression(rule: Rollback) -> str:
-    """Return the condition that holds while a rule is broken, by model."""
+    """Return the PromQL condition that holds while a rule is broken, by model."""
     broken = f"{get_signal(rule.metric).promql} {rule.relation} {rule.value:.4g}"
     return " and ".join([broken, *_bound_load(rule)])
 

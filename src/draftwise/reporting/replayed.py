@@ -18,7 +18,7 @@ _POSITIONS = 8
 
 
 def render_replay(profile: Profile, anchors: Sequence[Anchors]) -> str:
-    """Return the page of a profile as one HTML file that needs no other and no script."""
+    """Return the page of a profile as one HTML file without scripts or other files."""
     whole = [entry for entry in profile.entries if entry.group is None]
     return (
         open_templates()

@@ -1,4 +1,4 @@
-"""A decision in one sentence that can be sent to a colleague, and the reason of each verdict."""
+"""A decision in one sentence to send to a colleague, and the reason of each verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEMORY = re.compile(r", \d+ MiB\b.*")
 
 
 def describe_decision(decision: Decision) -> str:
-    """Return the sentence: of every sweep over load its bands, of every other condition the fastest candidates."""
+    """Return the sentence: the bands of every sweep over load, and the fastest candidates elsewhere."""
     return "; ".join(list_clauses(decision)) + "."
 
 
@@ -267,7 +267,7 @@ class _Stretches:
 
 
 def describe_setting(band: Band, baseline: str) -> str:
-    """Return what to run over which stretch of load: `eagle3 k=3 up to 19 concurrent requests`."""
+    """Return what to run over which range of loads: `eagle3 k=3 up to 19 concurrent requests`."""
     name = "plain decoding" if band.setting == baseline else band.setting
     if math.isinf(band.up_to):
         return f"{name} above {count_load(band.above, band.axis)}" if band.above else f"{name} at every load measured"
@@ -295,7 +295,7 @@ _Values = Mapping[str, Any]
 
 
 def describe_reason(reason: Reason | None) -> str:
-    """Return a reason as part of a sentence, with the prompts that lose and the number of those that it rests on.
+    """Return a reason as part of a sentence, with the prompts that lose and the number of prompts behind it.
 
     Empty for a comparison that was not judged.
     """

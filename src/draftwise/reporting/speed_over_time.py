@@ -33,6 +33,6 @@ def _speed(answers: list[Answer]) -> float:
 
 
 def condense(points: Array) -> Array:
-    """Return [bins, 2] the middle of each stretch of time and the median speed in it."""
+    """Return [bins, 2]: the middle of each time bin, and the median speed in it."""
     parts = [part for part in np.array_split(points, min(_BINS, len(points))) if len(part)]
     return np.array([np.median(part, axis=0) for part in parts])

@@ -1,4 +1,4 @@
-"""A run's conclusions as one document for scripts; everything a report shows in numbers is in it."""
+"""A run's conclusions as one document for scripts, with all numbers of the report."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ComparisonRow(Comparison):
     )  # fmt: skip
     condition: Condition = field(metadata=_LABEL)
     repetitions: tuple[int, ...] = field(metadata=json_form(key="passes"))
-    """Repetitions of the workload that the numbers rest on."""
+    """Repetitions of the workload behind the numbers."""
     reason: Reason | None = field(metadata=json_form(wire=str, to_wire=describe_reason))
     """Why it has its verdict, in words."""
     percentiles: Mapping[str, Mapping[int, Interval]] = field(
@@ -117,7 +117,7 @@ class ComparisonRow(Comparison):
 
     @property
     def reason_code(self) -> str | None:
-        """Name of the reason, which stays the same from version to version; null while nothing was judged."""
+        """Name of the reason, stable across versions; null until the comparison is judged."""
         return None if self.reason is None else str(self.reason.code)
 
     @property
@@ -150,7 +150,7 @@ class ComparisonRow(Comparison):
 
     @property
     def prefix_cache_hit_rate(self) -> float | None:
-        """Share of the prompt tokens looked up in the prefix cache that were found there."""
+        """Share of prompt tokens found in the prefix cache, of those looked up."""
         return self.counters.prefix_hit_rate
 
 
@@ -171,7 +171,7 @@ class SummaryWorkload:
     source: str
     prompts: int
     sha256: str
-    """Hash of exactly what is sent."""
+    """Hash of what is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class LabelledCondition(Condition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParameters:
-    """What the requests of the run have in common."""
+    """Parameters that all requests of the run share."""
 
     conditions: tuple[LabelledCondition, ...]
     seed: int
@@ -195,26 +195,26 @@ class RequestParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The conclusions of a run, and what they rest on.
+    """The conclusions of a run, and their evidence.
 
-    Names are stable: one is added, never given another meaning. A ratio is `{value, low, high}`, candidate over
-    baseline, with its 95 % interval. Times are in the unit that the name ends in. What is unbounded or unknown is null.
+    Names are stable: releases add names, but never change their meaning. A ratio is `{value, low, high}`, candidate
+    over baseline, with its 95 % interval. A name ends with its unit of time. Unbounded or unknown values are null.
     """
 
     evidence: bool
-    """Whether all context that the numbers depend on is there."""
+    """Whether the run has all context that the numbers depend on."""
     missing_context: tuple[str, ...]
-    """What a reader would need to trust the numbers and the run does not carry."""
+    """Context that a reader needs to trust the numbers, and that the run lacks."""
     decision: str
     """The decision in words."""
     rollback: tuple[str, ...]
     """When to undo an adoption, in words."""
     rollback_rules: tuple[RollbackRule, ...]
     scope: tuple[str, ...]
-    """What was measured, in words; outside of it the decision is a guess."""
+    """What was measured, in words; for anything else, the decision is a guess."""
     scope_values: Scope
     unmeasured: tuple[str, ...]
-    """What was planned and not measured, in words."""
+    """What was planned but not measured, in words."""
     unmeasured_cells: tuple[UnmeasuredCell, ...]
     comparisons: tuple[ComparisonRow, ...]
     """One per workload (`all`: pooled), condition and candidate."""
@@ -223,19 +223,19 @@ class Summary:
     bands: tuple[Band, ...]
     """What to run at which load."""
     single_settings: tuple[SingleSetting, ...]
-    """The best one for all loads, with its gain and that of the bands at each."""
+    """The best single setting for all loads, with its gain and that of the bands at each load."""
     schedules: tuple[Schedule, ...]
     """The bands as the engine's own schedule by batch size, with remarks."""
     forecasts: tuple[MeasuredForecast, ...]
-    """Speed-ups that were forecast before the run, next to what it measured."""
+    """Speed-ups forecast before the run, next to the measured ones."""
     estimates: tuple[HeldEstimate, ...]
-    """How long turns were expected to take, next to how long they took."""
+    """Expected and actual times of turns."""
     undisturbed: UndisturbedTime | None
-    """The same of the turns that count; null where it is known of none."""
+    """Likewise for the turns that count; null if no expected time is known."""
     latencies: tuple[Latencies, ...]
     """Latencies of every arm."""
     acceptance: tuple[PooledAcceptance, ...]
-    """Tokens per step of single requests."""
+    """Tokens per step of individual requests."""
     conversions: tuple[Conversion, ...]
     """Steps from acceptance length to realized speed-up."""
     text_quality: tuple[TextQuality, ...]

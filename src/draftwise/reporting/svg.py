@@ -47,12 +47,12 @@ def to_svg(
     """Return the SVG element of a figure; the same figure always gives the same text.
 
     Args:
-        draw: makes the figure, under the common style.
-        name: tells the ids in this SVG from those of others on the same page.
-        title: what the figure is, for those who cannot see it.
-        about: what it shows, in words.
-        alone: the SVG is a file of its own, with no page around it to take a color from.
-        width: inches.
+        draw: makes the figure, in the common style.
+        name: prefix that keeps ids unique on a page.
+        title: title of the figure for screen readers.
+        about: description of its content for screen readers.
+        alone: whether the SVG is a separate file, without a page to inherit colors from.
+        width: width in inches.
     """
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name, "figure.figsize": (width, width)}):
         figure, out = draw(), StringIO()

@@ -1,4 +1,4 @@
-"""The tables of a report, as values that HTML and Markdown show alike: verdicts by load, findings, context."""
+"""The tables of a report as values for HTML and Markdown: verdicts by load, findings, context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Grid:
     temperature: float
     loads: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Comparison | None, ...]], ...]
-    """None where a candidate was not measured."""
+    """(candidate, comparison by load); None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,19 @@ class FindingGroup:
     """A finding and everywhere it applies."""
 
     finding: Finding
-    """The first of them."""
+    """The first of these findings."""
     places: tuple[tuple[str, str], ...]
-    """Where, and what is said there."""
+    """(where, message) of each place."""
 
 
 def make_grids(comparisons: Iterable[Comparison]) -> list[Grid]:
-    """Return the verdicts by workload and temperature, all workloads together last."""
+    """Return the verdicts by workload and temperature, with all workloads pooled last."""
     groups = group_by(lambda each: (each.workload, each.condition.temperature), sort_comparisons(comparisons))
     return [_grid(workload, temperature, group) for (workload, temperature), group in groups.items()]
 
 
 def sort_comparisons(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return the comparisons workload by workload, then by temperature and load; the pooled ones stand last."""
+    """Return the comparisons sorted by workload, temperature and load, pooled ones last."""
     given = list(comparisons)
     workloads = {name: i for i, name in enumerate(dict.fromkeys(each.workload for each in given))}
     conditions = {label: i for i, label in enumerate(dict.fromkeys(each.condition.label for each in given))}
@@ -72,12 +72,12 @@ def _grid(workload: str, temperature: float, group: Sequence[Comparison]) -> Gri
 
 
 def name_workload(workload: str) -> str:
-    """Return the workload's name as a reader should see it."""
+    """Return the workload's display name."""
     return "all workloads together" if workload == ALL else workload
 
 
 def group_findings(decision: Decision) -> list[FindingGroup]:
-    """Return every finding once, the gravest first, with all places where it applies."""
+    """Return every finding once, most severe first, with all places where it applies."""
     several = len({each.condition for each in decision.comparisons}) > 1
     given = [("the run", finding) for finding in decision.findings]
     for each in sort_comparisons(decision.comparisons):
@@ -110,7 +110,7 @@ def _stretch(band: Band) -> str:
 
 
 def list_crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
-    """Return where each candidate stops paying: place, load, interval, largest load that is adopted, unit."""
+    """Return where each candidate stops paying: (place, load, interval, largest adopted load, unit)."""
     rows = []
     for each in crossovers:
         place = f"{_with_temperature(each.workload, each.temperature)} · {each.candidate}"
@@ -126,7 +126,7 @@ def _with_temperature(workload: str, temperature: float) -> str:
 
 
 def list_context_rows(run: Run) -> list[tuple[str, str]]:
-    """Return what the numbers depend on, name by name: what is not known says so."""
+    """Return (name, value) of everything that the numbers depend on; unknown values say so."""
     context, plan = run.context, run.plan
     described = (("Hardware", context.hardware), ("Software", context.software), ("Model", context.model))
     rows = [(name, _told(to_json(each))) for name, each in described]

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them: loads with their unit, ratios with their interval, changes in percent."""
+"""Formats numbers for readers: loads with their unit, ratios with their interval, changes in percent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """Units by load axis."""
 LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss
-"""Ratio of the time to the first token from which every gain mentions it."""
+"""Ratio of times to the first token from which a gain mentions it."""
 
 
 def format_load(load: float, axis: str) -> str:
-    """Return a load in the digits that make sense: whole requests at a time, or a rate."""
+    """Return a load with useful digits: whole requests in flight, or a rate."""
     return f"{load:.0f}" if axis == "concurrency" else f"{load:.3g}"
 
 
@@ -41,14 +41,14 @@ def count_prompts(number: int) -> str:
 
 
 def count_drawn(comparison: Comparison) -> str:
-    """Return on how many prompts of how many a comparison rests, e.g. `64 of 246 prompts`."""
+    """Return the number of prompts behind a comparison, e.g. `64 of 246 prompts`."""
     of = comparison.population
     is_part = comparison.num_prompts < of
     return f"{comparison.num_prompts} of {count_prompts(of)}" if is_part else count_prompts(comparison.num_prompts)
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:
-    """Return e.g. `4-9`, `4-more`: two loads, the second maybe unbounded."""
+    """Return two loads, e.g. `4-9`, or `4-more` if the second is unbounded."""
     return f"{format_load(low, axis)}-{'more' if math.isinf(high) else format_load(high, axis)}"
 
 
@@ -69,7 +69,7 @@ def format_change(ratio: Interval | float | None) -> str:
 
 
 def format_points(change: Interval) -> str:
-    """Return the interval of a change of a share in points, `not known` where it covers every share there is."""
+    """Return the interval of a change of a share in points; `not known` if it covers all shares."""
     if change.low <= -1 and change.high >= 1:
         return "not known"
     return f"{100 * change.low:+.0f} to {100 * change.high:+.0f} points"

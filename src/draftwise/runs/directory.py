@@ -1,15 +1,15 @@
-"""The run directory: raw timings, appended as they come and never rewritten, from which every number follows.
+"""The run directory: raw timings, appended as they arrive and never rewritten, from which all numbers are computed.
 
-`manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
-request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
-`conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
-where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
-`omissions.jsonl` what was left out, struck out by a line when the run is continued, `estimates.jsonl` how long the rest
-was expected to take, `looks.jsonl` when cells were looked at with the intention to stop them, `probes.jsonl` how
-answers outside of turns compare with the baseline's.
+- `manifest.json`: the plan and the context. `workload-NAME.jsonl`: what was sent.
+- `requests.jsonl`: one line per request. `turns.jsonl`: one line per finished turn.
+- `settled.jsonl`: cells that need no more repetitions. `looks.jsonl`: interim looks at cells that could stop them.
+- `conditions.jsonl`: loads added in the search for a crossover. `estimates.jsonl`: expected times for the rest.
+- `divergences.jsonl`: what two servers report where their outputs diverge. `probes.jsonl`: answers outside turns.
+- `asked.jsonl`: prompts about to go to a server that could remember them.
+- `omissions.jsonl`: what was left out; a line strikes it out when the run is resumed.
 
-A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `reserved` holds disk
-space that is freed when the disk is full, so that what is in flight then can still be written.
+A request is written when it ends; its turn counts once its line is in `turns.jsonl`. `reserved` holds disk space that
+is freed when the disk is full, so that answers in flight can still be written.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _to_row(prompt: Prompt) -> dict[str, Any]:
 
 
 class RunDirectory:
-    """A folder that one run writes and that reports are made from."""
+    """The folder that a run writes, and that reports are made from."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,7 +98,7 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
-        """Make the directory for a new run; only server logs may be there already.
+        """Create the directory for a new run; it may already hold server logs, but nothing else.
 
         Raises:
             InvalidSetup: the path is taken, or nothing can be written there.
@@ -115,11 +115,11 @@ class RunDirectory:
         return cls(path)
 
     def log_of(self, arm: str) -> Path:
-        """Return the file for what the server of an arm prints."""
+        """Return the file for the output of an arm's server."""
         return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
 
     def begin(self, plan: RunPlan, context: RunContext) -> None:
-        """Write the prompts, then the manifest: from now on the run can be resumed.
+        """Write the prompts, then the manifest; from then on, the run can be resumed.
 
         Raises:
             StorageError: the disk is full.
@@ -135,7 +135,7 @@ class RunDirectory:
             raise self._cannot_write(error) from None
 
     def reserve(self) -> None:
-        """Reserve the space that is freed when the disk is full; reserve none where there is not even that much."""
+        """Reserve the space to free when the disk is full; none if there is too little."""
         path = self.path / _RESERVED
         try:
             (self.path / _EARLIER_RESERVED).unlink(missing_ok=True)
@@ -146,7 +146,7 @@ class RunDirectory:
             path.unlink(missing_ok=True)
 
     def add_answer(self, answer: Answer) -> None:
-        """Append a request that has ended.
+        """Append the answer of a request that ended.
 
         Raises:
             StorageError: it cannot be written, not even into the reserved space.
@@ -154,7 +154,7 @@ class RunDirectory:
         self._append(_REQUESTS, to_json(answer), sync=False)
 
     def finish_turn(self, turn: TurnRecord) -> None:
-        """Append a turn whose requests are all written: from now on they count."""
+        """Append a turn whose requests are all written; from then on, they count."""
         if _REQUESTS in self._open:
             os.fsync(self._open[_REQUESTS].fileno())
         self._append(_TURNS, to_json(turn))
@@ -164,20 +164,20 @@ class RunDirectory:
         self._append(_FILES[type(record)], to_json(record))
 
     def add_asked(self, arm: str, workload: str, prompt_ids: Sequence[str]) -> None:
-        """Append prompts that a server that could remember them is about to be asked."""
+        """Append prompts about to go to a server that could remember them."""
         self._append(_ASKED, {"arm": arm, "workload": workload, "prompts": list(prompt_ids)})
 
     def read_asked(self) -> set[tuple[str, str, str]]:
-        """Return arm, workload and id of the prompts that servers that could remember them have been asked."""
+        """Return (arm, workload, id) of prompts sent to servers that could remember them."""
         rows = RowFile(self.path / _ASKED, lambda row: (row["arm"], row["workload"], row["prompts"])).read()
         return {(arm, workload, each) for arm, workload, prompts in rows for each in prompts}
 
     def strike_omissions(self) -> None:
-        """Append that what was left out so far, and is in the plan still, is going to be measured."""
+        """Strike out omissions that are still in the plan, because they will be measured now."""
         self._append(_OMISSIONS, {"struck": True})
 
     def read_omissions(self) -> tuple[Omission, ...]:
-        """Return what is left out still."""
+        """Return what is still left out."""
         left: list[Omission] = []
         for row in RowFile(self.path / _OMISSIONS, lambda row: row.get("struck") or from_json(Omission, row)).read():
             if isinstance(row, Omission):
@@ -187,7 +187,7 @@ class RunDirectory:
         return tuple(left)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that is made from what was measured, whole or not at all.
+        """Write a file computed from the readings, completely or not at all.
 
         Raises:
             StorageError: the disk is full.
@@ -206,12 +206,12 @@ class RunDirectory:
             (self.path / _RESERVED).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Remove the folder again if nothing is in it."""
+        """Remove the folder if it is empty."""
         with suppress(OSError):
             self.path.rmdir()
 
     def read(self) -> Run:
-        """Return everything the folder holds; what was read before is not parsed again.
+        """Return the run; rows read earlier are not parsed again.
 
         Raises:
             InvalidSetup: it is not a run directory, is damaged, or was written by another version of the format.
@@ -254,11 +254,11 @@ class RunDirectory:
                     raise damaged(str(self.path / file), text)
 
     def read_settled(self) -> tuple[Settled, ...]:
-        """Return the cells that needed no more passes."""
+        """Return the cells that need no more repetitions."""
         return self._read_records(Settled)
 
     def next_number(self) -> int:
-        """Return a number that no turn has had, finished or not."""
+        """Return a number that no turn has, finished or not."""
         used = (row.turn for row in chain[Answer | TurnRecord](self._answers.read(), self._turns.read()))
         return max(used, default=-1) + 1
 

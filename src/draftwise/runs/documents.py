@@ -26,7 +26,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Return what a deployed service was measured to do; raises as `read_file` does."""
+    """Return a baseline; raises as `read_file` does."""
     return read_file(Baseline, path)
 
 
@@ -37,8 +37,8 @@ def read_file(kind: type[T], path: Path) -> T:
         kind: class of the document, which has a `JSON_FORMAT`.
 
     Raises:
-        UnreadableSource: the file is not there, or holds no JSON.
-        InvalidSetup: it holds another document, another version, or damage.
+        UnreadableSource: the file does not exist, or holds no JSON.
+        InvalidSetup: it holds another document or version, or is damaged.
     """
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def read_file(kind: type[T], path: Path) -> T:
 
 
 def write_document(path: Path, document: Any) -> None:
-    """Write a document, whole or not at all.
+    """Write a document, completely or not at all.
 
     Raises:
         StorageError: it cannot be written there.

@@ -40,7 +40,7 @@ class ArmRow:
     header_names: tuple[str, ...] = ()
     spec: SpecConfig | None
     setup: SetupRow | None = None
-    """None in runs from before arms held setups."""
+    """None in runs of earlier releases."""
 
     @classmethod
     def of(cls, arm: Arm) -> ArmRow:
@@ -51,7 +51,7 @@ class ArmRow:
         """Return the arm.
 
         Args:
-            context: JSON of the run's, from which the setups of earlier runs are made.
+            context: the run's context as JSON, from which the setups of earlier releases' runs are made.
         """
         if self.setup is None:
             setup = _setup_of_earlier_run(self.name, context)
@@ -62,14 +62,14 @@ class ArmRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRow:
-    """A workload of the plan; its prompts are in a file of their own."""
+    """A workload of the plan; its prompts are in a separate file."""
 
     name: str
     source: str
     description: str
     random_tokens: bool
     prompts: int
-    """Number of them."""
+    """Number of prompts."""
     sha256: str
     population: int = 0
     choice: str = ""
@@ -96,7 +96,7 @@ class Manifest:
     one_at_a_time: bool = False
     minutes: float | None = None
     remembering: Mapping[str, str] | None = None
-    """None in runs from before candidates that could remember answers were asked each prompt once."""
+    """None in runs of earlier releases, which sent prompts repeatedly to every candidate."""
     context: RunContext
 
     def __post_init__(self) -> None:
@@ -121,8 +121,8 @@ class Manifest:
             read_workload: returns a workload with its prompts.
 
         Raises:
-            ValueError: the document was changed by hand.
-            InvalidSetup: a workload is not what was measured.
+            ValueError: the document was edited by hand.
+            InvalidSetup: a workload is not the measured one.
         """
         found = from_json(cls, row)
         arms = tuple(arm.to_arm(row["context"]) for arm in found.arms)

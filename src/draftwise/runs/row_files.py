@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RowFile(Generic[T]):
-    """The rows of a file that somebody appends to; each is parsed once. A last line that was cut off is not there."""
+    """The rows of a file that grows; each is parsed once. An incomplete last line is ignored."""
 
     def __init__(self, path: Path, parse: Callable[[dict[str, Any]], T]) -> None:
         self._path, self._parse = path, parse
@@ -24,10 +24,10 @@ class RowFile(Generic[T]):
         self._end = 0
 
     def read(self) -> Sequence[T]:
-        """Return all whole rows; none where there is no file.
+        """Return all complete rows; empty if there is no file.
 
         Raises:
-            InvalidSetup: a whole line is not what a run writes.
+            InvalidSetup: a complete line is not a row of a run.
         """
         if not self._path.exists():
             return []
@@ -55,10 +55,10 @@ def _uncollected() -> Iterator[None]:
 
 @contextmanager
 def blame(where: str) -> Iterator[None]:
-    """Say which file of a run, or which line of one, cannot be understood.
+    """Name the file or line of a run whose content causes an error.
 
     Raises:
-        InvalidSetup: instead of the error that what is in it leads to.
+        InvalidSetup: in place of the error that the content causes.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def blame(where: str) -> Iterator[None]:
 
 
 def damaged(where: str, message: str) -> InvalidSetup:
-    """Return the error for a file of a run that says something else than was written.
+    """Return the error for a damaged file of a run.
 
     Args:
         where: the file, or a line of it: the subject of the message.
@@ -80,7 +80,7 @@ def damaged(where: str, message: str) -> InvalidSetup:
 
 
 def cut_unfinished(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished, so that the next one begins on its own."""
+    """Remove an incomplete last line after a crash, so that the next row gets its own line."""
     if path.exists():
         data = path.read_bytes()
         os.truncate(path, data.rfind(b"\n") + 1)

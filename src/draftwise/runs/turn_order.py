@@ -1,13 +1,13 @@
-"""The order of turns, in which the arms alternate, and the blocks in which a workload is answered under a load.
+"""The order of turns, in which arms alternate, and the blocks in which a workload is sent under a load.
 
-Blocks take the prompts of a workload in its own order, which is the order in which they were drawn; a recording is
-replayed in windows of time, in the order in which their first prompts were drawn.
+Blocks take the prompts of a workload in the order in which they were drawn. A recording is replayed in windows of time,
+in the order in which their first prompts were drawn.
 
-Arms that could remember their answers have blocks of their own: no prompt is in two of them, and none comes back in a
-later repetition. The prompts of a workload are dealt to the conditions. Each condition gets its fewest blocks first,
-the one with the smallest blocks before the others: a workload that is too short for all of them is then measured under
-as many as it can carry. What is left goes, block by block, to the condition that has had the fewest prompts. Conditions
-that a sweep adds later get what is not used of cells that stopped early.
+Arms that could remember answers have separate blocks: no prompt is in two of them, and none returns in a later
+repetition. The prompts of a workload are distributed over the conditions. Each condition first gets its minimum number
+of blocks, starting with the smallest blocks, so a short workload is measured under as many conditions as possible. The
+rest goes, block by block, to the condition with the fewest prompts. Conditions that a sweep adds later get the unused
+prompts of cells that stopped early.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Turn:
     copies: tuple[int, ...] = ()
     """Earlier occurrences of each prompt in this turn; empty without any."""
     attempt: int = 0
-    """How often turns of its block were taken before, because something disturbed them."""
+    """How often turns of its block were taken before and disturbed."""
     background: tuple[Prompt, ...] | None = None
-    """Prompts that only keep the load up, each of them asked once; None: those of `prompts`, again and again."""
+    """Prompts that only keep up the load, each sent once; None for those of `prompts`, repeatedly."""
 
     @property
     def key(self) -> tuple[str, str, str, int, int, int]:
-        """What makes it the same turn in another session."""
+        """Identifies the turn across sessions."""
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
 
     @property
@@ -49,20 +49,20 @@ class Turn:
 
     @property
     def stretch(self) -> tuple[int, int]:
-        """Repetition and attempt: with one server up at a time, each arm takes the turns of one without a restart."""
+        """Repetition and attempt; with one server at a time, an arm takes all turns of a stretch without a restart."""
         return 0 if self.attempt else self.repeat, self.attempt
 
     @property
     def block_key(self) -> tuple[str, str, int, int]:
-        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        """Workload, label of the condition, repetition and block: shared with the turns paired with it."""
         return self.workload, self.condition.label, self.repeat, self.block
 
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     """Return the arms in their order for a block.
 
-    The start rotates with block and repeat, so that over as many repeats, or as many blocks, as there are arms each
-    arm has each position once; every other round of blocks runs backwards, so that no arm always follows the same one.
+    The start rotates with block and repeat, so that over as many repeats or blocks as there are arms, each arm has
+    each position once. Every other round of blocks runs backwards, so that no arm always follows the same one.
     """
     start = (block + repeat) % len(arms)
     order = [*arms[start:], *arms[:start]]
@@ -70,10 +70,10 @@ def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
 
 
 def join_stretches(turns: Iterable[Turn], arms: Sequence[str], number: int) -> list[Turn]:
-    """Return turns arm by arm, forwards and backwards in turn (A B, B A ...): each arm once.
+    """Return turns arm by arm, each arm once, alternately forwards and backwards (A B, B A ...).
 
     Args:
-        number: of the repetition, from 1; what is taken again after the last one counts as another.
+        number: number of the repetition, from 1; turns retaken after the last one count as another repetition.
     """
     order = {arm: place if number % 2 else -place for place, arm in enumerate(arms)}
     return sorted(turns, key=lambda turn: order[turn.arm])
@@ -90,16 +90,16 @@ def plan_turns(
 ) -> Iterator[Turn]:
     """Yield the turns of one repetition of all workloads under the conditions.
 
-    Candidates that could remember answers have blocks of their own, whose prompts they have never been asked
-    (`Block`); in these no prompt is sent twice, by no arm, so that all do the same.
+    Candidates that could remember answers have separate blocks (`Block`). Every arm sends each prompt of these only
+    once.
 
     Args:
-        conditions: some of its own, or some of `added`.
-        repeat: which repetition, from 1.
-        added: all conditions that were added to the plan so far, in that order.
-        settled: cells that were stopped early; they are left out of later repetitions, and so is the baseline where
-            all candidates are.
-        number: of the first turn.
+        conditions: conditions of the plan or of `added`.
+        repeat: number of the repetition, from 1.
+        added: all conditions added to the plan so far, in order.
+        settled: cells that were stopped early; later repetitions leave them out, and the baseline too if no
+            candidate is left.
+        number: number of the first turn.
     """
     baseline = plan.arms[0].name
     for condition in conditions:
@@ -149,7 +149,7 @@ def _find_parts(
 
 
 def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
-    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    """Return, by (arm, workload, condition), the numbers of its blocks in each repetition."""
     planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
     for repeat in range(1, run.plan.repeats + 1):
         for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
@@ -181,8 +181,8 @@ Shares = Mapping[tuple[str, int], tuple[Block, ...]]
 def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Block]:
     """Return the parts of a workload under a condition.
 
-    One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
-    short for that is gone through several times. Of a recording it is windows of as much time as a turn has.
+    A block has one prompt for a single stream, else as many as keep up the load for a while; a workload that is too
+    short for that is repeated. For a recording, blocks are windows as long as a turn.
     """
     if isinstance(condition.load, Replay):
         windows = _list_windows(workload, condition.load, turn_s)
@@ -255,10 +255,10 @@ def _arrivals_within(load: OpenLoop, turn_s: float) -> int:
 
 
 def split_once(block: Block, condition: Condition) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Return the prompts of a block to measure, and those that only keep the load up, where none is to be asked twice.
+    """Return the prompts of a block to measure, and those that only keep up the load, if none may be sent twice.
 
-    A quarter of the block keeps the load up after the measured ones; in a closed loop a quarter, one for each stream,
-    also comes before them (the first of those returned). A single stream and a recording need none.
+    A quarter of the block keeps up the load after the measured ones. In a closed loop, a quarter, one per stream, also
+    precedes them (the first of those returned). A single stream and a recording need none.
     """
     prompts = block.prompts
     if condition.concurrency == 1 or isinstance(condition.load, Replay):
@@ -269,7 +269,7 @@ def split_once(block: Block, condition: Condition) -> tuple[tuple[Prompt, ...], 
 
 
 def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int:
-    """Return how many prompts of its own a condition needs to be measured without asking any of them twice."""
+    """Return how many separate prompts a condition needs if none may be sent twice."""
     size = _count_requests(workload, condition, turn_s)
     return size if isinstance(condition.load, Replay) else _FEWEST_BLOCKS * size
 
@@ -277,10 +277,10 @@ def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int
 def share_out(
     plan: RunPlan, workload: Workload, added: Sequence[Condition] = (), settled: Sequence[Settled] = ()
 ) -> Shares:
-    """Return the blocks in which arms that could remember answers take part.
+    """Return the blocks of arms that could remember answers.
 
     Args:
-        added: conditions that were added to the plan, in that order.
+        added: conditions that were added to the plan, in order.
         settled: cells that were stopped early.
     """
     used = _ids_of_earlier(plan, workload)

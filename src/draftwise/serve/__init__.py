@@ -1,1 +1,1 @@
-"""OpenAI-compatible HTTP and Prometheus metrics over the embedded engine."""
+"""Serves the embedded engine over an OpenAI-compatible HTTP API, with Prometheus metrics."""

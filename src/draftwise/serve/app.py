@@ -1,4 +1,4 @@
-"""The HTTP endpoints, and the lines that the server logs while it works."""
+"""Defines the HTTP endpoints and the server's periodic log lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("draftwise.serve")
 
 _LOG_EVERY_S = 10.0
 _CLIENT_GONE = 499
-"""nginx's status for a client that closed the connection; nobody reads it."""
+"""nginx's status for a client that closed the connection. It is only logged."""
 
 
 def create_app(
@@ -47,10 +47,10 @@ def create_app(
     access: AccessRules | None = None,
     in_flight: InFlight | None = None,
 ) -> Starlette:
-    """Return the application.
+    """Return the ASGI application.
 
     Args:
-        worker: has an engine that is built.
+        worker: worker whose engine is built.
     """
     access, in_flight = access or AccessRules(), in_flight or InFlight()
     endpoints = _Endpoints(worker, tokenizer, model_name, reader, in_flight)
@@ -151,7 +151,7 @@ class _Endpoints:
         return JSONResponse({"server_load": self._in_flight.count})
 
     async def version(self, request: Request) -> Response:
-        """Say which version this is, and what is served only to those who may ask it something."""
+        """Return the version, and what is served only to clients with access."""
         about: dict[str, Any] = {"version": __version__}
         if request.scope["draftwise.knows_key"]:
             config = self._about.config
@@ -195,7 +195,7 @@ def _respond(content: Outcome | None) -> Response:
 
 
 class StatsLog:
-    """Turns snapshots into log lines about the time since the previous one (loggers.py of vLLM 0.32.0)."""
+    """Turns snapshots into log lines about the time since the previous one, as vLLM 0.32.0's loggers.py."""
 
     def __init__(self, start: EngineStats, *, k: int | None, device: str, now: float) -> None:
         self._last, self._last_time = start, now
@@ -204,7 +204,7 @@ class StatsLog:
         self._was_idle = True
 
     def make_lines(self, stats: EngineStats, now: float) -> list[str]:
-        """Return the lines of the window that ends now: none if idle; a line about drafts only if there were some."""
+        """Return the lines of the window that ends now: empty if idle, with a draft line only if there were drafts."""
         before, elapsed_s = self._last, max(now - self._last_time, 1e-9)
         self._last, self._last_time = stats, now
         prompt = (stats.prompt_tokens - before.prompt_tokens) / elapsed_s
@@ -231,7 +231,7 @@ class StatsLog:
 
 
 def format_spec_line(stats: SpecStats, k: int, elapsed_s: float) -> str:
-    """Return vLLM's line about the drafts of one window."""
+    """Return vLLM's log line about one window's drafts."""
     assert stats.acceptance_length is not None
     rates = stats.rate_per_pos + (0.0,) * (k - len(stats.rate_per_pos))
     return (

@@ -1,4 +1,4 @@
-"""HTTP below the endpoints: bounded bodies, disconnects of clients, and event streams."""
+"""HTTP handling below the endpoints: bounded bodies, client disconnects, event streams."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from draftwise.serve.generation import Call, Generation, stream_events
 
 _LARGEST_BODY = 16 * 2**20
 _OVERHEAD = 2**20
-"""Bytes of a body for everything but its prompt: tools, a schema, logit_bias."""
+"""Maximum bytes of a body for everything except its prompt: tools, a schema, logit_bias."""
 _BYTES_A_CHARACTER = 6
-"""JSON may write a character as \\u1234."""
+"""Maximum bytes per character: JSON may write one as \\u1234."""
 _ALL_BODIES = 2**28
-"""Bytes of bodies that are held at once."""
+"""Maximum bytes of all bodies held at once."""
 _PAUSE_S = 30.0
-"""Longest wait for the next piece of a body."""
+"""Longest wait for the next piece of a body, in seconds."""
 _SLOWEST = 2**15
-"""Bytes of a body that arrive in a second at least, after the first pause."""
+"""Minimum bytes of a body per second, after the first pause."""
 
 
 class BodyReader:
-    """Reads the bodies of requests, each and all together within limits.
+    """Reads request bodies within limits for each and for all together.
 
     Args:
-        most_characters: of a prompt that the model can take.
+        most_characters: maximum characters of a prompt that the model can take.
     """
 
     def __init__(self, most_characters: int) -> None:
@@ -39,11 +39,11 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body, which counts as held until then.
+        """Yield the body, which counts toward the limit until the block ends.
 
         Raises:
-            RequestError: 413 as soon as it is too large, 408 if its next piece does not come, 503 if too many bodies
-                are being read.
+            RequestError: 413 as soon as it is too large, 408 if its next piece is late, 503 if too many bodies are
+                being read.
             ClientDisconnect: the client left.
         """
         length = request.headers.get("content-length", "")
@@ -79,7 +79,7 @@ class BodyReader:
 
 
 async def run_until_disconnect(work: asyncio.Future, receive: Receive) -> None:
-    """Wait until `work` is done or the client disconnects; then cancel the other."""
+    """Wait until `work` is done or the client disconnects, then cancel the other."""
 
     async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -94,7 +94,7 @@ async def run_until_disconnect(work: asyncio.Future, receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events; a client that disconnects aborts the generation, even while nothing is sent."""
+    """A stream of server-sent events. A disconnect aborts the generation, even between events."""
 
     def __init__(self, call: Call, generation: Generation) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})

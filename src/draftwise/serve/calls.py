@@ -1,4 +1,4 @@
-"""Turns request bodies into engine requests and results into answers: one function per endpoint."""
+"""Turns request bodies into engine requests, and results into answers. One function per endpoint."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Defaults:
 
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    """`max_new_tokens`; None: the rest of the context."""
+    """`max_new_tokens` of the checkpoint. None: the rest of the context."""
 
     @classmethod
     def from_checkpoint(cls, directory: str | Path) -> Defaults:
-        """Return the defaults of a checkpoint directory; none without a generation_config.json.
+        """Return the defaults of a checkpoint directory; empty without a generation_config.json.
 
         Raises:
-            InvalidSetup: the file is not valid JSON or holds a value of another type or out of range.
+            InvalidSetup: the file is not valid JSON, or a value has the wrong type or range.
         """
         path = Path(directory) / "generation_config.json"
         if not path.is_file():
@@ -239,12 +239,12 @@ class ServedModel:
     max_model_len: int
     defaults: Defaults
     most_sequences: int = 2**10
-    """Completions of one request, at most."""
+    """Maximum completions of one request."""
     tool_call_parser: str | None = None
-    """The form of calls at the model's own choice; None: such calls are refused."""
+    """Parser for calls that the model may choose to make. None: such requests are rejected."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a prompt; refuses one that is certainly too long with 400 before any work."""
+        """Return the tokens of a prompt. Rejects one that is certainly too long with 400 before any work."""
         longest = self.max_model_len * self.tokenizer.longest_token
         if len(text) > longest:
             message = f"The prompt has {len(text)} characters, and {self.max_model_len} tokens have at most {longest}."
@@ -252,14 +252,14 @@ class ServedModel:
         return self.tokenizer.encode(text, add_special_tokens)
 
     def check_length(self, num_tokens: int) -> None:
-        """Refuse a prompt that leaves no room for an answer, with 400."""
+        """Reject a prompt that leaves no room for an answer with 400."""
         if num_tokens >= self.max_model_len:
             message = f"The prompt has {num_tokens} tokens, but prompt and output together may have "
             raise RequestError(400, f"{message}{self.max_model_len}. Shorten it.", param="prompt")
 
 
 class CallPlan(NamedTuple):
-    """An accepted call, for a process that has a tokenizer to carry out."""
+    """An accepted call, to be opened by a process with a tokenizer."""
 
     make_format: Callable[..., AnswerFormat]
     """Called with the tokenizer."""
@@ -272,7 +272,7 @@ class CallPlan(NamedTuple):
 
 
 def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPlan, list[EngineRequest]]:
-    """Return a /v1/completions call and its requests, one a prompt.
+    """Return a /v1/completions call and its requests, one per prompt.
 
     Raises:
         RequestError, InvalidSetup: a field is wrong.
@@ -422,7 +422,7 @@ def _check_model(fields: Mapping[str, Any], model: ServedModel) -> None:
 
 
 def check_model_name(name: str, served: str) -> None:
-    """Refuse a name that is not the model's with 404."""
+    """Reject any name other than the model's with 404."""
     if name != served:
         message = f"The model `{name[:200]}` does not exist; this server has `{served}`."
         raise RequestError(404, message, param="model")

@@ -1,4 +1,4 @@
-"""Messages between the HTTP process and the engine's process, and the socket pair that carries them; no torch here."""
+"""Messages between the HTTP process and the engine process, and the socket pair that carries them. Uses no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwise.engine.step.scheduler import EngineRequest
 
 
 class PackedRequest(NamedTuple):
-    """A request on its way to the engine, which unpacks it; others read what stands around it."""
+    """A serialized request for the engine. Other processes read only its outer fields."""
 
     request_id: str
     n: int
@@ -42,7 +42,7 @@ class PackedRequest(NamedTuple):
 
 
 class Add(NamedTuple):
-    """To the engine: queue these requests, all or none; their parameters are alike.
+    """To the engine: queue all of these requests or none. They share their parameters.
 
     The reply is `RequestsAccepted` or `RequestsRefused` with the same number.
     """
@@ -52,7 +52,7 @@ class Add(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """To the engine: drop these requests, if they still run."""
+    """To the engine: drop these requests if still running."""
 
     request_ids: Sequence[str]
 
@@ -62,15 +62,15 @@ class StartupPhase(NamedTuple):
 
     name: str
     seconds: float | None = None
-    """How long it took; None: it has begun."""
+    """Duration in seconds; None: it has begun."""
 
 
 class Ready(NamedTuple):
-    """The engine is built; its properties."""
+    """The engine is ready. Holds its properties."""
 
     config: EngineConfig
     k: int | None
-    """Draft positions; None without speculation."""
+    """Number of draft positions; None without speculation."""
     spec: dict[str, Any] | None
     """The resolved speculative config."""
     findings: Sequence[Finding]
@@ -79,13 +79,13 @@ class Ready(NamedTuple):
 
 
 class SetupRefusal(NamedTuple):
-    """The engine cannot be built: the user's mistakes."""
+    """The engine cannot be built because of the user's settings."""
 
     findings: Sequence[Finding]
 
 
 class EngineFailure(NamedTuple):
-    """The engine failed, during start-up or later; no more messages follow."""
+    """The engine failed during start-up or later. No messages follow."""
 
     reason: str
 
@@ -97,20 +97,20 @@ class RequestsAccepted(NamedTuple):
 
 
 class RequestsRefused(NamedTuple):
-    """The requests of an `Add` cannot run; none of them is queued."""
+    """The requests of an `Add` cannot run. No request is queued."""
 
     number: int
     findings: Sequence[Finding]
 
 
 class StepResult(NamedTuple):
-    """Results of a step; `began` and `ended` on the monotonic clock, which all processes of a machine share."""
+    """Results of a step. `began` and `ended` are on the monotonic clock, which all processes of a machine share."""
 
     began: float
     ended: float
     stats: EngineStats
     rows: list[tuple[Any, ...]]
-    """The increments as tuples, which are pickled ten times faster than dataclasses."""
+    """Increments as tuples, which pickle ten times faster than dataclasses."""
 
     @classmethod
     def pack(cls, deltas: Iterable[Delta], stats: EngineStats, *, began: float, ended: float) -> StepResult:
@@ -135,7 +135,7 @@ def _frame(message: Any) -> bytes:
 
 
 class Channel:
-    """A blocking end: for the engine's loop, and for the server until its event loop runs."""
+    """A blocking end of the socket pair: for the engine's loop, and for the server until its event loop runs."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -149,7 +149,7 @@ class Channel:
         return pickle.loads(self._read(_LENGTH.unpack(self._read(_LENGTH.size))[0]))
 
     def has_message(self, timeout_s: float = 0) -> bool:
-        """Return whether `receive` would return or raise at once; wait so long for that."""
+        """Return whether `receive` would return or raise at once, after waiting up to `timeout_s` seconds."""
         poller = select.poll()  # which takes descriptors of any size, as a server with many connections has them
         poller.register(self.socket, select.POLLIN)
         return bool(poller.poll(1000 * timeout_s))
@@ -169,7 +169,7 @@ class Channel:
 
 
 class ChannelProtocol(asyncio.Protocol):
-    """An end on an event loop: calls `on_message` with each message and `on_end` when the other end is gone."""
+    """An end on an event loop. Calls `on_message` with each message, and `on_end` when the other end is gone."""
 
     def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -178,7 +178,7 @@ class ChannelProtocol(asyncio.Protocol):
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport to write to."""
+        """Keep the transport for writing."""
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's has the methods, but not the base class
 
     def data_received(self, data: bytes) -> None:
@@ -194,7 +194,7 @@ class ChannelProtocol(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing can be sent any more."""
+        """Return whether the connection is closed."""
         return self._transport.is_closing()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
@@ -202,7 +202,7 @@ class ChannelProtocol(asyncio.Protocol):
         self._on_end()
 
     def send(self, message: Any) -> None:
-        """Send a message without waiting; does nothing once the other end is gone."""
+        """Send a message without waiting. Does nothing once the other end is gone."""
         if not self.is_closed:
             self._transport.write(_frame(message))
 

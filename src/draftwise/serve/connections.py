@@ -1,4 +1,4 @@
-"""Connections to the server: when idle and half-open ones are closed, and how all end when the server does."""
+"""Manages connections: closes idle and half-open ones, and drains all of them when the server ends."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from draftwise.serve.in_flight import InFlight, make_goodbye
 logger = logging.getLogger("draftwise.serve")
 
 _HEAD_S = 20.0
-"""Longest time from a connection, or the first byte of a further request, to the end of the headers."""
+"""Longest time in seconds from connecting, or from the first byte of a further request, to the end of the headers."""
 _KEEP_ALIVE_S = 75
-"""Longest pause between requests on one connection. Clients and proxies that keep connections close them earlier, so
-that no request meets a connection which is being closed."""
+"""Longest pause in seconds between requests on one connection. Clients and proxies close kept connections earlier, so
+no request meets a closing connection."""
 _LARGEST_HEAD = 2**16
-"""Bytes of a request before the end of its headers."""
+"""Maximum bytes of a request up to the end of its headers."""
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
-"""An offer of another protocol, which Java's client makes with its first request: httptools would drop the body."""
+"""Offer of another protocol, as in the first request of Java's client: httptools would drop the body."""
 MOST_WAITING = 2048
-"""Connections that the system keeps until they are accepted."""
+"""Maximum connections that the system queues until they are accepted."""
 _ACCEPTED_AT_ONCE, _READ_AT_ONCE = 16, 2**14
-"""New connections, and bytes of one, that are looked at before others go on. A byte may be a piece of a body, and forty
-of them a request."""
+"""Maximum new connections, and bytes of one connection, to process before other work continues. A byte may be a piece
+of a body, and forty bytes a request."""
 _STALL_S = 120.0
-"""Longest time in which a client reads none of what waits for it."""
+"""Longest time in seconds without progress while a client reads its answer."""
 _LINGER_S = 5.0
-"""How long a connection that ends is still read: closing it with bytes unread resets it, and the answer is lost."""
+"""Seconds for which a closing connection is still read: closing it with unread bytes resets it and loses the answer."""
 _LAST_REQUESTS_S = 0.2
-"""How long requests on open connections are answered with 503 before those connections end."""
+"""Seconds for which requests on open connections get 503 before the connections end."""
 _ACCEPT_PASSES = 8
-"""Passes of the loop in which connections that it has accepted get their protocol."""
+"""Loop iterations after which accepted connections have their protocol."""
 _LAST_CONNECTIONS_S = 3.0
-"""How long a server that ends waits for requests that are on their way, and for clients to close their side."""
+"""Seconds for which an ending server waits for arriving requests and for clients to close their side."""
 
 
 def make_config(app: Any, **options: Any) -> uvicorn.Config:
-    """Return uvicorn's configuration, with limits on connections that send no request."""
+    """Return uvicorn's configuration, with limits on idle connections."""
     return uvicorn.Config(
         app,
         access_log=False,
@@ -150,7 +150,7 @@ class _StrictProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close after the request that is arriving or being answered; a new connection may still send one."""
+        """Close after the request in progress. A new connection may still send one."""
         self._is_last = True
         if self.cycle is None and not self._num_bytes:
             self._close_in(_LAST_REQUESTS_S)
@@ -171,10 +171,10 @@ class _StrictProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until a signal or until the engine fails; then it drains.
+    """Serves until a signal arrives or the engine fails, then drains.
 
-    While it drains, what runs goes on for `drain_s` seconds or until a second signal, and new requests get 503. What is
-    left then ends with 503 as well: as a whole answer, or as an event in a stream.
+    While it drains, running requests continue for `drain_s` seconds or until a second signal, and new requests get 503.
+    Remaining requests then end with 503, too: as a whole answer, or as an event in a stream.
     """
 
     def __init__(self, config: uvicorn.Config, worker: EngineWorker, in_flight: InFlight, *, drain_s: float) -> None:
@@ -184,18 +184,18 @@ class HttpServer(uvicorn.Server):
         worker.on_failure = self.end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, few at a time; many may wait."""
+        """Accept connections, a few at a time. Many may queue."""
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(MOST_WAITING)
 
     def end(self) -> None:
-        """Begin to drain; a second call ends that."""
+        """Start draining. A second call ends it."""
         self._is_hurried = self.should_exit
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Take a signal."""
+        """Handle a signal."""
         self._captured_signals.append(sig)
         self.end()
 

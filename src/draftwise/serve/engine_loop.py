@@ -1,4 +1,4 @@
-"""The engine's own loop: takes requests and aborts, steps while there is work, and sends the results of each step."""
+"""The engine's loop: takes requests and aborts, runs steps while there is work, and sends each step's results."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.engine.startup_phases import Startup, TimedStartup
+from draftwise.knowledge.messages import fault
 from draftwise.serve.channel import (
     Abort,
     Add,
@@ -34,23 +35,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("draftwise.serve")
 
 _COMPILERS = 2
-"""Grammars that are compiled at once, while steps run."""
+"""Maximum number of grammars compiled concurrently with steps."""
 _POLL_S = 0.001
-"""How often an idle engine looks whether a grammar is compiled."""
+"""Seconds between an idle engine's checks for compiled grammars."""
 _ENTER_S = 0.005
-"""Time for new requests between two steps."""
+"""Seconds for new requests between two steps."""
 _LEAST_ROWS = 10
-"""Rows of prompts that a step has at least if some wait: half as many would take them a quarter longer in all."""
+"""Minimum prompt rows of a step if prompts wait: half as many would take a quarter longer in total."""
 
 _TRIM_S = 30.0
-"""How often what the allocator keeps of freed memory goes back to the system: prompts of all lengths leave holes."""
+"""Seconds between returns of the allocator's free memory to the system: prompts of varied lengths fragment it."""
 
 Build = Callable[[Startup], "Engine"]
-"""Builds the engine and reports the phases of its start-up."""
+"""Builds the engine and reports its start-up phases."""
 
 
 def run_engine(build: Build, channel: Channel) -> None:
-    """Build an engine and run it until the other end of the channel closes, or the engine fails."""
+    """Build an engine and run it until the channel's other end closes or the engine fails."""
     try:
         engine = build(_ReportedStartup(channel))
         _EngineLoop(engine, channel).run()
@@ -98,9 +99,9 @@ class _EngineLoop:
         self._pending: Pending = ()
         self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar")
         self._compiling: list[tuple[Add, Future]] = []
-        """Requests whose grammar is not compiled yet."""
+        """Requests whose grammars are still compiling."""
         self._queue: deque[_Entry] = deque()
-        """Requests that the engine is to take next."""
+        """Requests that the engine takes next."""
         self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()  # glibc has it
         self._pace = None if engine.lag else _make_pace(engine)
 
@@ -204,8 +205,7 @@ def _describe(failure: BaseException) -> Sequence[Finding]:
     if isinstance(failure, InvalidSetup):
         return failure.findings
     logger.error("A grammar could not be compiled.", exc_info=failure)
-    message = "The grammar could not be compiled; the server's log says more."
-    return [Finding.error("invalid-grammar", message, where="structured_outputs")]
+    return [fault("invalid-grammar", case="log")]
 
 
 def _make_pace(engine: Engine) -> PromptPace:

@@ -1,4 +1,4 @@
-"""Starts an engine's loop in a process of its own, so that it does not share the interpreter lock with the server."""
+"""Runs the engine's loop in a separate process, so it does not share the interpreter lock with the server."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("draftwise.serve")
 
 _NOTICE_S = 0.8
-"""Seconds in which the exit status of a process that closed its channel is known."""
+"""Seconds until the exit status of a process that closed its channel is known."""
 _END_S = 10
-"""Seconds in which an engine must end after its channel has closed; a step takes far less."""
+"""Seconds within which an engine must end after its channel closes. A step takes far less."""
 _SWITCH_S = 0.001
-"""Seconds after which a thread that reads a grammar leaves the interpreter to the loop."""
+"""Interpreter switch interval in seconds: a thread that compiles a grammar yields to the loop this often."""
 
 
 @dataclass(slots=True)
 class EngineProcess:
-    """An engine in another process."""
+    """A handle to an engine in another process."""
 
     channel: Channel
     process: subprocess.Popen[bytes]
 
     def join(self, *, patient: bool = True) -> str:
-        """Wait until it has ended, which it does when the channel is closed; return how it ended, as text.
+        """Wait until the process has ended, which closing the channel causes. Return how it ended, as text.
 
-        Without `patient` it is killed instead.
+        Without `patient`, kill it instead.
         """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S if patient else 0)
@@ -68,7 +68,7 @@ class EngineProcess:
         return self.describe_end()
 
     def describe_end(self) -> str:
-        """Return how the process ended, as text, shortly after its channel did."""
+        """Return how the process ended, as text, shortly after its channel closed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_NOTICE_S)
         status = self.process.returncode
@@ -81,10 +81,10 @@ class EngineProcess:
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
-    """Return the engine; this imports torch, which the server's own process does not need.
+    """Build the engine. This imports torch, which the server's own process does not need.
 
-    It is ready for any request: kernels are compiled, into a folder of kernels if the environment names one, and steps
-    are captured.
+    The engine is ready for any request: kernels are compiled, into a kernel folder if the environment names one, and
+    steps are captured.
     """
     setup, folder = name_setup(config, spec_json), os.environ.get(KERNEL_CACHE)
     may_use_gpu, compilers = may_have_gpu(config.device), None
@@ -140,7 +140,7 @@ def _open_kernels(config: EngineConfig) -> KernelCache | None:
 
 
 def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig, SpecConfig | None]:
-    """Return what to build with checkpoint folders in place of GGUF files; torch is imported only where there are any.
+    """Return the config and spec with checkpoint folders in place of GGUF files. Imports torch only if there are any.
 
     Raises:
         InvalidSetup: a file cannot be used.
@@ -154,7 +154,7 @@ def unpack(config: EngineConfig, spec: SpecConfig | None) -> tuple[EngineConfig,
 
 
 def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
-    """Return the error of an installation without the engine."""
+    """Return the error for an installation without the engine."""
     return refusal("engine-not-installed", case="engine", name=error.name, install=tell_install("engine"))
 
 
@@ -162,8 +162,8 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
     """Start an engine in a new process.
 
     Args:
-        build: picklable (a function of a module, or a partial of one).
-        environment: variables of the process, in addition to those of this one.
+        build: picklable function of a module, or a partial of one.
+        environment: environment variables to add to this process's.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -177,7 +177,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
 
 
 def main(descriptor: int) -> None:
-    """Build the engine that the first message describes, and run it; `descriptor` is this end of a socket pair."""
+    """Build the engine described by the first message, and run it. `descriptor` is this end of a socket pair."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

@@ -1,4 +1,4 @@
-"""Connects the server to its engine: hands over requests and aborts, and distributes each step's output."""
+"""Connects the server to its engine: forwards requests and aborts, and distributes each step's output."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class _Live:
 
 
 class EngineWorker:
-    """An engine that runs elsewhere; once it is connected (`connect`), everything here happens on one event loop.
+    """An engine in another process. After `connect`, everything here runs on one event loop.
 
-    `max_waiting` is the maximum number of sequences that wait while the engine is full. When the engine fails, every
-    request fails, `failure` holds the reason, and later requests are refused.
+    `max_waiting` is the maximum number of waiting sequences. If the engine fails, every request fails, `failure` holds
+    the reason, and later requests are rejected.
     """
 
     def __init__(self, launched: EngineProcess, *, max_waiting: int) -> None:
@@ -72,7 +72,7 @@ class EngineWorker:
         self._channel: ChannelProtocol
 
     def wait_until_built(self, model_name: str, *, on_phase: Callable[[StartupPhase], None] = lambda _: None) -> None:
-        """Return when the engine is ready; `on_phase` is called with the phases of its start-up.
+        """Wait until the engine is ready. `on_phase` is called with each start-up phase.
 
         Raises:
             InvalidSetup: the model or a setting is invalid.
@@ -101,7 +101,7 @@ class EngineWorker:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:
-        """Exchange messages with the engine on the running event loop; requests unfinished at the end fail."""
+        """Exchange messages with the engine on the running event loop. Requests unfinished at the end fail."""
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_unix_connection(
             lambda: ChannelProtocol(self._take, self._lose), sock=self._launched.channel.socket
@@ -114,12 +114,12 @@ class EngineWorker:
             self._channel.close()
 
     def stop(self) -> None:
-        """End the engine: after its current step, or at once if it is not built yet."""
+        """Stop the engine after its current step, or at once if it is not built yet."""
         self._launched.channel.socket.close()
         self._launched.join(patient=self._is_built)
 
     async def submit(self, requests: Sequence[PackedRequest], *, arrived: float) -> Generation:
-        """Queue requests, all or none; `arrived` is the time of their HTTP call on the monotonic clock.
+        """Queue all requests or none. `arrived` is the time of their HTTP call, on the monotonic clock.
 
         Raises:
             InvalidSetup: the engine cannot run one of them.
@@ -225,7 +225,7 @@ class EngineWorker:
 
 
 class FilledKernels(NamedTuple):
-    """The size of a folder of kernels."""
+    """Size of a kernel folder."""
 
     num_kernels: int
     num_bytes: int
@@ -234,7 +234,7 @@ class FilledKernels(NamedTuple):
 def fill_kernel_cache(
     config: EngineConfig, spec: SpecConfig | None, folder: str, *, on_phase: Callable[[StartupPhase], None]
 ) -> FilledKernels:
-    """Start a server's engine on a folder of kernels and end it again.
+    """Fill a kernel folder by starting and stopping a server's engine on it.
 
     Raises:
         InvalidSetup: the model, a setting or the folder cannot be used.

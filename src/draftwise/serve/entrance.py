@@ -1,8 +1,8 @@
-"""Decides who may ask the server: headers, hosts, web pages, media types, API key, before any endpoint.
+"""Controls access before any endpoint: headers, hosts, web pages, media types, API key.
 
-A browser sends requests of any page that its user opens to any address that it reaches. The rules tell those requests
-from a client's: by the Origin of the page, by a Host that is not the server's (a name that an attacker points at this
-machine), and by the media type, as a page may send any but application/json without asking first.
+A browser sends requests from any open page to any reachable address. The rules distinguish those from a client's: by
+the page's Origin, by a Host that is not the server's (a name that an attacker points at this machine), and by the media
+type, because a page cannot send application/json without a preflight request.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from draftwise.knowledge.messages import refusal
 from draftwise.serve.errors import RequestError, handle_request_error
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/openapi.json"})
-"""Probes and scrapers read these without a key, as in vLLM. Any other path needs it."""
+"""Paths readable without a key, for probes and scrapers, as in vLLM. Any other path needs the key."""
 _LARGEST_HEAD = 2**16
-"""Bytes of all headers."""
+"""Maximum bytes of all headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Which requests are answered; by default those of clients on this machine that are not web pages of others."""
+    """Which requests the server answers. Default: those of clients on this machine, except foreign web pages."""
 
     api_key: str | None = None
     allowed_hosts: frozenset[str] | None = frozenset()
-    """Names of this server, in addition to localhost and addresses of the loopback; None: any name."""
+    """Names of this server, in addition to localhost and loopback addresses. None: any name."""
     allowed_origins: tuple[str, ...] = ()
-    """Web pages that may use the server, as `https://example.com`; `*`: all of them."""
+    """Origins of web pages that may use the server, such as `https://example.com`; `*`: all."""
 
     def admits_host(self, host: str) -> bool:
         """Return whether a Host header names this server."""
@@ -50,13 +50,13 @@ class AccessRules:
 
 
 def name_of(host: str) -> str:
-    """Return the name or address in a Host header: lower case, without port, brackets and the final dot."""
+    """Return the name or address in a Host header, in lower case, without port, brackets and final dot."""
     found = re.fullmatch(r"(?:\[([^]]*)\]|([^][:]*))(?::[0-9]*)?", host)
     return (found[1] or found[2] or "" if found else host).removesuffix(".").lower()
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a host, without its port, can only be this machine."""
+    """Return whether a host name without port can only be this machine."""
     if name == "localhost" or name.endswith(".localhost"):  # which browsers resolve to the loopback themselves
         return True
     try:
@@ -71,7 +71,7 @@ _ORIGIN = re.compile(
 
 
 def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
-    """Refuse with InvalidSetup what no client sends as a Host, and no browser as the origin of a page."""
+    """Raise InvalidSetup for hosts that no client sends as Host, or origins that no browser sends as Origin."""
     for host in hosts:
         if host != "*" and not re.fullmatch(r"[\w.:%-]+", name_of(host), re.ASCII):
             raise refusal("bad-host-name", host=host)
@@ -81,7 +81,7 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
 
 
 class Entrance:
-    """Refuses what the rules do not admit, in OpenAI's envelope."""
+    """Rejects requests that the rules do not admit, in OpenAI's error format."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app = app

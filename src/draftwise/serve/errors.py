@@ -1,4 +1,4 @@
-"""Error responses, in OpenAI's envelope as vLLM fills it."""
+"""Error responses in OpenAI's format, as vLLM fills it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 class RequestError(Exception):
-    """A request that is refused: HTTP status, message, and the field that it is about."""
+    """A rejected request: HTTP status, message, and the field at fault."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -41,18 +41,18 @@ class RequestError(Exception):
 
     @classmethod
     def of_invalid(cls, error: InvalidSetup) -> RequestError:
-        """Return the refusal of values that the engine rejects, all in one message."""
+        """Return the error for values that the engine rejects, all in one message."""
         return cls(400, " ".join(map(str, error.findings)), param=error.findings[0].where or None)
 
 
 def make_error_body(error: RequestError) -> dict[str, Any]:
-    """Return the JSON that describes a refusal."""
+    """Return the JSON body of an error response."""
     kind = _TYPES.get(error.status, HTTPStatus(error.status).phrase)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
 
 
 def handle_request_error(_: Request, error: Exception) -> JSONResponse:
-    """Answer a `RequestError`."""
+    """Return the response for a `RequestError`."""
     assert isinstance(error, RequestError)
     return JSONResponse(make_error_body(error), error.status, headers=error.headers)
 

@@ -1,4 +1,4 @@
-"""The JSON of choices in /v1/completions and /v1/chat/completions, as vLLM writes it."""
+"""Formats choices of /v1/completions and /v1/chat/completions as JSON, as vLLM does."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from draftwise.serve.tools import CallPart, ToolParser, ToolUse
 
 _NULLS_OF_ANSWER = ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
 _NULLS_OF_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
-"""Fields that vLLM sends without a value."""
+"""Fields that vLLM always sends as null."""
 _LOWEST = -9999.0
-"""JSON has no minus infinity."""
+"""Value in place of minus infinity, which JSON lacks."""
 _LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class JsonItems(list[str]):
-    """A list of values that are JSON already: encoding all of a long list at once would hold up other answers."""
+    """A list of values already encoded as JSON: encoding a long list at once would delay other answers."""
 
 
 Logprobs = dict[str, JsonItems]
-"""Log-probabilities of a part of a choice: lists that grow token by token."""
+"""Log-probabilities of a part of a choice, as lists that grow token by token."""
 
 
 class AnswerFormat(Protocol):
-    """How increments become choices; one object per HTTP call."""
+    """Turns increments into choices. One object per HTTP call."""
 
     whole_object: str
     chunk_object: str
@@ -43,18 +43,18 @@ class AnswerFormat(Protocol):
         """Return the fields about the prompt in a stream's first chunks."""
 
     def describe_answer(self) -> dict[str, Any]:
-        """Return the fields of a whole answer around its choices, once these are made."""
+        """Return the fields of a complete answer around its choices. Call it after the choices are made."""
 
     def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
-        """Take note of the log-probabilities of the prompt's next tokens; all come before the first choice."""
+        """Record log-probabilities of the prompt's next tokens. All arrive before the first choice."""
 
     def make_logprobs(self, prompt_index: int, delta: Delta, /) -> Logprobs | None:
-        """Return the log-probabilities of an increment; None if the answer has none."""
+        """Return an increment's log-probabilities; None if not requested."""
 
     def make_choice(self, prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index.
 
-        `logprobs` are those of the increment, or of all increments of the completion.
+        `logprobs` belong to the increment, or to all increments of the completion.
         """
 
 
@@ -69,7 +69,7 @@ class _TokenNames:
         return f"token_id:{token}" if self._by_id else self._tokenizer.token_text(token)
 
     def distinct(self, token: int) -> str:
-        """Return a name that no other token has: OpenAI's `bytes:\\x..` for a part of a character."""
+        """Return a unique name of a token: OpenAI's `bytes:\\x..` for a part of a character."""
         name = self.of(token)
         if "\ufffd" not in name:
             return name
@@ -80,12 +80,12 @@ class CompletionFormat:
     """Choices of /v1/completions.
 
     Args:
-        prompts: their tokens, where an answer shows them.
-        texts: of the prompts, with which the choices begin; None: without them.
+        prompts: tokens of the prompts, if an answer shows them.
+        texts: texts of the prompts to echo at the start of choices. None: no echo.
         streamed: whether choices are chunks.
-        num_logprobs: alternatives of each token; None: no log-probabilities.
-        only_prompt: whether the choices have nothing else.
-        return_token_ids: whether the choices have the ids of their tokens.
+        num_logprobs: number of alternatives per token. None: no log-probabilities.
+        only_prompt: whether choices hold nothing but the prompt.
+        return_token_ids: whether choices include token ids.
         name_by_id: whether tokens are named by their ids.
     """
 
@@ -113,9 +113,9 @@ class CompletionFormat:
         self._offsets: dict[tuple[int, int], int] = {}
         """Characters so far of each choice whose log-probabilities have begun."""
         self._begun: set[tuple[int, int]] = set()
-        """Choices that have begun."""
+        """Choices already begun."""
         self._echoed: dict[int, tuple[Logprobs, int]] = {}
-        """Log-probabilities of prompts with which choices begin, and the offset after them."""
+        """Log-probabilities of echoed prompts, and the text offset after them."""
         self._prompt_logprobs: dict[int, JsonItems] = {}
 
     def make_openings(self) -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ class CompletionFormat:
         return {}
 
     def describe_answer(self) -> dict[str, Any]:
-        """Return what vLLM sends as null."""
+        """Return the fields that vLLM sends as null."""
         return dict.fromkeys(_NULLS_OF_ANSWER)
 
     def note_prompt(self, prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
-        """Take note of them for the choices with which they are sent."""
+        """Record them for the choices that include them."""
         if not self._streamed:
             self._prompt_logprobs.setdefault(prompt_index, JsonItems()).extend(map(_encode_candidates, positions))
         if self._texts is not None and self._num_logprobs is not None:
@@ -141,7 +141,7 @@ class CompletionFormat:
             self._echoed[prompt_index] = sent, self._write(sent, offset, tokens, positions)
 
     def make_logprobs(self, prompt_index: int, delta: Delta, /) -> Logprobs | None:
-        """Return those of an increment; with the first one come those of an echoed prompt."""
+        """Return an increment's log-probabilities. The first one includes those of an echoed prompt."""
         if self._num_logprobs is None:
             return None
         key, sent = (prompt_index, delta.index), _no_logprobs()
@@ -153,7 +153,7 @@ class CompletionFormat:
         return sent
 
     def make_choice(self, prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
-        """Return an increment or a whole completion."""
+        """Return a choice from an increment or a whole completion."""
         key, is_empty = (prompt_index, delta.index), self._only_prompt
         first, ids = key not in self._begun, self._return_token_ids
         self._begun.add(key)
@@ -192,9 +192,9 @@ class ChatFormat:
     """Choices of /v1/chat/completions.
 
     Args:
-        prompt: its tokens, where the answer shows them.
-        role: whose message it is.
-        said: text with which the message begins.
+        prompt: tokens of the prompt, if the answer shows them.
+        role: role of the message.
+        said: text at the start of the message.
         streamed: whether choices are chunks.
         num_logprobs: alternatives of each token; None: no log-probabilities.
         name_by_id: whether tokens are named by their ids.
@@ -228,7 +228,7 @@ class ChatFormat:
         self._prompt_logprobs = JsonItems()
 
     def make_openings(self) -> list[dict[str, Any]]:
-        """Return the chunk with the role, and one with the text so far."""
+        """Return the chunk with the role, and one with the initial text."""
         nothing = {"logprobs": None, "finish_reason": None}
         opening = {"delta": {"role": self._role, "content": ""}} | nothing
         return [opening, {"delta": {"content": self._said}} | nothing] if self._said else [opening]
@@ -238,17 +238,17 @@ class ChatFormat:
         return {"prompt_token_ids": None if self._prompt is None else self._prompt.tolist()}
 
     def describe_answer(self) -> dict[str, Any]:
-        """Return the prompt's tokens and log-probabilities, and what vLLM sends as null."""
+        """Return the prompt's tokens and log-probabilities, and the fields that vLLM sends as null."""
         about = {"prompt_logprobs": self._prompt_logprobs or None}
         return dict.fromkeys((*_NULLS_OF_ANSWER, "prompt_text")) | about | self.describe_prompt()
 
     def note_prompt(self, _prompt_index: int, positions: list[LogprobsOfToken | None], /) -> None:
-        """Take note of them for the end of the answer."""
+        """Record them for the end of the answer."""
         if not self._streamed:
             self._prompt_logprobs.extend(map(_encode_candidates, positions))
 
     def make_logprobs(self, _prompt_index: int, delta: Delta, /) -> Logprobs | None:
-        """Return those of an increment."""
+        """Return an increment's log-probabilities."""
         if self._num_logprobs is None:
             return None
         sent = JsonItems()
@@ -259,7 +259,7 @@ class ChatFormat:
         return {"content": sent}
 
     def make_choice(self, _prompt_index: int, delta: Delta, logprobs: Logprobs | None, /) -> dict[str, Any]:
-        """Return an increment or a whole message."""
+        """Return a choice from an increment or a whole message."""
         message, finish_reason = self._make_message(delta)
         choice = {
             **message,

@@ -1,4 +1,4 @@
-"""The increments of one HTTP call, and the JSON answer or the server-sent events that they become."""
+"""Turns the increments of one HTTP call into a JSON answer or server-sent events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwise.serve.formats import AnswerFormat, JsonItems, Logprobs, encode
 
 
 class Generation:
-    """Increments of the requests of one HTTP call; leaving its `with` block aborts unfinished ones."""
+    """Increments of one HTTP call's requests. Leaving its `with` block aborts unfinished requests."""
 
     def __init__(self, requests: Sequence[PackedRequest], abort: Callable[[Generation], None]) -> None:
         self.requests = requests
@@ -30,11 +30,11 @@ class Generation:
         self._arrived = asyncio.Event()
 
     async def wait_until_accepted(self) -> None:
-        """Return once the engine has queued the requests; raise if it refuses them."""
+        """Wait until the engine has queued the requests. Raises if it rejects them."""
         await self._accepted
 
     async def iterate_batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """Yield the increments since the last batch, each with its prompt's index; raise if the generation fails."""
+        """Yield the increments since the last batch, each with its prompt's index. Raises if the generation fails."""
         while self._num_unfinished:
             await self._arrived.wait()
             self._arrived.clear()
@@ -53,7 +53,7 @@ class Generation:
             self._abort(self)
 
     def accept(self) -> None:
-        """Note that the requests are queued."""
+        """Record that the requests are queued."""
         if not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -63,7 +63,7 @@ class Generation:
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Note that no more will come, and why."""
+        """Record that generation failed, and why."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
             return
@@ -84,7 +84,7 @@ _PIECE = 64
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One accepted HTTP call, and the form of its answer."""
+    """One accepted HTTP call, and the format of its answer."""
 
     call_id: str
     model: str
@@ -96,7 +96,7 @@ class Call:
     continuous_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     num_completion_tokens: dict[int, int] = field(default_factory=dict)
-    """Tokens so far, by choice index."""
+    """Tokens generated so far, by choice index."""
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
     """Prompt tokens found in the prefix cache, by prompt index."""
 
@@ -113,13 +113,13 @@ class Call:
         return _usage(sum(self.prompt_lengths), completion, cached)
 
     def make_choice_usage(self, index: int) -> dict[str, Any]:
-        """Return the usage object for one choice so far (vLLM's continuous_usage_stats)."""
+        """Return the usage object of one choice so far (vLLM's continuous_usage_stats)."""
         prompt = index // self.n
         num_tokens, num_cached = self.num_completion_tokens.get(index, 0), self.num_cached_tokens.get(prompt, 0)
         return _usage(self.prompt_lengths[prompt], num_tokens, num_cached)
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return choices as an answer or a chunk."""
+        """Wrap choices as an answer or a chunk."""
         return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
@@ -135,7 +135,7 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
 async def make_answer(call: Call, generation: Generation) -> bytes:
     """Return the complete answer as JSON once everything is generated.
 
-    Log-probabilities become JSON as they come: all of them at the end would hold up every other answer.
+    Log-probabilities are encoded as they arrive: encoding all at the end would delay other answers.
     """
     parts: dict[int, tuple[int, list[Delta]]] = {}
     logprobs: dict[int, Logprobs | None] = {}
@@ -228,7 +228,7 @@ def _join(deltas: list[Delta]) -> Delta:
 
 
 async def stream_events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
-    """Yield server-sent events: the chunks, then the usage if requested, then `[DONE]`; an error ends them early."""
+    """Yield server-sent events: the chunks, then usage if requested, then `[DONE]`. An error ends the stream early."""
     num_choices = call.n * len(generation.requests)
     head = _chunk_head(call)
     for opening in call.format.make_openings():

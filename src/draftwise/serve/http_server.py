@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("draftwise.serve")
 
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
-"""Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
+"""Builds an engine from a config, a speculative config as JSON, and an observer of start-up phases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Address, name and access of the server."""
+    """The server's address, model name and access rules."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -53,19 +53,19 @@ class ServerOptions:
     """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
-    """Parser for optional tool calls, a key of `tools.TOOL_CALL_PARSERS`; None rejects such calls."""
+    """Parser for optional tool calls, a key of `tools.TOOL_CALL_PARSERS`. None: such requests are rejected."""
     allow_remote: bool = False
     allowed_hosts: Sequence[str] = ()
-    """Names by which the server is reached, in addition to the loopback's; `*`: any. Without one, a server that other
-    machines can reach takes any."""
+    """Host names of the server, in addition to loopback names; `*`: any. If empty, a server reachable from other
+    machines accepts any name."""
     allowed_origins: Sequence[str] = ()
-    """Web pages that may use the server, as `https://example.com`; `*`: all."""
+    """Origins of web pages that may use the server, such as `https://example.com`; `*`: all."""
     drain_seconds: float = 10
-    """Time for running requests to end after SIGTERM or SIGINT; then they end with an error."""
+    """Seconds for running requests to end after SIGTERM or SIGINT. After that, they fail."""
     max_waiting: int = 1024
-    """Maximum number of sequences that wait while the engine is full."""
+    """Maximum number of waiting sequences."""
     kernel_cache: str | None = None
-    """Folder of compiled kernels; None: where Triton and numba keep theirs."""
+    """Folder of compiled kernels. None: the default folders of Triton and numba."""
 
 
 def serve(
@@ -77,11 +77,11 @@ def serve(
     on_phase: Callable[[StartupPhase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and then until running requests have ended.
+    """Serve until SIGTERM or SIGINT, then until running requests have ended.
 
     Args:
-        spec: speculative config; None: no speculation.
-        on_ready: called with the start-up line once requests are accepted.
+        spec: speculative config. None: no speculation.
+        on_ready: called with the start-up line once the server accepts requests.
         build: builds the engine, in its own process (a module-level function).
 
     Raises:
@@ -89,8 +89,7 @@ def serve(
         BackendError: the engine cannot be built for another reason, or failed later.
     """
     if options.api_key == "":
-        fix = "Leave it out, or give a key."
-        raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
+        raise refusal("empty-api-key")
     raise_file_limit()
     check_names(options.allowed_hosts, options.allowed_origins)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
@@ -136,7 +135,7 @@ def serve(
 
 
 def make_rules(options: ServerOptions) -> AccessRules:
-    """Return which requests are answered at the address of the options."""
+    """Return the access rules for the options."""
     hosts: frozenset[str] | None = frozenset(map(name_of, options.allowed_hosts))
     if "*" in options.allowed_hosts or (options.allow_remote and not hosts):
         hosts = None
@@ -147,7 +146,7 @@ def bind(options: ServerOptions) -> socket.socket:
     """Return a socket bound to the given address, not listening yet.
 
     Raises:
-        InvalidSetup: the host is unknown or not local without `allow_remote`, or the port is taken or not allowed.
+        InvalidSetup: the host is unknown, or not local without `allow_remote`; or the port is taken or forbidden.
     """
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,4 +1,4 @@
-"""The requests that are being answered: how many there are, and how they end when the server does."""
+"""Tracks requests in flight: counts them, and ends them when the server ends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from draftwise.serve.errors import RequestError, handle_request_error
 
 
 def make_goodbye() -> RequestError:
-    """Return the answer to requests for which a server that ends has no more time."""
+    """Return the error for requests that an ending server has no time for."""
     message = "The server is shutting down. Use another server, or try again later."
     return RequestError(503, message, headers={"Connection": "close", "Retry-After": "1"})
 
 
 class InFlight:
-    """Counts requests with a body; once the server ends, answers new ones with 503 and says when the last has ended."""
+    """Counts requests with a body. Once the server ends, answers new ones with 503 and waits for the last."""
 
     def __init__(self) -> None:
         self.is_closing = False
@@ -26,7 +26,7 @@ class InFlight:
         self.count = 0
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """Return the application, counted."""
+        """Wrap an application to count its requests."""
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["method"] != "POST":
@@ -61,16 +61,16 @@ class InFlight:
             task.result()
 
     def close(self) -> None:
-        """Refuse requests from now on."""
+        """Reject requests from now on."""
         self.is_closing = True
 
     def cut(self) -> None:
-        """Answer with 503 what is not being answered yet, such as requests whose body is still to come."""
+        """Answer pending requests with 503, such as those whose body has not arrived."""
         for task in list(self._unanswered):
             task.cancel()
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Return whether every answer has ended by then."""
+        """Wait up to `seconds`; return whether every answer has ended."""
         end = asyncio.get_running_loop().time() + seconds
         while self.count and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server, made of the fields that it reads."""
+"""Generates the server's OpenAPI document from the fields that it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MESSAGES = {
 }
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
 _OWN_SCHEMAS: dict[str, dict[str, Any]] = {"prompt": _PROMPT, "messages": _MESSAGES, "tokens": _TOKENS}
-"""Fields that a check alone does not describe."""
+"""Schemas of fields that a check alone does not describe."""
 _REFUSALS = {
     400: "A field is wrong.",
     401: "The API key is missing or wrong.",
@@ -46,7 +46,7 @@ _REFUSALS = {
 
 
 def make_document() -> dict[str, Any]:
-    """Return the document, as JSON."""
+    """Return the OpenAPI document as JSON values."""
     posts = {
         "/v1/completions": ("Complete prompts.", COMPLETION_FIELDS, ("prompt",)),
         "/v1/chat/completions": ("Answer a conversation.", CHAT_FIELDS, ("messages",)),

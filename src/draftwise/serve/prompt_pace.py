@@ -1,27 +1,27 @@
-"""Limits the prompt tokens of a step while other sequences decode, so that these do not stall.
+"""Limits the prompt tokens of a step while other sequences decode, to keep them from stalling.
 
-A step ends for all its sequences at once: on a CPU, a prompt of a thousand tokens costs everybody
-else a second without a token. So prompts get pieces that take about as long as `GAP_S`, by how long pieces took before.
+A step ends for all its sequences at once: on a CPU, a prompt of a thousand tokens stalls all others for a second. So
+prompts are split into pieces that take about `GAP_S`, according to the time of earlier pieces.
 """
 
 from __future__ import annotations
 
 GAP_S = 0.02
-"""Seconds that prompts may add to a step that others decode in."""
+"""Seconds that prompts may add to a step with decoding sequences."""
 _SHARE = 0.25
-"""Share of a step's own time that they may add if that is more, so that they go on even on a slow machine."""
+"""Share of a step's own time that they may add if that is longer, to make progress on a slow machine."""
 _FIRST_ROWS, _FIRST_RANKED = 64, 16
-"""Rows of the first piece, before anything was measured: plain ones, or with log-probabilities."""
+"""Rows of the first piece, before any measurement: plain, or with log-probabilities."""
 _MEMORY = 0.8
-"""Weight of the past in the mean over steps without prompts."""
+"""Weight of the past in the moving average over steps without prompts."""
 
 
 class PromptPace:
-    """Measures steps and says how many rows of prompts the next one may have.
+    """Measures steps and decides how many prompt rows the next one may have.
 
     Args:
-        least: rows of a piece at least: prompts go on however slow the machine is.
-        most: rows of a piece at most.
+        least: minimum rows of a piece, which keeps prompts going on any machine.
+        most: maximum rows of a piece.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -31,19 +31,18 @@ class PromptPace:
 
     @property
     def rows(self) -> int:
-        """Plain rows that take as long as they may."""
+        """Number of plain rows that fit into the allowed time."""
         return max(self._least, min(self._most, int(max(GAP_S, _SHARE * self._step_s) / self._row_s)))
 
     @property
     def ranked_row(self) -> float:
-        """Plain rows that take as long as one with log-probabilities, as far as a piece still has `least`."""
+        """Plain rows that take as long as one with log-probabilities, limited to let a piece keep `least` rows."""
         return min(max(self._ranked_s / self._row_s, 1.0), self.rows / self._least)
 
     def note(self, rows: int, seconds: float, *, decodes: bool, ranked: int = 0) -> None:
-        """Take note of a step with this many rows of prompts, `ranked` of them with log-probabilities.
+        """Record a step with `rows` prompt rows, `ranked` of them with log-probabilities.
 
-        What is slower than expected counts at once, what is faster counts half: a stalled stream is worse than a prompt
-        that takes a little longer.
+        Slower steps count fully, faster ones half: a stalled stream is worse than a slightly slower prompt.
         """
         if rows == 0:
             self._step_s = _MEMORY * self._step_s + (1 - _MEMORY) * seconds if self._step_s else seconds

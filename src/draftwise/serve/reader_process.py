@@ -1,8 +1,8 @@
-"""Reads the bodies of requests in processes of their own, within bounds on time and memory.
+"""Reads request bodies in separate processes, with limits on time and memory.
 
-A first process loads the tokenizer and forks one reader for short bodies and one for long ones. A reader that needs too
-much time or memory, or in which a library fails for good, is ended; the request is refused with the cause, and another
-reader is forked. Short requests never wait behind long ones.
+A first process loads the tokenizer and forks one reader for short bodies and one for long ones. A reader that exceeds
+its time or memory, or crashes in a library, is killed. Its request is rejected with the cause, and another reader is
+forked. Short requests never wait behind long ones.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ logger = logging.getLogger("draftwise.serve")
 _LANES = 2
 """One reader for short bodies, one for the others."""
 _SHORT = 2**16
-"""Bytes of a short body."""
+"""Maximum bytes of a short body."""
 _NICE = 5
-"""How much nicer the reader of long bodies is: the threads of a step wait whenever one of them lacks a core."""
+"""Nice value added to the reader of long bodies: a step's threads wait whenever one of them lacks a core."""
 _CPU_S, _CPU_S_A_MB = 3.0, 2.0
-"""Processor time for a body: for any, and for each of its megabytes."""
+"""CPU seconds allowed for a body: for any, and per megabyte."""
 _LOAD_S = 120
-"""Processor time for the tokenizer and the chat template to load."""
+"""CPU seconds allowed for loading the tokenizer and the chat template."""
 _FIRST = 255
-"""Says that a reader is the first of its lane, in place of a signal's number."""
+"""Marks a lane's first reader, in place of a signal number."""
 
 
 class ReaderSetup(NamedTuple):
-    """What readers need to know of the model that is served."""
+    """What readers need to know about the served model."""
 
     directory: str
     skip_tokenizer: bool
@@ -60,7 +60,7 @@ class _Limits(NamedTuple):
     max_model_len: int
     most_sequences: int
     cpu_s: float
-    """Processor time for a short body."""
+    """CPU seconds allowed for a short body."""
 
 
 class _Job(NamedTuple):
@@ -69,7 +69,7 @@ class _Job(NamedTuple):
 
 
 class ReadingProcess:
-    """The process that forks readers; it starts while the engine is being built."""
+    """The process that forks readers. It starts while the engine is being built."""
 
     def __init__(self, setup: ReaderSetup) -> None:
         self._setup, self._is_stopped, self._lock = setup, False, threading.Lock()
@@ -87,7 +87,7 @@ class ReadingProcess:
             Channel(self.control).send(self._setup)
 
     def restart(self) -> int:
-        """Replace the process, which has ended, by one that has loaded the tokenizer; return its exit status.
+        """Replace the ended process by a new one that has loaded the tokenizer. Return the old exit status.
 
         Raises:
             InvalidSetup, BackendError: the new process cannot load it.
@@ -103,10 +103,10 @@ class ReadingProcess:
         return status
 
     def wait_until_loaded(self) -> None:
-        """Return once the tokenizer is loaded.
+        """Wait until the tokenizer is loaded.
 
         Raises:
-            InvalidSetup: it cannot be, or takes for ever.
+            InvalidSetup: the tokenizer cannot be loaded, or takes too long.
             BackendError: the process ended for another reason.
         """
         told = Channel(self.control)
@@ -147,7 +147,7 @@ class ReaderPool:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:
-        """Take readers as they are forked, on the running event loop."""
+        """Accept readers as they are forked, on the running event loop."""
         self._lanes = [_Lane() for _ in range(_LANES)]
         self._listen()
         try:
@@ -169,7 +169,7 @@ class ReaderPool:
         asyncio.get_running_loop().add_reader(control, self._take_reader)
 
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
-        """Return what a body asks for."""
+        """Read a body."""
         lane = self._lanes[len(body) > _SHORT]
         return await lane.read(_Job(kind, body))
 
@@ -213,7 +213,7 @@ class _Lane:
         self._task = asyncio.ensure_future(self._work())
 
     async def connect(self, end: socket.socket, signal_number: int) -> None:
-        """Use a reader; the body that the one before had is refused, if that one has ended."""
+        """Use a new reader. If its predecessor ended with a body, that body is rejected."""
         create = asyncio.get_running_loop().create_unix_connection
         _, protocol = await create(lambda: ChannelProtocol(self._take, self._note_end), sock=end)
         self._protocols.put_nowait(protocol)
@@ -271,7 +271,7 @@ def _describe_end(number: int) -> ReadError:
 
 
 def main(descriptor: int) -> None:
-    """Load the tokenizer, then fork readers until the server is gone; `descriptor` is this end of a socket pair."""
+    """Load the tokenizer, then fork readers until the server ends. `descriptor` is this end of a socket pair."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

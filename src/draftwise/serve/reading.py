@@ -1,7 +1,7 @@
-"""Reads the body of a request: from bytes to the requests for the engine, or to the answer itself.
+"""Reads a request body: from bytes to engine requests, or directly to the answer.
 
-Rendering a template and encoding a text take as long as a client or the checkpoint wants. The server has them done by
-`reader_process`, so that nothing else waits, and tests do them here.
+Rendering a template or encoding a text may take arbitrarily long. The server runs both in `reader_process`, so nothing
+else waits. Tests run them here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlannedCall(NamedTuple):
 
 
 class ReadError(NamedTuple):
-    """The reason of a refusal, as `RequestError` takes it."""
+    """The reason for a rejection, as arguments of `RequestError`."""
 
     status: int
     message: str
@@ -40,17 +40,17 @@ class ReadError(NamedTuple):
 
 
 Outcome = PlannedCall | ReadError | bytes
-"""Bytes are a whole answer as JSON."""
+"""Bytes are a complete answer as JSON."""
 
 
 class Reader(Protocol):
-    """Reads bodies, one after another or several at a time."""
+    """Reads request bodies, sequentially or concurrently."""
 
     def connect(self) -> AbstractAsyncContextManager[None]:
-        """Be ready on the running event loop."""
+        """Return a block in which the reader works on the running event loop."""
 
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
-        """Return what a body asks for."""
+        """Read a body."""
 
 
 _CALLS = {"/v1/completions": read_completion, "/v1/chat/completions": read_chat}
@@ -58,7 +58,7 @@ _ANSWERS = {"/tokenize": read_tokenize, "/detokenize": read_detokenize}
 
 
 def read_body(kind: BodyKind, body: bytes, model: ServedModel) -> Outcome:
-    """Return what a body asks for, or why that is refused."""
+    """Read a body; return its outcome, or the reason for a rejection."""
     try:
         given = parse_body(body)
         if kind in _ANSWERS:
@@ -77,6 +77,6 @@ def read_body(kind: BodyKind, body: bytes, model: ServedModel) -> Outcome:
 
 
 def read_error_of(error: InvalidSetup) -> ReadError:
-    """Return the refusal of values that the engine rejects."""
+    """Return the error for values that the engine rejects."""
     refused = RequestError.of_invalid(error)
     return ReadError(refused.status, refused.message, refused.param)

@@ -1,4 +1,4 @@
-"""The fields of a request body: their types, and which of them are refused or ignored."""
+"""Defines the fields of a request body: types, unsupported fields, and ignored fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("draftwise.serve")
 
 _WRONG = object()
 Check = Callable[[Any], Any]
-"""Returns a value, converted if need be, or `_WRONG`."""
+"""Returns the value, converted if necessary, or `_WRONG`."""
 
 
 def _of_type(kind: type) -> Check:
@@ -183,7 +183,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-"""Known fields that would change the answer and are not supported, with their values without effect."""
+"""Known fields that are not supported, with the values that have no effect."""
 
 _IGNORED = frozenset(
     (
@@ -193,7 +193,7 @@ _IGNORED = frozenset(
         "spaces_between_special_tokens",
     )
 )
-"""Known fields without effect here."""
+"""Known fields that have no effect here."""
 
 
 def describe_field(name: str, check: Check) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in a body.
 
     Raises:
-        RequestError: 400, it is not an object, or holds numbers or text that JSON or UTF-8 do not allow.
+        RequestError: 400, it is not an object, or has numbers or text that JSON or UTF-8 do not allow.
     """
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
@@ -224,10 +224,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
-    """Return the given fields, checked and converted; null counts as not given.
+    """Return the given fields, validated and converted. null counts as not given.
 
     Raises:
-        RequestError: 400, names every field that has the wrong type, is too large or is not supported.
+        RequestError: 400, with every field that has the wrong type, is too large or is not supported.
     """
     given = {name: value for name, value in body.items() if value is not None}
     faults: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Fills the rows of `knowledge.metrics`: engine counters at scrape time, request histograms as requests end."""
+"""Collects the metrics of `knowledge.metrics`: engine counters at scrape time, request histograms as requests end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 class ServerMetrics:
-    """The metrics of one server, in a registry of its own.
+    """The metrics of one server, in a separate registry.
 
-    `k` is the number of draft positions. Without speculation it is None and the speculative counters are absent, as in
-    vLLM; otherwise they are 0 from the start.
+    `k` is the number of draft positions. None: no speculation, and the speculative counters are absent, as in vLLM.
+    Otherwise, they start at 0.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServerMetrics:
         self._histograms[f"vllm:{name}"].observe(value)
 
     def count_finished(self, reason: str, number: int = 1) -> None:
-        """Count the end of completions."""
+        """Count finished completions."""
         self._finished[reason].inc(number)
 
     def count_rejected(self) -> None:
@@ -104,7 +104,7 @@ class _Completion:
 
 
 class Timeline:
-    """Timestamps of a request and of each of its completions, in seconds on one monotonic clock.
+    """Timestamps of a request and its completions, in seconds on one monotonic clock.
 
     Intervals are vLLM's (v1/metrics/stats.py): queue = queued to scheduled, prefill = scheduled to first token,
     decode = first to last token, inference = scheduled to last token; an inter-token latency is the time between
@@ -121,7 +121,7 @@ class Timeline:
         metrics.observe("request_params_n", request.n)
 
     def note_delta(self, delta: Delta, *, began: float, now: float) -> None:
-        """Record an increment from a step with these times: its tokens, and the end of the completion."""
+        """Record an increment of a step that began at `began` and ended at `now`."""
         if self._scheduled is None:
             self._scheduled = began if delta.scheduled_s is None else delta.scheduled_s
         completion = self._completions[delta.index]

@@ -1,4 +1,4 @@
-"""Handles tool calls of chat answers: allowed tools, constraints on the output, and the calls found in it."""
+"""Handles tool calls in chat answers: allowed tools, constraints on the output, and parsing."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from draftwise.serve.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPart:
-    """A call, or the next piece of its arguments."""
+    """A tool call, or the next piece of its arguments."""
 
     index: int
     name: str | None = None
     """Name, sent with the first part of a call."""
     arguments: str
-    """JSON, or a piece of it."""
+    """Arguments as JSON, or a piece of it."""
 
 
 Found = tuple[str, list[CallPart]]
-"""Text that belongs to the content, and calls."""
+"""Content text, and calls."""
 
 
 class ToolParser(Protocol):
-    """Finds the calls in one answer as it grows."""
+    """Finds tool calls in one growing answer."""
 
     def feed(self, text: str) -> Found:
-        """Take in more of the answer; return what is certain."""
+        """Add text of the answer; return what is certain."""
 
     def finish(self) -> Found:
-        """Return what was held back, once the answer is complete."""
+        """Return the held-back rest of a complete answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The use of tools that a request allows or demands."""
+    """How a request allows or requires tools."""
 
     tools: list[Any]
     """Tools for the chat template."""
     make_parser: Callable[[], ToolParser] | None = None
-    """A parser for each choice of the answer; None: the answer is text whatever it says."""
+    """Makes a parser per choice. None: the answer is always text."""
     structured_outputs: StructuredOutputsParams | None = None
-    """A form of the output in which the demanded calls are made."""
+    """Output format that enforces the required calls."""
     ends_in_calls: bool = True
-    """Whether the finish_reason is `tool_calls` after a call (OpenAI says `stop` where the request names the tool)."""
+    """Whether the finish_reason after a call is `tool_calls` (OpenAI uses `stop` if the request names the tool)."""
     parallel: bool = True
-    """Whether there may be more than one call."""
+    """Whether several calls are allowed."""
 
 
 def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | None:
-    """Return how a chat request uses tools; None: it has none.
+    """Return how a chat request uses tools; None without tools.
 
     Args:
-        fields: of the request, checked.
-        auto_parser: of TOOL_CALL_PARSERS; None: the server was started without tool calls at the model's own choice.
+        fields: validated fields of the request.
+        auto_parser: a key of TOOL_CALL_PARSERS. None: the server does not allow calls at the model's choice.
 
     Raises:
         RequestError: 400, tools or tool_choice are malformed, or the choice is not enabled.

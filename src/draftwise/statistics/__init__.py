@@ -1,4 +1,4 @@
-"""Infers from paired readings: ratios with intervals, early stopping, families of tests, crossovers."""
+"""Statistical inference from paired readings: ratios with intervals, early stopping, families of tests, crossovers."""
 
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.statistics.estimate import (
@@ -45,59 +45,15 @@ from draftwise.statistics.rounding import find_rounding_scale, is_beyond_roundin
 from draftwise.statistics.sequential import Conclusion, Looks, adjust_family, conclude, settle
 
 __all__ = [
-    "CONFIDENCE",
-    "FEWEST_CLUSTERS",
-    "FEWEST_FOR",
-    "FEWEST_PROMPTS",
-    "PERCENTILES",
-    "POWER",
-    "RACE_LOOKS",
-    "Array",
-    "Conclusion",
-    "Crossing",
-    "Design",
-    "Guard",
-    "GuardReading",
-    "LeaveReason",
-    "Leaver",
-    "LoadPoint",
-    "Looks",
-    "OrderBreak",
-    "PaceChange",
-    "PowerOutlook",
-    "RatioEstimate",
-    "Spread",
-    "adjust_family",
-    "bound_log_itself",
-    "conclude",
-    "find_bar",
-    "find_crossing",
-    "find_drift_apart",
-    "find_lead",
-    "find_leavers",
-    "find_order_break",
-    "find_outlook",
-    "find_pace_change",
-    "find_rounding_scale",
-    "find_spread",
-    "find_unrest",
-    "find_unseen_share",
-    "goodput_change",
-    "guard_delay",
-    "guard_tail",
-    "has_moved",
-    "is_beyond_rounding",
-    "leads_surely",
-    "next_load",
-    "percentile_ratios",
-    "prompt_ratio",
-    "server_ratio",
-    "settle",
-    "shows_equivalence",
-    "student_quantile",
-    "total_ratio",
-    "weigh",
-]
+    "CONFIDENCE", "FEWEST_CLUSTERS", "FEWEST_FOR", "FEWEST_PROMPTS", "PERCENTILES", "POWER", "RACE_LOOKS", "Array",
+    "Conclusion", "Crossing", "Design", "Guard", "GuardReading", "LeaveReason", "Leaver", "LoadPoint", "Looks",
+    "OrderBreak", "PaceChange", "PowerOutlook", "RatioEstimate", "Spread", "adjust_family", "bound_log_itself",
+    "conclude", "find_bar", "find_crossing", "find_drift_apart", "find_lead", "find_leavers", "find_order_break",
+    "find_outlook", "find_pace_change", "find_rounding_scale", "find_spread", "find_unrest", "find_unseen_share",
+    "goodput_change", "guard_delay", "guard_tail", "has_moved", "is_beyond_rounding", "leads_surely", "next_load",
+    "percentile_ratios", "prompt_ratio", "server_ratio", "settle", "shows_equivalence", "student_quantile",
+    "total_ratio", "weigh",
+]  # fmt: skip
 
 FEWEST_PROMPTS = 6
-"""Fewest prompts for a useful interval. Below, intervals are valid but very wide."""
+"""Minimum number of prompts for a useful interval. With fewer, intervals are valid but very wide."""

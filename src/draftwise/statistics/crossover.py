@@ -1,4 +1,4 @@
-"""The load at which a candidate stops paying, from speed-ups measured at a few loads, and where to measure next.
+"""Finds the load at which a candidate stops paying, from speed-ups at a few loads, and the load to measure next.
 
 Shape letters: B curves, K points.
 """
@@ -21,12 +21,12 @@ _LEAST_VARIANCE = 1e-12
 _LEAST_SHARE = 1e-4
 _WORTH = 0.9
 _NEAR = 2.0
-"""Factor between loads up to which a smooth curve between them is believed."""
+"""Largest factor between loads over which a smooth curve is trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """A speed-up measured under a load: concurrency, or requests per second."""
+    """A speed-up measured under a load (concurrency or requests per second)."""
 
     load: float
     estimate: RatioEstimate
@@ -34,27 +34,25 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where the speed-up falls through 1."""
+    """The load at which the speed-up falls below 1."""
 
     value: float | None
-    """None where it lies outside the measured loads."""
+    """The load; None if it lies outside the measured loads."""
     low: float
-    """Lower end of the 95 % interval; the smallest load measured where even that may not pay."""
+    """Lower end of the 95 % interval; the smallest measured load if even that may not pay."""
     high: float
-    """Upper end; infinite where the largest load measured may still pay."""
+    """Upper end; infinite if the largest measured load may still pay."""
 
 
 def find_crossing(points: Sequence[LoadPoint]) -> Crossing | None:
-    """Return where the speed-up is 1, on a falling curve through the measured speed-ups over the logarithm of the load.
+    """Return where a falling curve through the measured speed-ups, over the log of the load, reaches 1.
 
-    The curve is the falling sequence closest to the speed-ups (isotonic regression, weighted by their certainty), with
-    monotone cubic pieces between loads. Its interval comes from redrawing all speed-ups together: prompts that gain
-    more at one load do so at the next, so what they add to the error is common to neighboring loads and does not
-    average out (covariance of the prompts' ratios); what paired blocks share is each load's own. It also spans what
-    straight pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a
-    factor of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it
-    falls.
-    None without a point of known error.
+    The curve is an isotonic regression of the speed-ups, weighted by their certainty, with monotone cubic pieces
+    between loads. The interval comes from redrawing all speed-ups jointly: prompts that gain more at one load do so at
+    the next, so their error is shared by neighboring loads (covariance of the prompts' ratios), while errors of paired
+    blocks are independent per load. The interval also covers straight pieces, over the load and its log. Between loads
+    more than a factor of 2 apart it covers the whole gap, because a curve with a knee (a batch that begins to fill the
+    device) is only known to fall. None without a point with a known error.
     """
     known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
     if not known:
@@ -100,12 +98,12 @@ def next_load(
     least: float = 1.0,
     most: float = math.inf,
 ) -> float | None:
-    """Return the load whose measurement tells most about the crossing; None when it is known well enough.
+    """Return the load whose measurement narrows the crossing most; None once it is known well enough.
 
-    Well enough: the ends of its interval are within a factor of each other, all that lies between is next to a measured
-    load, or one more measurement as certain as its neighbors would not narrow the interval by a tenth (what then is
-    missing are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones
-    it doubles or halves the load, up to `most` or down to `least`.
+    It is known well enough if the interval's ends are within a given factor, if measured loads are next to everything
+    between them, or if one more measurement as certain as its neighbors would narrow the interval by less than a tenth.
+    In the last case, more prompts or repetitions would help, not more loads. Between distant loads, the next load is
+    their geometric mean; outside the measured ones, it doubles or halves, up to `most` or down to `least`.
     """
     crossing = find_crossing(points)
     if crossing is None:

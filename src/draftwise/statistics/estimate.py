@@ -1,4 +1,4 @@
-"""A measured ratio and how sure it is: intervals, p-values and power, by Student's t on the logarithm."""
+"""A measured ratio and its uncertainty: intervals, p-values and power, by Student's t on the log scale."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from draftwise.core import Interval
 
 CONFIDENCE = 0.95
 _ROUNDING = 1e-9
-"""Differences below this come from arithmetic, not from servers."""
+"""Smaller differences come from arithmetic, not from servers."""
 POWER = 0.8
 _MOST = 1000
-"""Times as many prompts or repetitions as there are: from there on it cannot be settled by measuring more."""
+"""If more than this multiple of the prompts or repetitions is needed, measuring more cannot settle it."""
 _MANY = 1e6
-"""Degrees of freedom from which Student's t is normal to 6 digits."""
+"""Degrees of freedom above which Student's t equals the normal distribution to 6 digits."""
 _CLOSE = 1e-14
 """A step of Newton's method below this share of its result is rounding."""
 _MOST_STEPS = 100
@@ -25,14 +25,14 @@ _MOST_STEPS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How uncertain an estimate is, and because of what; `draftwise.statistics.ratios` finds it from readings."""
+    """The uncertainty of an estimate and its sources; `draftwise.statistics.ratios` computes it from readings."""
 
     variance: float
-    """Variance of the estimate; infinite with one prompt, or with one paired block under load."""
+    """Variance of the estimate; infinite with one prompt, or under load with one paired block."""
     degrees: float
     """Degrees of freedom of the variance."""
     lasting: float
-    """Part of the variance that more repetitions of the same prompts would leave."""
+    """Part of the variance that more repetitions of the same prompts would not reduce."""
     num_prompts: int
     num_blocks: int
 
@@ -46,8 +46,8 @@ class Spread:
 class RatioEstimate:
     """A ratio of candidate over baseline.
 
-    Interval, p-value, power and stopping all derive from the same two numbers, so that they cannot contradict each
-    other: an interval excludes a ratio exactly when the test of that ratio is significant.
+    Interval, p-value, power and stopping derive from the same two numbers, so they cannot contradict each other: an
+    interval excludes a ratio exactly if the test of that ratio is significant.
     """
 
     log: float
@@ -55,7 +55,7 @@ class RatioEstimate:
     spread: Spread
     """Spread of the logarithm."""
     log_by_prompt: Mapping[Hashable, float] = field(default_factory=dict, compare=False, repr=False)
-    """Logarithms of the prompts' own ratios, where the design names them: what the cells of a sweep have in common."""
+    """Log ratio of each prompt, if the design names prompts: shared by the cells of a sweep."""
 
     @property
     def value(self) -> float:
@@ -63,7 +63,7 @@ class RatioEstimate:
         return to_ratio(self.log)
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return the interval of the ratio; unbounded where nothing was repeated."""
+        """Return the interval of the ratio; unbounded if nothing was repeated."""
         if math.isinf(self.spread.variance):
             return Interval(value=self.value, low=0.0, high=math.inf)
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
@@ -85,7 +85,7 @@ class RatioEstimate:
 
 
 def to_ratio(log: float) -> float:
-    """Return the ratio of a logarithm; infinite where floating point ends."""
+    """Return the ratio of a logarithm; infinite on overflow."""
     try:
         return math.exp(log)
     except OverflowError:
@@ -94,24 +94,24 @@ def to_ratio(log: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerOutlook:
-    """What a measurement found, could have found, and would need to settle what it left open (power 80 %)."""
+    """What a measurement found, could have found, and would need for a conclusion (power 80 %)."""
 
     p_value: float
-    """Two-sided, of no difference."""
+    """Two-sided p-value of no difference."""
     detectable: float
-    """Smallest true speed-up that would be called faster than 1 + margin; infinite where there is no spread to see."""
+    """Smallest true speed-up that would be found faster than 1 + margin; infinite if the spread is unknown."""
     prompts: int | None
-    """Prompts, in as many repetitions and blocks of the same size, that would settle it."""
+    """Prompts needed for a conclusion, with the same repetitions and block size; None: see `find_outlook`."""
     repetitions: int | None
-    """Repetitions of the same prompts that would: they average out what the requests of a paired block share, and add
-    no prompt."""
+    """Repetitions of the same prompts needed instead: they average out what a paired block shares, and add no
+    prompts."""
 
 
 def shows_equivalence(differences: Sequence[float], margin: float, alpha: float) -> bool:
-    """Return whether the mean of paired differences is shown to lie within the margin around 0.
+    """Return whether the mean of paired differences is shown to lie within `margin` of 0.
 
-    Two one-sided t tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987): a few differences, or
-    widely spread ones, show nothing.
+    Uses two one-sided t tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987). Few or widely spread
+    differences show nothing.
     """
     if len(differences) < 2:
         return False
@@ -122,10 +122,10 @@ def shows_equivalence(differences: Sequence[float], margin: float, alpha: float)
 def find_outlook(
     estimate: RatioEstimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
 ) -> PowerOutlook:
-    """Return what these repetitions found, could have found, and what would settle it, given the spread seen.
+    """Return the power outlook, given the observed spread.
 
-    The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
-    that a thousand times as many would not, and where nothing varies: everything is settled then.
+    The needed numbers assume that the estimate is true. They are None if the estimate lies so close to a limit that a
+    thousand times as many would not suffice, or if nothing varies.
     """
     spread = estimate.spread
     if math.isinf(spread.variance):
@@ -190,12 +190,12 @@ def normal_quantile(probability: float) -> float:
 
 
 def upper_normal_tail(z: float) -> float:
-    """Return P(Z > z), to full relative precision far out too."""
+    """Return P(Z > z), with full relative precision in the far tail."""
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def student_tail(t: float, degrees: float) -> float:
-    """Return P(T > t) of Student's t with (possibly broken) degrees of freedom; relative precision 1e-10.
+    """Return P(T > t) of Student's t with (possibly fractional) degrees of freedom; relative precision 1e-10.
 
     By the regularised incomplete beta function, I_x(v/2, 1/2) / 2 with x = v / (v + t^2).
     """
@@ -217,7 +217,7 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 @cache
 def student_quantile(probability: float, degrees: float) -> float:
-    """Return the quantile of Student's t, for a probability between 0 and 1 and 1 degree of freedom or more."""
+    """Return the quantile of Student's t, for a probability between 0 and 1 and at least 1 degree of freedom."""
     if probability < 0.5:
         return -student_quantile(1 - probability, degrees)
     return upper_student_quantile(1 - probability, degrees)
@@ -225,7 +225,7 @@ def student_quantile(probability: float, degrees: float) -> float:
 
 @cache
 def upper_student_quantile(tail: float, degrees: float) -> float:
-    """Return t with P(T > t) = tail, at most 1/2: by Newton's method, from below, as the tail is convex."""
+    """Return t with P(T > t) = tail <= 1/2, by Newton's method from below (the tail is convex)."""
     t, farther = 0.0, 1.0
     while student_tail(farther, degrees) > tail:
         t, farther = farther, 2 * farther

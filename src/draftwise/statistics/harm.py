@@ -1,4 +1,4 @@
-"""Guards against harm that a gain may hide: to first tokens, in the tail, to prompts that were not drawn."""
+"""Guards against harm that a gain may hide: to first tokens, to slow requests, to prompts that were not drawn."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from draftwise.statistics.estimate import RatioEstimate, beta_quantile, upper_st
 from draftwise.statistics.ratios import Array
 
 _ALPHA = 0.05
-"""One-sided, of each answer of a guard."""
+"""One-sided error of a guard's answer."""
 FEWEST_FOR = {50: 5, 90: 29, 95: 59, 99: 299}
-"""Requests from which a percentile has an upper end: 1 - share^n is 95 % at least (5 for P50)."""
+"""Minimum number of requests for an upper bound on a percentile: 1 - share^n is at least 95 % (5 for P50)."""
 _SLOW = 1.1
-"""Times plain's P90, from where a request is slow."""
+"""A request above this multiple of the baseline's P90 is slow."""
 _SLOW_SHARE = 0.10
-"""Share of the requests that are slow when nothing is harmed."""
+"""Share of slow requests without harm."""
 _HARMED_SHARE = 0.20
-"""Share that has to be excluded."""
+"""Share of slow requests that counts as harm."""
 _UNSEEN_LOSS = 0.2
-"""What a kind of prompt that was not drawn is taken to lose."""
+"""Assumed loss of a kind of prompt that was not drawn."""
 _Z_FOR_POWER = 6.2
 """(1.645 + 0.84)^2: for 80 % power of a one-sided 5 % test."""
 
 
 class Guard(StrEnum):
-    """What is known of a harm."""
+    """Whether a harm is shown or excluded."""
 
     HARM = "harm"
     EXCLUDED = "excluded"
     NO_POWER = "no power"
-    """Neither is shown: it decides nothing."""
+    """Neither is shown. The guard decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardReading:
-    """A guard's answer with the numbers that it rests on."""
+    """A guard's answer, with its numbers."""
 
     answer: Guard
     value: float
@@ -46,11 +46,11 @@ class GuardReading:
     count: int
     """Prompts or requests."""
     needed: int
-    """How many would exclude a harm that is not there 8 times in 10; 0 where the answer is known."""
+    """Number needed to exclude an absent harm 8 times in 10; 0 if the answer is known."""
 
 
 def guard_delay(ratio: RatioEstimate, limit: float) -> GuardReading:
-    """Return whether times to the first token grow by more than `limit` (a ratio over 1), candidate over baseline."""
+    """Return whether the time to first token grows by more than `limit` (a ratio above 1), candidate over baseline."""
     count, spread, bar = ratio.spread.num_prompts, ratio.spread, math.log1p(limit)
     reach = math.inf
     if math.isfinite(spread.variance):
@@ -64,14 +64,14 @@ def guard_delay(ratio: RatioEstimate, limit: float) -> GuardReading:
 
 
 def guard_tail(candidate_R: Array, baseline_R: Array) -> GuardReading | None:
-    """Return whether more of the candidate's requests are slow than of plain's; None without readings.
+    """Return whether the candidate has more slow requests than the baseline; None without readings.
 
-    Slow is longer than 1.1 times plain's P90. A ratio of extreme percentiles says nothing of harm: drafts are accepted
-    by chance, which spreads the time per token also where every request gains.
+    A request is slow above 1.1 times the baseline's P90. A ratio of extreme percentiles does not show harm: acceptance
+    is random, which spreads the time per token even if every request gains.
 
     Args:
-        candidate_R: seconds per token, request by request.
-        baseline_R: likewise.
+        candidate_R: seconds per token of each request.
+        baseline_R: the same for the baseline.
     """
     if not len(candidate_R) or not len(baseline_R):
         return None
@@ -85,17 +85,17 @@ def guard_tail(candidate_R: Array, baseline_R: Array) -> GuardReading | None:
 
 
 def find_unseen_share(count: int) -> float:
-    """Return how large a share of the traffic a kind of prompt may have of which `count` drawn ones show nothing.
+    """Return the largest share of the traffic that a kind of prompt may have if none of `count` drawn prompts is of it.
 
-    95 % sure: 39 % with 6 prompts, 5 % with 60.
+    With 95 % confidence: 39 % with 6 prompts, 5 % with 60.
     """
     return 1 - math.exp(math.log(_ALPHA) / count)
 
 
 def find_bar(count: int, margin: float) -> float:
-    """Return the ratio that the lower end of an interval must clear for an adoption on this many prompts.
+    """Return the ratio that an interval's lower end must exceed for an adoption with this many prompts.
 
-    It would still be a gain if a kind of prompt that was not drawn lost 20 %: no interval holds what was not seen.
+    Above it, the gain survives if an unseen kind of prompt loses 20 %. No interval covers what was not seen.
     """
     unseen = find_unseen_share(count)
     return max(1 + margin, math.exp(-math.log1p(-_UNSEEN_LOSS) * unseen / (1 - unseen)))

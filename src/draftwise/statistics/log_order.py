@@ -1,4 +1,4 @@
-"""The gain on a log itself: whether it depends on the place in the log, and its interval for the log's own prompts."""
+"""Analyzes the gain on a log itself: whether it depends on the order, and its interval for the log's prompts."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from draftwise.statistics.estimate import CONFIDENCE, RatioEstimate, student_qua
 from draftwise.statistics.ratios import Array
 
 _FEWEST = 15
-"""Prompts below which no break is looked for."""
+"""Minimum number of prompts to search for a break."""
 _PERMUTATIONS, _MOST_BEYOND = 199, 1
-"""Orders drawn at random, and how many may have as large a break: an error of 1 %."""
+"""Number of random orders, and how many may have as large a break (1 % error)."""
 _FEWEST_ANCHORS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderBreak:
-    """A place of the log from which on prompts gain otherwise."""
+    """A place in the log after which prompts gain differently."""
 
     place: int
-    """Prompts before it, of those that were asked."""
+    """Number of measured prompts before it."""
     before: float
-    """Ratio of the (geometric) mean prompt."""
+    """Ratio of the (geometric) mean prompt before it."""
     after: float
 
 
 def find_order_break(logs_N: Array) -> OrderBreak | None:
-    """Return the largest break of gains in the order of their log; None where chance makes as large ones.
+    """Return the largest break of gains in log order; None if chance explains it.
 
-    The largest sum of deviations from the mean (CUSUM), held against those of random orders.
+    Compares the largest cumulative deviation from the mean (CUSUM) with those of random orders.
 
     Args:
-        logs_N: logarithms of what each prompt gains, in the order of the log.
+        logs_N: log ratio of each prompt, in the order of the log.
     """
     if len(logs_N) < _FEWEST:
         return None
@@ -54,15 +54,15 @@ def find_order_break(logs_N: Array) -> OrderBreak | None:
 
 
 def bound_log_itself(estimate: RatioEstimate, changes: Sequence[float], population: int) -> Interval | None:
-    """Return the interval of a ratio for the prompts of the log alone; None where too few of them were asked.
+    """Return a ratio's interval for the log's own prompts; None if too few of them were measured.
 
-    An interval for traffic like the log holds that other prompts gain otherwise. Of the log's own, half and more were
-    asked: only those that were not are uncertain, and the noise of each request.
+    An interval for traffic like the log allows for other prompts. For the log itself, with at least half of it
+    measured, only the remaining prompts and the noise of each request are uncertain.
 
     Args:
-        estimate: over prompts that were each asked once.
-        changes: by how much prompts that were asked again gained otherwise: they tell that noise.
-        population: prompts of the log.
+        estimate: estimate over prompts measured once each.
+        changes: changes of the log ratio of repeated prompts, which show the noise.
+        population: number of prompts in the log.
     """
     count = len(estimate.log_by_prompt)
     if len(changes) < _FEWEST_ANCHORS or not 2 <= count <= population <= 2 * count:

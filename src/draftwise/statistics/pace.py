@@ -1,4 +1,4 @@
-"""Finds changes of a server's own pace, which drafting cannot explain, in the seconds of its decoding steps."""
+"""Finds changes in a server's step times that drafting cannot explain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from draftwise.statistics.estimate import student_quantile
 from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE = 4
-"""Readings on either side of a split."""
+"""Minimum number of readings on each side of a split."""
 _SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T = 5.0, 4.0, 2.5, 4.0
-"""Values of |t| beyond which a split and a slope are no chance, and those that could be all of what is claimed: the
-largest of all splits is looked at."""
+"""Values of |t| beyond which a split and a slope are not chance, and the same for a change as large as the claimed
+gain. They allow for choosing the largest of all splits."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
-"""Smallest change that is a reason for doubt."""
+"""Smallest log change that raises doubt."""
 _UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
 """Error of calling an even pace uneven, fewest readings, the multiple of the unevenness (a mean distance from the
 median) that a ratio may owe to it (2 of what rises evenly, 1 of what is slow half of the time), and how many times as
 far both may be moved by what they share."""
 _SHARED = 0.5
-"""Share of a change that the other arm has to leave for it to be the arm's own."""
+"""Share of a change that must remain after subtracting the other arm's."""
 _FEWEST_ANCHORS = 4
 _ANCHOR_ALPHA = 0.01
 _ROUNDING = 1e-9
@@ -32,21 +32,21 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceChange:
-    """How a pace changed in the course of a run."""
+    """A change of pace during a run."""
 
     place: int
-    """Readings before the change; of a drift half of them."""
+    """Number of readings before the change; half of them for a drift."""
     ratio: float
-    """Seconds of a step after over before it."""
+    """Seconds per step, after over before."""
 
 
 def find_pace_change(own_T: Array, other_T: Array, *, claimed: float = math.inf) -> PaceChange | None:
-    """Return the largest split of an arm's pace, where its partner in the same blocks does not share it; None without.
+    """Return the largest split in an arm's pace that the other arm does not share in the same blocks; None without one.
 
     Args:
-        own_T: logarithms of the arm's seconds per decoding step, in the order of time.
-        other_T: those of the other arm in the same blocks: what both share is the machine's, and pairing cancels it.
-        claimed: the logarithm of the ratio of the whole: a change as large as that may be all that there is to it.
+        own_T: logs of the arm's seconds per decoding step, in time order.
+        other_T: logs of the other arm's, in the same blocks. Pairing cancels shared changes, which are the machine's.
+        claimed: log of the claimed ratio. A change of that size may explain all of it.
     """
     place, t = _split(own_T)
     if abs(t) <= _CLAIMED_SPLIT_T:
@@ -77,13 +77,13 @@ def _split(series_T: Array) -> tuple[int, float]:
 
 
 def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed: float = math.inf) -> PaceChange | None:
-    """Return that two arms' paces drift apart along a line; None where they do not.
+    """Return the linear drift between two arms' paces; None without one.
 
     Args:
         own_T: as for `find_pace_change`.
-        other_T: likewise.
-        seconds_T: when each block was measured, ascending.
-        claimed: the logarithm of the ratio of the whole: a drift as large as that may be all that there is to it.
+        other_T: as for `find_pace_change`.
+        seconds_T: time of each block, ascending.
+        claimed: log of the claimed ratio. A drift of that size may explain all of it.
     """
     count, length = len(own_T), float(seconds_T[-1] - seconds_T[0]) if len(own_T) else 0.0
     if count < 2 * _LEAST_SIDE or length <= 0:
@@ -102,18 +102,18 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
 
 
 def find_unrest(own_N: Array, other_N: Array, explained_NC: Array | None = None, *, claimed: float) -> float | None:
-    """Return how many times as long the slower half of an arm's steps takes, where its pace is less even than the other
-    arm's, and that may be all of what is claimed; None where it is not.
+    """Return how many times as long the slower half of an arm's steps takes as the faster half, if its pace is less
+    even than the other arm's and may explain the claimed gain; otherwise None.
 
-    A balancer over unlike replicas, say, or a limit on one server. What prompts and the machine do to a pace they do to
-    both, and this part is taken off first (paired t test of the distances from the median, one-sided: Brown and
-    Forsythe, JASA 1974).
+    A balancer over unequal replicas, or a limit on one server, causes this. Prompts and the machine affect both arms,
+    so their part is removed first (one-sided paired t test of the distances from the median: Brown and Forsythe, JASA
+    1974).
 
     Args:
-        own_N: logarithms of the seconds per decoding step of an arm's requests.
-        other_N: those of the other arm for the same requests.
-        explained_NC: what else the former depend on: how much was drafted, say; None for nothing.
-        claimed: the logarithm of the ratio of the whole, as far as it speaks for the other arm.
+        own_N: logs of the seconds per decoding step of an arm's requests.
+        other_N: logs of the other arm's, for the same requests.
+        explained_NC: other covariates of `own_N`, such as draft lengths; None without any.
+        claimed: log of the claimed ratio in favor of the other arm.
     """
     count = len(own_N)
     if count < _FEWEST_UNEVEN:
@@ -138,9 +138,9 @@ def _find_halves(series_T: Array) -> float:
 
 
 def has_moved(differences: Sequence[float]) -> bool:
-    """Return whether prompts asked again gain otherwise than before: t test of late minus early, 1 %.
+    """Return whether repeated prompts gain differently than before (t test of late minus early, 1 %).
 
-    The spread between prompts is not in these differences. Less than 15 % on the whole is no reason for doubt.
+    These differences exclude the spread between prompts. A mean change below 15 % raises no doubt.
     """
     if len(differences) < _FEWEST_ANCHORS or abs(fmean(differences)) <= _LEAST_CHANGE:
         return False

@@ -15,7 +15,7 @@ from draftwise.statistics.ratios import Array, Design, Integers, find_spread
 PERCENTILES = (50, 90, 95, 99)
 _RESAMPLES = 10_000
 _ENOUGH = 8.0
-"""Independent readings beyond a percentile from which the curve of readings is as good as straight around it."""
+"""Minimum number of independent readings beyond a percentile to treat the curve of readings as straight around it."""
 _SHORTEST_S = 1e-9
 
 
@@ -27,18 +27,18 @@ def percentile_ratios(
     percentiles: Sequence[int] = PERCENTILES,
     confidence: float = CONFIDENCE,
 ) -> dict[int, Interval]:
-    """Return candidate / baseline for percentiles over all readings; nothing where an arm has none.
+    """Return candidate / baseline for percentiles over all readings; empty if an arm has no readings.
 
-    How sure a percentile is follows from how sure the share of readings below it is, which is a simple mean (Woodruff,
+    A percentile's error follows from that of the share of readings below it, which is a simple mean (Woodruff,
     "Confidence intervals for medians and other position measures", JASA 1952; with clusters Francisco and Fuller,
-    Annals of Statistics 1991). Where 8 independent readings or more lie beyond the percentile, that error is carried
-    over by the slope of the readings there; where fewer do, both arms' shares are drawn 10,000 times (they vary
-    together, as the prompts are the same) and looked up in the sorted readings. An interval whose end lies beyond
-    the extreme reading is unbounded: 100 requests do not tell how bad P99 can be.
+    Annals of Statistics 1991). With 8 or more independent readings beyond the percentile, the slope of the readings
+    converts that error. With fewer, both arms' shares are drawn jointly 10,000 times (the prompts are the same) and
+    looked up in the sorted readings. An interval that reaches beyond the extreme reading is unbounded: 100 requests do
+    not show how bad P99 can be.
 
     Args:
-        candidate_N: readings in seconds, one or many of each request of the design; empty for one without an answer.
-        baseline_N: likewise.
+        candidate_N: readings in seconds, one or more per request of the design; empty for a request without an answer.
+        baseline_N: the same for the baseline.
     """
     candidate, baseline = _Samples(candidate_N), _Samples(baseline_N)
     if not len(candidate) or not len(baseline):
@@ -135,17 +135,17 @@ class _Samples:
         return len(self._logs_M)
 
     def log_at(self, share: float) -> float:
-        """Return the logarithm of the value below which a share of the readings lies."""
+        """Return the log of the value below which a share of the readings lies."""
         place = share * (len(self) - 1)
         low, high = self._logs_M[math.floor(place)], self._logs_M[math.ceil(place)]
         return float(low + (high - low) * (place - math.floor(place)))
 
     def logs_at(self, shares_B: Array) -> Array:
-        """Return [B] such logarithms, infinite beyond the smallest and the largest reading: nobody has seen those."""
+        """Return [B] such logs; infinite beyond the smallest and the largest reading."""
         return np.interp(shares_B, self._place_M, self._logs_M, left=-math.inf, right=math.inf)
 
     def influence(self, share: float) -> Array:
-        """Return [N] by how much each request moves the share of the readings that lie below that value."""
+        """Return [N] the influence of each request on the share of readings below that value."""
         below = int(np.searchsorted(self._logs_M, self.log_at(share), side="right"))
         below_N = np.bincount(self._request_M[:below], minlength=len(self._num_N))
         return np.asarray((below_N - self._num_N * (below / len(self))) / len(self))

@@ -1,4 +1,4 @@
-"""Decides which candidates on one workload and load leave a race, so that others get the time."""
+"""Decides which candidates leave a race on one workload and load, to give others their time."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from statistics import fmean, stdev
 from draftwise.statistics.estimate import upper_student_quantile
 
 RACE_LOOKS = (6, 8, 11, 15, 20, 27, 36, 48, 64, 86)
-"""Prompts at which candidates are looked at."""
+"""Numbers of prompts at which candidates are evaluated."""
 _NO_GAIN, _BEHIND, _PAYS = 0.005, 0.0025, 0.0005
-"""One-sided errors: of no gain worth it, of being behind the best one, and of surely paying (over all cells)."""
+"""One-sided errors for "no gain", "behind the best" and "surely pays" (over all cells)."""
 _POWER_Z = 0.84
 _LEAST_LEAD = 0.05
-"""Smallest lead (a logarithm) before what must be cleared, that prompts are asked for to show."""
+"""Smallest log lead for which further prompts are spent."""
 _HALVED_FROM = 11
-"""Prompts from which the worse half is left out, where the time has room for them: until then most candidates that do
-not gain have shown it (benchmarks/cpu/decision_simulation.py: 2 more of 33 cells answered than from 6)."""
+"""Prompts after which the worse half may leave, if time allows: by then, most candidates without a gain have shown it
+(benchmarks/cpu/decision_simulation.py: 2 more of 33 cells answered than with 6)."""
 _SPARED = 2
-"""Candidates that are left whatever the time."""
+"""Candidates that always stay, however short the time."""
 _NOTHING = 1e-6
 _FEWEST = 6
-"""Prompts that two candidates are compared on."""
+"""Minimum number of prompts to compare two candidates."""
 
 Logs = Mapping[str, Mapping[Hashable, float]]
-"""Logarithms of each prompt's ratio, by candidate."""
+"""Log ratio of each prompt, by candidate."""
 
 
 class LeaveReason(StrEnum):
-    """Why a candidate leaves."""
+    """Why a candidate leaves the race."""
 
     NO_GAIN = "no-gain"
-    """No gain worth a change is left in its interval."""
+    """Its interval excludes a gain worth a change."""
     BEHIND = "behind"
-    """Another one is faster, prompt by prompt."""
+    """Another candidate is faster on the same prompts."""
     PAYS = "pays"
-    """It surely pays, and another one is ahead: its prompts serve others better."""
+    """It surely pays, but another candidate is ahead: its time is better spent on others."""
     NO_TIME = "no-time"
-    """It was in the worse half when time was short: no claim."""
+    """It was in the worse half when time ran short. This is not a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +50,27 @@ class Leaver:
     candidate: str
     reason: LeaveReason
     ratio: float
-    """So far."""
+    """Its ratio so far."""
     count: int
-    """Prompts that it was measured on."""
+    """Number of prompts measured."""
     best: str = ""
-    """Who was ahead; empty for nobody."""
+    """Candidate that was ahead; empty without one."""
     lead: float = 1.0
-    """How many times as fast that one is, prompt by prompt."""
+    """Speed of that candidate over this one, on the same prompts."""
 
 
 def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) -> list[Leaver]:
-    """Return the candidates to stop measuring, going by what was measured so far.
+    """Return the candidates to stop measuring, given the measurements so far.
 
-    Those with no gain worth it, those that are surely behind the best one (two candidates gain on the same prompts, so
-    that their difference is known better than either), and those that surely pay without being the best; then, while
-    the leader would not get the prompts that it needs, the worse half of the rest.
+    These are candidates without a gain worth a change, those surely behind the best (two candidates share prompts, so
+    their difference is known better than either ratio), and those that surely pay without being the best. Then, while
+    the leader lacks time for the prompts that it needs, the worse half of the rest leaves.
 
     Args:
-        logs: the candidates' that are still in the race, on one workload under one load; at least six prompts each.
-        margin: a smaller gain is not worth a change.
-        family: cells of the run.
-        blocks_left: prompts that the time that is left has room for here, with all of them.
+        logs: log ratios of the candidates still in the race on one workload and load, with at least six prompts each.
+        margin: smaller gains do not justify a change.
+        family: number of cells in the run.
+        blocks_left: prompts for which the remaining time suffices here, with all candidates.
     """
     means = {name: fmean(mine.values()) for name, mine in logs.items()}
     bar = math.log1p(margin)
@@ -99,12 +99,12 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) 
 def find_lead(
     best: Mapping[Hashable, float], mine: Mapping[Hashable, float], *, is_shown: bool = False
 ) -> tuple[float, int] | None:
-    """Return how many times as fast another candidate is, and on how many prompts of both; None where that is chance.
+    """Return another candidate's speed over this one's, and the number of shared prompts; None if it may be chance.
 
-    Two candidates gain on the same prompts, so that their difference is known better than either.
+    Two candidates share prompts, so their difference is known better than either ratio.
 
     Args:
-        is_shown: whether an earlier look has shown that there is a lead: what has come since need only agree.
+        is_shown: whether an earlier look has shown the lead. Newer prompts then need only agree.
     """
     common = [best[prompt] - mine[prompt] for prompt in mine if prompt in best]
     if len(common) < _FEWEST:
@@ -115,7 +115,7 @@ def find_lead(
 
 
 def leads_surely(logs: Mapping[Hashable, float], *, margin: float, family: int) -> bool:
-    """Return whether a candidate pays so surely that its prompts serve others better."""
+    """Return whether a candidate pays so surely that its time is better spent on others."""
     mean, error, degrees = _summarise(list(logs.values()))
     return mean - upper_student_quantile(_PAYS / family, degrees) * error > math.log1p(margin)
 

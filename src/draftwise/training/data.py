@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core import InvalidSetup, cause_of
+from draftwise.core import cause_of
 from draftwise.core.progress import Progress
 from draftwise.engine.core import Engine, Pending
 from draftwise.engine.engine_config import EngineConfig
@@ -74,8 +74,7 @@ def read_samples(
                 else:
                     yield from _read_lines(file, path, tokenizer, max_length, window)
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            message = f"{path} cannot be read ({cause_of(error)})."
-            raise InvalidSetup.because("unreadable-data", message, where=str(path)) from None
+            raise refusal("unreadable-data", path=path, cause=cause_of(error)) from None
 
 
 def _encode_pieces(lines: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
@@ -113,8 +112,7 @@ def _read_lines(
             else:
                 yield from _read_entry(entry, tokenizer, max_length, where)
         except (AttributeError, KeyError, TypeError) as error:
-            text = f"{where} holds a value of the wrong type: {error}."
-            raise InvalidSetup.because("bad-entry", text, where=where) from None
+            raise refusal("bad-entry", case="type", where=where, error=error) from None
 
 
 def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, where: str) -> Iterator[TextSample]:

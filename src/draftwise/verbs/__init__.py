@@ -1,6 +1,6 @@
 """All that draftwise can do: one file per verb, with its Request, its Result and its function.
 
-The command line, Python, and whatever else asks (a web form, an agent) build the same Request and get the same Result.
+The command line, Python, web forms and agents build the same Request and get the same Result.
 A file here is imported when its verb is first used. A new verb needs one file here, one in `cli`, and one row below.
 """
 

@@ -1,4 +1,4 @@
-"""`bundle`: packs a setup's weights and their dependencies in one folder, for machines without a way to the hub."""
+"""`bundle`: packs a setup's weights and their dependencies in one folder, for machines that cannot reach the hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BundleRequest:
     """A setup whose weights go into a folder, or a bundle to verify."""
 
     setup: str | PathLike[str]
-    """Folder of `deploy`, or a setup.json; with `verify` a bundle."""
+    """Folder that `deploy` wrote, or a setup.json; with `verify`, the bundle."""
     _: KW_ONLY
     out: str | PathLike[str] | None = None
     """New folder for the bundle."""
@@ -32,13 +32,13 @@ class BundleRequest:
     image: str = ""
     """Server image with its digest; default: vLLM's own, by its tag."""
     modelcar: str = "models:1"
-    """Image to be made of the weights."""
+    """Name of the image to build from the weights."""
     claim: str = "models"
-    """Volume claim to be filled with the weights."""
+    """Name of the volume claim to fill with the weights."""
     wheels: Sequence[str | PathLike[str]] = ()
-    """Packages that the method needs and the image lacks."""
+    """Wheels of packages that the method needs and the image lacks."""
     mirror: str = ""
-    """Where models come from there: a URL, or `modelscope`; default: from nowhere, offline."""
+    """Source of models on the other machine: a URL or `modelscope`; default: none, offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class BundleResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """1 if something is wrong with a bundle that was verified."""
+        """1 if the verified bundle has an error."""
         return int(self.folder is not None and self.is_wrong)
 
     @property
@@ -69,9 +69,9 @@ class BundleResult(Result):
 def bundle(request: BundleRequest, progress: Progress) -> BundleResult:
     """Put the weights of a setup into one folder with everything a machine without a hub needs to serve them.
 
-    Checkpoints are inspected first: missing shards or tensors, a missing tokenizer, pointers that Git left, links that
-    lead elsewhere. An interrupted call continues where it stopped when it is repeated; the folder appears when it is
-    whole. With `verify`, every file of a bundle is checked by its sum, and its checkpoints are inspected.
+    Inspects the checkpoints first, for missing shards or tensors, a missing tokenizer, Git LFS pointers, and links that
+    leave the checkpoint. Repeat an interrupted call to continue it; the folder appears once it is complete. With
+    `verify`, checks every file of a bundle by its checksum, and inspects its checkpoints.
     """
     from draftwise.deploying.weights_bundle import BundleOptions, pack, verify_bundle
 

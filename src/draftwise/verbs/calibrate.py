@@ -55,22 +55,22 @@ class CalibrateRequest(ServersRequest):
 
     _: KW_ONLY
     model: str | PathLike[str] | None = None
-    """Model at `url`, if the server does not tell: directory or known id."""
+    """Model at `url`, if the server does not name it: a directory or a known id."""
     concurrency: str | float | Sequence[float] | None = None
-    """Streams at once; None for 1, 8 and 64, or for 1 and 4 of the embedded engine."""
+    """Concurrent streams; None for 1, 8 and 64 (embedded engine: 1 and 4)."""
     minutes: Annotated[float, Range(above=0)] = 5.0
     """Time budget in minutes, server starts included."""
     run: str | PathLike[str] | None = None
     """Directory for the raw readings; None for a new one under `runs`."""
     from_run: str | PathLike[str] | None = None
-    """Finished run, also of `decide`, whose steps to use instead of measuring."""
+    """Finished run of `calibrate` or `decide`, whose steps to use instead of measuring."""
     out: str | PathLike[str] | None = None
     """File to write the calibration to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateResult(Result):
-    """The steps of servers."""
+    """Measured step times of servers."""
 
     VERB: ClassVar[str] = "calibrate"
     JSON_OF: ClassVar[str] = "calibration"
@@ -90,10 +90,10 @@ class CalibrateResult(Result):
 def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     """Measure how long the steps of servers last, for `forecast`.
 
-    Serves a target as a baseline and once per candidate, or takes servers that run already. Gaps between streamed
-    chunks are steps; what is accepted does not matter, so any text calibrates, and so does synthetic acceptance. Steps
-    of the progress are requests. Where a server fails, the result so far goes to `progress.update` before the error is
-    raised.
+    Serves a target as a baseline and once per candidate, or measures servers that already run. The gaps between
+    streamed chunks are the steps. Acceptance does not matter, so any text will do, and so will synthetic acceptance. A
+    step of `progress` is a request. If a server fails, the result so far goes to `progress.update` before the error
+    is raised.
     """
     named = request.model or request.target
     target, specs = None if named is None else str(named), _name_specs(request)

@@ -30,11 +30,11 @@ class CheckRequest(JudgedRequest):
     vllm: str | Sequence[str] = ()
     """Releases; `all` for every known one. Default: the one that a source names, else the newest."""
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     installed: Iterable[str] | None = None
     """Optional packages that the server has, e.g. `arctic-inference`; None if unknown."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
+    """What gives exit code 1: `error`; `unknown` adds setups not judged in full, `warning` also warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class CheckResult(Judgements):
 def check(request: CheckRequest, _progress: Progress) -> CheckResult:
     """Predict whether vLLM accepts, rejects or silently changes a setup, or fails later, with a fix for each problem.
 
-    Nothing is loaded; nothing is downloaded but a config.json and an index that `hub` or `config_from` ask for.
+    Loads nothing. Downloads only the config.json and the weights' index that `hub` or `config_from` request.
     """
     sources = find_sources(request)
     asked = [request.vllm] if isinstance(request.vllm, str) else list(request.vllm)

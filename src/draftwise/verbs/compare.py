@@ -29,10 +29,10 @@ class CompareRequest:
     before: str | PathLike[str]
     """Run directory, or a result of `vllm bench serve`, guidellm or aiperf."""
     after: str | PathLike[str]
-    """The same of the later measurement."""
+    """The later measurement, likewise."""
     _: KW_ONLY
     changed: str | Sequence[str] = ("version",)
-    """Kinds of differences, of `KINDS`; anything else that differs makes it no like-for-like comparison."""
+    """What you changed on purpose (`KINDS`). With any other difference, the comparison is not like for like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ComparedSide:
     tool: str
     context: Mapping[str, Any]
     decision: str | None
-    """The decision in words; null for results of tools that decide nothing."""
+    """The decision in words; null for results of a tool that makes none."""
 
     @classmethod
     def of(cls, side: PairSide) -> ComparedSide:
@@ -76,7 +76,7 @@ class VerdictRow:
     before: ComparedVerdict
     after: ComparedVerdict
     change: Interval
-    """Deciding ratio after over before: above 1 speculation gains more than it did."""
+    """Deciding ratio, after over before; above 1, speculation gains more than it did."""
     kept: VerdictOutcome
 
     @classmethod
@@ -94,16 +94,16 @@ class CompareResult(Result):
     sentence: str
     """Whether the first answer still holds, in words."""
     like_for_like: bool
-    """Whether the numbers differ for no other reason than what was changed on purpose."""
+    """Whether nothing differs except what you changed on purpose."""
     still_true: bool | None
-    """Whether every verdict of the first still holds; null if it cannot be told."""
+    """Whether every verdict of the first still holds; null if that is unknown."""
     before: ComparedSide
     after: ComparedSide
     differences: tuple[ContextDifference, ...]
     verdicts: tuple[VerdictRow, ...]
     cells: tuple[CellChange, ...]
     notes: tuple[str, ...]
-    """What a reader must know about the numbers."""
+    """Caveats about the numbers."""
     compared: RunPair = field(metadata=HIDDEN)
 
     @classmethod
@@ -136,8 +136,8 @@ class CompareResult(Result):
 def compare(request: CompareRequest, _progress: Progress) -> CompareResult:
     """Say whether the conclusion of one measurement still holds in another.
 
-    What differs in model, version, hardware and parameters comes first, then the verdicts, then the readings arm by
-    arm.
+    The result lists differences in model, version, hardware and parameters, then the verdicts, then the readings of
+    each arm.
     """
     changed = (request.changed,) if isinstance(request.changed, str) else tuple(request.changed)
     if unknown := [each for each in changed if each not in KINDS]:

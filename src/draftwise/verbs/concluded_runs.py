@@ -44,7 +44,7 @@ class ConcludedRun(Result):
 
     @property
     def run(self) -> Run:
-        """The run, without what was disturbed."""
+        """The run, without disturbed turns."""
         return self.conclusions.run
 
     @property
@@ -61,7 +61,7 @@ R = TypeVar("R", bound=ConcludedRun)
 
 
 def conclude(kind: type[R], directory: RunDirectory, *, writes: bool = True) -> R:
-    """Return the conclusions of a run, and write its report and summary unless the folder is only to be read.
+    """Return the conclusions of a run; if `writes`, also write its report and summary.
 
     Raises:
         InvalidSetup: the directory is not a run.

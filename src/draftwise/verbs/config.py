@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from draftwise.core import InvalidSetup, cause_of
+from draftwise.core import cause_of
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import refusal
 from draftwise.verbs.verb import Result, verb
@@ -33,7 +33,7 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "fail-on": ("What makes the exit code 1.", {"check": "fail_on", "upgrade": "fail_on", "verify": "fail_on"}),
     "workload": ("Prompts to measure with.", {"decide": "workloads", "calibrate": "workloads"}),
 }  # fmt: skip
-"""Keys of the file: what each is, and the parameter that it stands for, by verb."""
+"""Keys of the file: description, and the parameter that each sets, by verb."""
 _LARGEST = 100_000
 
 
@@ -51,13 +51,13 @@ class DefaultRow:
     key: str
     about: str
     value: str | None
-    """Null where none is set."""
+    """Null if it is not set."""
     source: str
-    """The file, or the environment variable; empty where none is set."""
+    """File or environment variable that sets it; empty if it is not set."""
     variable: str
-    """Environment variable that sets it, and that counts before the file."""
+    """Environment variable that overrides the file."""
     verbs: tuple[str, ...]
-    """Verbs that use it, unless their option is given."""
+    """Verbs that use it unless you give their option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class ConfigResult(Result):
 def config(request: ConfigRequest, _progress: Progress) -> ConfigResult:
     """Show the defaults of the command line, from draftwise.toml in the folder or above it and from the environment.
 
-    An option counts first, then the environment, then the file. Python functions use none of them.
+    An option overrides the environment, which overrides the file. Python functions use none of these defaults.
     """
     file = _find_file(Path(request.folder))
     rows = tuple(find_defaults(Path(request.folder)))
@@ -85,7 +85,7 @@ def find_defaults(folder: Path) -> Iterator[DefaultRow]:
     """Yield every default with its value and source.
 
     Raises:
-        InvalidSetup: the file is not TOML, or has keys or values that it cannot have.
+        InvalidSetup: the file is not TOML, or has an unknown key or an invalid value.
     """
     file = _find_file(folder)
     values = {} if file is None else read_values(file)
@@ -98,10 +98,10 @@ def find_defaults(folder: Path) -> Iterator[DefaultRow]:
 
 
 def read_values(file: Path) -> dict[str, str]:
-    """Return the values of a draftwise.toml; a path in it is relative to its folder.
+    """Return the values of a draftwise.toml; its paths are relative to its folder.
 
     Raises:
-        InvalidSetup: it is not TOML, or has keys or values that it cannot have.
+        InvalidSetup: it is not TOML, or has an unknown key or an invalid value.
     """
     import tomllib  # read only where there is such a file
 
@@ -109,8 +109,7 @@ def read_values(file: Path) -> dict[str, str]:
         with file.open("rb") as opened:
             rows: dict[str, Any] = tomllib.loads(opened.read(_LARGEST).decode())
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{file} cannot be read as TOML ({cause_of(error)})."
-        raise InvalidSetup.because("config-unreadable", message, where=str(file), fix="Correct the place.") from None
+        raise refusal("config-unreadable", case="toml", file=file, cause=cause_of(error)) from None
     for key, value in rows.items():
         if key not in DEFAULTS or not isinstance(value, str) or not value:
             text = f"has no key {key!r}" if key not in DEFAULTS else f"needs text as {key}, not {value!r}"

@@ -43,17 +43,16 @@ class DecideRequest(ServersRequest):
     prompts: Annotated[int, Range(1)] | None = None
     """Prompts per workload; None for as many as fit in the time."""
     minutes: Annotated[float, Range(above=0)] | None = None
-    """Time budget in minutes, server starts included; None for 10, or for as long as it takes where `prompts` are
-    given."""
+    """Time budget in minutes, server starts included; None for 10 minutes, or for no limit if you give `prompts`."""
     repeats: Annotated[int, Range(1)] = 5
     """Repetitions of the prompts."""
     warmup: Annotated[int, Range(1)] = 3
     """Discarded requests per arm."""
     seed: int = 0
     concurrency: str | float | Sequence[float] | None = None
-    """Requests in flight, of closed loops; None for 1 if no other load is given."""
+    """Requests in flight (closed loop); None for 1 if you give no other load."""
     rate: str | float | Sequence[float] | None = None
-    """Requests per second, of open loops: sent whether earlier ones are answered or not."""
+    """Requests per second (open loop), sent whether or not earlier ones are answered."""
     arrivals: Arrivals | str = Arrivals.POISSON
     """Gaps between the requests of an open loop."""
     phases: str | Sequence[Phase] | None = None
@@ -61,27 +60,27 @@ class DecideRequest(ServersRequest):
     replay: Annotated[float, Range(above=0)] | None = None
     """Speed at which recorded arrival times are replayed; None for no replay."""
     turn_seconds: Annotated[float, Range(above=0)] = 20.0
-    """How long a turn of a steady rate lasts."""
+    """Seconds of a turn at a steady rate."""
     temperatures: str | float | Sequence[float] = (0.0,)
     lengths: str | int | Sequence[int] | None = None
-    """Values of num_speculative_tokens to try every candidate with."""
+    """Values of num_speculative_tokens to try with every candidate."""
     adaptive: bool = True
-    """Whether to stop measuring what is settled, and to search for the load at which speculation stops paying."""
+    """Whether to stop measuring settled cells, and to search for the load at which speculation stops paying."""
     profile: Profile | str | PathLike[str] | None = None
     """Acceptance profile of this traffic, from `replay`; drops candidates that cannot win."""
     calibration: Calibration | str | PathLike[str] | None = None
-    """Calibration of these servers, from `calibrate`; drops candidates that cannot win, with `profile` also the loads
-    at which to measure."""
+    """Calibration of these servers, from `calibrate`; drops candidates that cannot win. With `profile`, it also chooses
+    the loads to measure."""
     processes: Annotated[int, Range(1)] | None = None
     """Processes of the load generator; None for as many as the load needs."""
     margin: Annotated[float, Range(0, below=1)] | None = None
-    """Smallest change worth making; None for 0.03."""
+    """Smallest speed-up worth a change, as a share; None for 0.03."""
     slo_ttft_ms: Annotated[float, Range(above=0)] | None = None
-    """Promised time to first token, for goodput."""
+    """Promised time to the first token in milliseconds, for goodput."""
     slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
-    """Promised time per output token, for goodput."""
+    """Promised time per output token in milliseconds, for goodput."""
     slo_e2e_ms: Annotated[float, Range(above=0)] | None = None
-    """Promised time to the last token, for goodput."""
+    """Promised time to the last token in milliseconds, for goodput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +101,11 @@ class DecideResult(ConcludedRun):
 
 @verb(DecideRequest)
 def decide(request: DecideRequest, progress: Progress) -> DecideResult:
-    """Measure whether speculation pays for a target, and say so.
+    """Measure whether speculation pays for a target.
 
     Serves the target as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
-    report. With URLs it compares servers that run already. Steps are requests. Where a server fails, the result so far
-    goes to `progress.update` before the error is raised.
+    report. With URLs, it compares servers that already run. A step of `progress` is a request. If a server fails, the
+    result so far goes to `progress.update` before the error is raised.
     """
     measurement = _open(request, progress)
     ending = measure(measurement, progress)

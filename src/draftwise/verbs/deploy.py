@@ -41,17 +41,17 @@ class DeployRequest(JudgedRequest):
     out: str | PathLike[str] | None = None
     """New folder for the files."""
     edit: str | PathLike[str] | None = None
-    """File whose server gets the source's speculative config, instead of `to` and `out`."""
+    """File to edit instead of `to` and `out`: its server gets the source's speculative config."""
     select: str = ""
-    """The server's container, object or service, if that file has several."""
+    """Container, object or service to edit, if that file has several."""
     write: bool = False
-    """Whether to change the file, with `edit`."""
+    """Whether to save the change to the file, with `edit`."""
     candidate: str | None = None
     """Candidate of the run to deploy; default: the adopted one."""
     vllm: str | None = None
     """Release; default: the source's."""
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     name: str = ""
     """Name of the service; default: made from the target's name."""
     owner: str = ""
@@ -83,7 +83,7 @@ class DeployRequest(JudgedRequest):
     proxy: ProxyKind | None = None
     """Proxy in front of both twins, which sends each only the requests it can serve."""
     share: Annotated[int, Range(0, 100)] = 10
-    """Percent of the proxy's requests for the pool that speculates."""
+    """Percent of the proxy's requests that go to the speculative pool."""
     spec_address: str = ""
     """HOST:PORT where the proxy reaches that pool."""
     plain_address: str = ""
@@ -91,9 +91,9 @@ class DeployRequest(JudgedRequest):
     probe: str | None = None
     """URL of a running server of this setup: its answers to a few prompts go into baseline.json."""
     headers: Sequence[Header | str] = ()
-    """Headers for that URL; ${VARIABLE} is replaced."""
+    """Headers for that URL; ${VARIABLE} stands for an environment variable."""
     key_variables: Sequence[str] = ()
-    """Variables that hold the key of that URL."""
+    """Environment variables that hold the API key of that URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class EditedFile:
 
     file: str
     difference: str
-    """Unified diff; empty if the file starts that already."""
+    """Unified diff; empty if the file already starts that server."""
     written: bool
     findings: tuple[Finding, ...]
 
@@ -131,7 +131,7 @@ class DeployResult(Result):
 def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
     """Write the files that serve a setup on a platform, and its twin without speculation.
 
-    What vLLM would refuse is not written. Nothing is applied: MEMO.md in the folder has the commands.
+    Refuses to write what vLLM would reject. Applies nothing: MEMO.md in the folder has the commands.
     """
     own = {f"--{each.name.replace('_', '-')}" for each in fields(DeployRequest)} & set(request.engine_flags)
     own -= set(flags_of_vllm())

@@ -23,16 +23,16 @@ def add_diagnoses(
     fingerprints: Sequence[Fingerprint] = (),
     earlier: Window | None = None,
 ) -> Snapshot:
-    """Return what was seen with what is wrong: servers that cannot be read, diagnoses, then what would be misread.
+    """Return the snapshot with its findings: unreadable servers, diagnoses, then readings that are easily misread.
 
-    A server that is gone explains what happens to the others, and nothing that is read of these says so.
+    A missing server can explain changes in the others, which their own counters do not show.
 
     Args:
-        snapshot: what was seen.
-        baseline: what the pools are held against.
-        asked: the information given besides the counters.
-        fingerprints: of the servers that were probed.
-        earlier: window of a time that was good, such as before a roll-out; else the one that the baseline has.
+        snapshot: readings of the service.
+        baseline: values to compare the pools with.
+        asked: the side information that you gave.
+        fingerprints: results of the probed servers.
+        earlier: window of a healthy time, such as before a roll-out; None for the baseline's.
     """
     pools = {pool: snapshot.of(pool) for pool in snapshot.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)

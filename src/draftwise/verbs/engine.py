@@ -55,10 +55,10 @@ def make_config(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]
     Args:
         model: directory of a checkpoint, or a GGUF file.
         spec: the speculative config.
-        settings: vLLM's engine flags by their long name with underscores; None for one that is not given.
+        settings: vLLM's engine flags by their long name with underscores; None for a flag that is not given.
 
     Raises:
-        InvalidSetup: they cannot work, or ask for what vLLM does, whose command is then named and judged.
+        InvalidSetup: the settings cannot work, or need vLLM; the finding then has vLLM's command and its judgement.
     """
     require_posix("The embedded engine runs")
     given = {name: value for name, value in settings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""An error as programs read it: the document that every verb prints with `--json` where there is no answer."""
+"""Errors as JSON: the document that every verb prints with `--json` when it has no answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ErrorEntry:
     """Why there is no answer."""
 
     code: str
-    """Name of the finding, which stays the same from version to version; `draftwise explain CODE` describes it."""
+    """Name of the finding, stable across versions; `draftwise explain CODE` describes it."""
     message: str
     """What is wrong, in a sentence or two."""
     fix: str
@@ -29,7 +29,7 @@ class ErrorEntry:
     url: str
     """Page of the code."""
     others: tuple[ErrorEntry, ...] = field(default=(), metadata=json_form(omit_empty=True))
-    """What else is wrong, where there are several mistakes."""
+    """Further mistakes, if there are several."""
 
     @classmethod
     def of(cls, finding: Finding) -> ErrorEntry:

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def list_own() -> dict[str, Explanation]:
-    """Return verbs and exit codes by every spelling; importing no verb."""
+    """Return verbs and exit codes by each of their spellings. Imports no verb."""
     found: dict[str, Explanation] = {}
     for row in VERBS.values():
         text = f"{row.summary} All options: `draftwise {row.name} --help`."
@@ -50,7 +50,7 @@ def list_own() -> dict[str, Explanation]:
 
 
 def find_alert(name: str) -> Iterator[Explanation]:
-    """Yield the alert or the recorded series that `deploy` writes under a name."""
+    """Yield the alert or recorded series of a name that `deploy` writes."""
     from draftwise.deploying.observe.alert_rules import ALERTS, READINGS
 
     for alert in ALERTS:
@@ -66,7 +66,7 @@ def find_alert(name: str) -> Iterator[Explanation]:
 
 
 def find_key(name: str) -> Iterator[Explanation]:
-    """Yield what a key of the JSON of verbs holds, once for each meaning; imports every verb."""
+    """Yield each meaning of a key in the verbs' JSON. Imports every verb."""
     meanings: dict[str, list[str]] = {}
     for row, schema in _schemas().items():
         for owner, own in (("", schema), *schema.get("definitions", {}).items()):
@@ -98,12 +98,12 @@ def _tell_type(schema: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """A name or a message to explain, or the wish for all names."""
+    """A name or a message to explain, or a request for all names."""
 
     name: str = ""
     """Code of a finding, key of --speculative-config, method, engine flag, environment variable, model class, metric or
-    word of the field; a verb, an exit code, a JSON key or an alert of draftwise; an error or log line of vLLM, or
-    several, as pasted; or a question."""
+    glossary term; a verb, an exit code, a JSON key or an alert of draftwise; errors or log lines pasted from vLLM; or a
+    question."""
     _: KW_ONLY
     list_names: bool = False
     """Whether to list all names instead."""
@@ -117,10 +117,10 @@ class ExplainResult(Result):
     JSON_OF: ClassVar[str] = "explanations"
     explanations: tuple[Explanation, ...]
     oldest: str = field(metadata=HIDDEN)
-    """Oldest release that is known."""
+    """Oldest known release."""
     newest: str = field(metadata=HIDDEN)
     is_list: bool = field(default=False, metadata=HIDDEN)
-    """Whether these are all names, without texts."""
+    """Whether this lists all names, without texts."""
 
 
 @verb(ExplainRequest)

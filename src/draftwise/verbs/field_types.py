@@ -17,14 +17,14 @@ from draftwise.core.finding import Finding
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers that a field takes: `Annotated[int, Range(1)]`."""
+    """Numbers that a field accepts: `Annotated[int, Range(1)]`."""
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
-    """Lower bound that is left out itself."""
+    """Exclusive lower bound."""
     below: float | None = None
-    """Upper bound that is left out itself."""
+    """Exclusive upper bound."""
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -66,7 +66,7 @@ def find_wrong_types(request: Any, *, of: Any = None) -> Iterator[Finding]:
 
     Args:
         request: holds the values.
-        of: class with the fields, for values that cannot be made into one; None for the request's own.
+        of: class with the fields, if the values cannot form a request; None for the request's own class.
     """
     kind_of_request: Any = of or type(request)
     hints = _hints_of(kind_of_request)

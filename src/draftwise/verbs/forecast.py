@@ -1,4 +1,4 @@
-"""`forecast`: predicts speculation's worth under loads that nobody has measured yet."""
+"""`forecast`: predicts the speed-up of speculation under unmeasured loads."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class ForecastRequest:
     """Calibration from `calibrate`: its file, or the value."""
     _: KW_ONLY
     concurrency: str | float | Sequence[float] | None = None
-    """Requests in flight, e.g. `1,8,64` or `1-256`; None for 1 to 128, or for none of them if `rates` are given."""
+    """Requests in flight, e.g. `1,8,64` or `1-256`; None for 1 to 128, or for no closed loop if you give `rates`."""
     rates: str | float | Sequence[float] | None = None
     """Requests per second, sent without waiting for answers."""
     traffic: str | None = None
-    """Workload whose lengths count, as `decide` takes it, e.g. a log."""
+    """Workload whose lengths to use, such as a log; any form that `decide` accepts."""
     prompt_tokens: Annotated[float, Range(0)] | None = None
     """Mean tokens of a prompt; None for the median of the replayed log."""
     output_tokens: Annotated[float, Range(1)] | None = None
@@ -70,22 +70,22 @@ class ForecastRequest:
     slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
     """Promised time per output token, in milliseconds."""
     against: Run | str | PathLike[str] | None = None
-    """Run of `decide`: compares the forecast with the measurement, and keeps the error for the next interval."""
+    """Run of `decide` to compare the forecast with; the calibration keeps the error for later intervals."""
     out: str | PathLike[str] | None = None
     """File to write the forecast to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRow(HeldAgainst):
-    """A forecast compared with what was measured later, and its error."""
+    """A forecast, the later measurement, and the error."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("error", "of_acceptance", "of_steps", "is_other_traffic")
     step_ms: tuple[float, float | None]
-    """Milliseconds of the candidate's decoding step: forecast, and measured; null where the run has too few."""
+    """Milliseconds per decoding step of the candidate, forecast and measured; null if the run has too few steps."""
     plain_step_ms: tuple[float, float | None]
-    """The same of the baseline."""
+    """Likewise for the baseline."""
     not_kept: str | None
-    """Why the calibration does not keep this error, in words; null where it does."""
+    """Why the calibration does not keep this error, in words; null if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,9 @@ class ForecastResult(Result):
 
     VERB: ClassVar[str] = "forecast"
     made: Forecast | None = field(default=None, metadata=HIDDEN)
-    """None where the request names a run to compare with."""
+    """None if the request names a run to compare with."""
     held: tuple[HeldRow, ...] = field(default=(), metadata=HIDDEN)
-    """Forecasts compared with the measurements of a run; empty where the request names none."""
+    """Forecasts compared with the measurements of a run; empty if the request names none."""
     differences: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     """Differences of the run's deployment from the calibrated one, in words."""
     not_compared: tuple[str, ...] = field(default=(), metadata=HIDDEN)
@@ -142,8 +142,8 @@ class ForecastResult(Result):
 def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
     """Predict the speed-up of speculation from a replayed log and calibrated servers.
 
-    Speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. If an
-    interval contains 1, it is too close to call, and you get the `decide` command that settles it.
+    The result has the speed-up by load with 90 % intervals, the load from which each method stops paying, and what to
+    run. An interval that contains 1 is too close to call; you then get the `decide` command that settles it.
     """
     profile = request.profile if isinstance(request.profile, Profile) else read_profile(Path(request.profile))
     given = request.calibration

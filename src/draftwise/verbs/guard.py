@@ -40,17 +40,17 @@ class GuardRequest:
     """Replicas that speculate."""
     _: KW_ONLY
     state: str | PathLike[str]
-    """File that keeps the guard's state over restarts; steps and history lie next to it."""
+    """File that keeps the guard's state across restarts; steps and history are stored next to it."""
     plain: Sequence[str] = ()
     """Replicas of the same model without speculation; they are never acted on."""
     baseline: Baseline | str | PathLike[str] | None = None
     """baseline.json of `deploy`: the break-even, and the probe of a good server."""
     every_s: Annotated[float, Range(0.5)] = 30.0
-    """Seconds between two looks."""
+    """Seconds between two checks."""
     act: Sequence[str] = ()
-    """Executors: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR. Without one, steps are proposed."""
+    """Executors: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR. Without one, the guard only proposes."""
     min_spec: Annotated[int, Range(0)] | None = None
-    """Replicas with speculation that stay in the traffic; default: those that the plain ones could not replace."""
+    """Fewest speculative replicas to keep in the traffic; default: as many as the plain ones cannot replace."""
     trickle: bool = False
     """Whether to try a drained replica with a twentieth of the traffic."""
     probe: bool = False
@@ -60,20 +60,20 @@ class GuardRequest:
     model: str | None = None
     """Label model_name of the service, with `prometheus`."""
     once: bool = False
-    """Whether to end when one decision could be made (three windows)."""
+    """Whether to exit after one decision (three windows)."""
     undo: bool = False
-    """Whether to put every drained replica back, and end."""
+    """Whether to put every drained replica back and exit."""
     acknowledge: bool = False
-    """Whether to learn the service anew after a known change, and end."""
+    """Whether to relearn the service after a known change and exit."""
     headers: Sequence[Header | str] = ()
-    """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} is replaced."""
+    """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} stands for an environment variable."""
     key_variables: Sequence[str] = ()
-    """`[POOL=]NAME` of variables that hold the key of the URLs."""
+    """`[POOL=]NAME` of environment variables that hold API keys for the URLs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
-    """A replica."""
+    """One replica, as the last check saw it."""
 
     url: str
     pool: Literal["spec", "plain"]
@@ -85,7 +85,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult(Result):
-    """The outcome of one look."""
+    """The outcome of one check."""
 
     VERB: ClassVar[str] = "guard"
     at_s: float
@@ -95,7 +95,7 @@ class GuardResult(Result):
     """The step that was carried out, if any, and new proposals."""
     findings: tuple[Diagnosis | Ruling | Finding, ...]
     done: tuple[str, ...] = field(default=(), metadata=json_form(omit_empty=True))
-    """What was undone or acknowledged, a sentence each."""
+    """What was undone or acknowledged, one sentence each."""
 
     @property
     def exit_code(self) -> int:
@@ -110,10 +110,10 @@ class GuardResult(Result):
 def guard(request: GuardRequest, progress: Progress) -> GuardResult:
     """Guard the replicas of a service: propose steps, or carry out those for which an executor is given.
 
-    A step needs windows of at least 30 s in which a replica's tokens per step are below break-even beyond noise. At
-    most one is carried out per hour; a replica that was taken out of the traffic stays out until a probe, or a trickle
-    of traffic, shows that it pays again. Missing data, an alert that resolved and a restart are no reason. Every step
-    is recorded with its evidence, and `undo` takes all of them back. Every look goes to `progress.update`.
+    A step needs windows of at least 30 s in which a replica's tokens per step are below break-even by more than noise.
+    The guard carries out at most one step an hour. A replica that is out of the traffic stays out until a probe, or a
+    trickle of traffic, shows that it pays again. Missing data, a resolved alert or a restart never triggers a step.
+    Every step is recorded with its evidence; `undo` reverts them all. Every check goes to `progress.update`.
     """
     from draftwise.guarding.guard_state import Store
 

@@ -31,11 +31,11 @@ class InspectRequest:
     """Directory of a target or a drafter, or a GGUF file."""
     _: KW_ONLY
     target: str | PathLike[str] | None = None
-    """Checkpoint of the target that it is to draft for."""
+    """Checkpoint of the target to draft for."""
     vllm: str | None = None
     """Release whose rules apply; None for the newest."""
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class TokenizerFile:
     identity: str
     """SHA-256 over ids and tokens."""
     named: Mapping[str, tuple[int, ...]]
-    """Ids of bos_token, eos_token and pad_token, as far as they are named."""
+    """Ids of bos_token, eos_token and pad_token, by name; without those that the checkpoint does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +89,9 @@ class InspectedPair:
     drafter: InspectedCheckpoint
     target: InspectedCheckpoint
     tokenizers: TokenComparison | None
-    """Null if one of them has no tokenizer that can be read."""
+    """Null if either has no readable tokenizer."""
     size_ratio: float | None
-    """Parameters of the target for each one of the drafter."""
+    """Parameters of the target over those of the drafter."""
     fits: bool
     findings: tuple[Ruling | Finding, ...]
 

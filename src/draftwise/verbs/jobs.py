@@ -1,4 +1,4 @@
-"""Verbs that take minutes, run in the background: started, asked for their state, stopped, asked for a result."""
+"""Runs verbs that take minutes in the background: start, poll, stop, and get the result."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Event(NamedTuple):
     kind: str
     """`status`, `progress`, `notice`, `update`; at the end `update` or `error`, then `done`."""
     value: Any
-    """Text, numbers, a finding, a result, an exception; of `done`, whether somebody asked the job to stop."""
+    """Text, numbers, a finding, a result or an exception; for `done`, whether a stop was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """How far a job is."""
+    """The state of a job."""
 
     job: str
     state: str
@@ -40,18 +40,18 @@ class JobState:
     doing: str
     """The current phase, in words."""
     done: int
-    """Steps that are done."""
+    """Steps done so far."""
     planned: int | None
-    """Steps of the whole work; null until that is known."""
+    """Steps in total; null until known."""
     seconds: float
     """Seconds since the start."""
     seconds_left: float | None
     notices: tuple[Finding, ...]
-    """What was found on the way, the newest last."""
+    """Findings so far, newest last."""
 
 
 class Job(Silent):
-    """One run of a verb on a thread of its own: others ask for its state or follow its events."""
+    """One run of a verb on its own thread. Other threads poll its state or follow its events."""
 
     def __init__(self, name: str, run: Callable[[Progress], Any]) -> None:
         self.name = name
@@ -96,18 +96,18 @@ class Job(Silent):
             return self._changed.wait_for(lambda: self.is_over, seconds)
 
     def follow(self, after: int, seconds: float) -> list[Event]:
-        """Return the events after a number, as far as they are kept; wait so long at most for the first of them."""
+        """Return the kept events after a number; wait at most `seconds` for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_over or (self._events and self._events[-1].number > after), seconds)
             return [each for each in self._events if each.number > after]
 
     def stop(self) -> None:
-        """Ask the verb to end with what it has."""
+        """Ask the verb to stop and keep what it has."""
         self.stop_requested = True
 
     @property
     def state(self) -> JobState:
-        """How far it is."""
+        """Its state now."""
         running = "stopping" if self.stop_requested else "running"
         ended = "failed" if self._is_failed else "finished"
         with self._changed:
@@ -123,31 +123,31 @@ class Job(Silent):
             )
 
     def status(self, text: str) -> None:
-        """Keep what is being done."""
+        """Record the current phase."""
         with self._changed:
             self._doing = text
             self._tell("status", text)
 
     def plan(self, steps: int, seconds: float | None) -> None:
-        """Keep how much work there is."""
+        """Record the amount of work."""
         with self._changed:
             self._planned, self._left = steps, seconds
 
     def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:
-        """Keep how much is done."""
+        """Record how much is done."""
         with self._changed:
             self._done, self._doing = done, text or self._doing
             self._left = self._left if seconds_left is None else seconds_left
             self._tell("progress", {"done": done, "seconds_left": seconds_left, "text": text})
 
     def notice(self, finding: Finding) -> None:
-        """Keep a finding."""
+        """Record a finding."""
         with self._changed:
             self._notices.append(finding)
             self._tell("notice", finding)
 
     def update(self, result: object) -> None:
-        """Keep the result so far."""
+        """Record the result so far."""
         self.so_far = result
         self._tell("update", result)
 
@@ -156,7 +156,7 @@ class Jobs:
     """The jobs of a server.
 
     Args:
-        most: run at a time; one by default, as two measurements would disturb each other.
+        most: jobs that may run at once; 1 by default, because two measurements would disturb each other.
     """
 
     def __init__(self, most: int = 1) -> None:
@@ -168,7 +168,7 @@ class Jobs:
         """Start a job.
 
         Raises:
-            InvalidRequest: as many as may run at a time run.
+            InvalidRequest: the maximum number of jobs already runs.
         """
         with self._lock:
             if len(busy := [each.name for each in self._jobs.values() if not each.is_over]) >= self._most:
@@ -195,7 +195,7 @@ class Jobs:
             return job
 
     def stop_all(self, seconds: float) -> None:
-        """Ask every job to end, and wait for them."""
+        """Ask every job to stop, and wait up to `seconds` for them."""
         running = [each for each in self._jobs.values() if not each.is_over]
         for each in running:
             each.stop()

@@ -22,9 +22,9 @@ class Judgement:
     """One setup judged for one release."""
 
     vllm: str
-    """Release by whose rules the setup was judged; empty if nobody can say."""
+    """Release whose rules judged the setup; empty if unknown."""
     asked: str
-    """Release that was meant; the same, unless `vllm` is only the nearest one known."""
+    """Requested release; differs from `vllm` if that is only the nearest known one."""
     where: str
     """File and line of the setup; empty for a command line."""
     target: str
@@ -32,13 +32,13 @@ class Judgement:
     args: Mapping[str, Any]
     """Engine flags by their long name with underscores."""
     outcome: CheckOutcome
-    """What becomes of the setup, as far as it can be judged; the headline and the exit code follow from it."""
+    """What happens to the setup, as far as draftwise can judge; sets the headline and the exit code."""
     accepted: bool | None
     """Whether the server would accept the configuration, which may still fail later; null if it is not judged."""
     unchecked: Mapping[str, int]
-    """How many rules wait for what was not given: `target`, `drafter`, `weights` or `gpu` -> rules."""
+    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights` or `gpu`."""
     resolved: Resolved | None
-    """The speculative config as the server would hold it; null if it is rejected, or does not speculate."""
+    """The speculative config as the server resolves it; null if it is rejected, or the setup does not speculate."""
     findings: tuple[Ruling | Finding, ...]
     report: Report = field(metadata=HIDDEN)
     verdict: str = field(metadata=HIDDEN)

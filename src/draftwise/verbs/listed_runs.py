@@ -1,4 +1,4 @@
-"""Runs on disk as rows of a list, read from their summary.json and kept in the user's cache."""
+"""Runs on disk as rows of a list, read from summary.json and cached for the user."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ListedRun:
 
     @property
     def key(self) -> str:
-        """Name of the run in addresses."""
+        """Name of the run in URLs."""
         return sha256(self.path.encode()).hexdigest()[:12]
 
     @property
@@ -56,7 +56,7 @@ class ListedRun:
 
 
 def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
-    """Return the runs in folders, the newest first; a summary is read again only where it changed."""
+    """Return the runs in folders, newest first; a summary is read again only if it changed."""
     kept: dict[str, Any] = {}
     file = cache_folder() / _KEPT
     with suppress(OSError, ValueError):
@@ -79,7 +79,7 @@ def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
 
 
 def trace_run(path: Path) -> dict[str, list[list[float]]]:
-    """Return minutes and speed over its median by arm, along a run; nothing of a run that cannot be read."""
+    """Return pairs of minutes and speed over its median by arm, along a run; empty if the run cannot be read."""
     from draftwise.reporting.speed_over_time import condense, trace_speed
     from draftwise.runs import RunDirectory
 

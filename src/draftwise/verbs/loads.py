@@ -22,13 +22,13 @@ def read_numbers(
 
     Args:
         given: text with commas between the numbers, or the numbers.
-        of: field that holds them; empty where whoever calls names it.
+        of: field that holds them; empty if the caller names it.
         least: smallest number allowed.
         whole: takes whole numbers only.
-        open_end: does not allow `least` itself.
+        open_end: excludes `least` itself.
 
     Raises:
-        InvalidRequest: the text is something else, or a number is out of range.
+        InvalidRequest: the text is not a list of numbers, or a number is out of range.
     """
     kind, subject = int if whole else float, f"{of}: " if of else ""
     parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int | float) else given
@@ -46,13 +46,13 @@ def read_numbers(
 
 
 def read_range(given: str | float | Iterable[float]) -> tuple[float, ...]:
-    """Return loads, each once, ascending.
+    """Return distinct loads in ascending order.
 
     Args:
         given: loads; text with commas between them; or a range such as `1-128`, taken in steps of a factor of two.
 
     Raises:
-        InvalidRequest: it is something else.
+        InvalidRequest: it has another form.
     """
     if not isinstance(given, str):
         loads = tuple(sorted({given} if isinstance(given, int | float) else set(given)))
@@ -82,7 +82,7 @@ def read_phases(given: str | Sequence[Phase]) -> tuple[Phase, ...]:
     """Return stretches of rising, falling or steady arrival rates.
 
     Raises:
-        InvalidRequest: the text is something else.
+        InvalidRequest: the text is not a list of phases.
     """
     if not isinstance(given, str):
         return tuple(given)

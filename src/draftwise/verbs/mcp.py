@@ -31,7 +31,7 @@ class McpRequest:
     read: Sequence[str | PathLike[str]] = ()
     """Folders whose files may be read; default: the current folder."""
     write: str | PathLike[str] | None = None
-    """Folder below which files may be written, and without which deploy, replay, decide and calibrate refuse."""
+    """Folder below which files may be written; without one, deploy, replay, decide and calibrate refuse."""
     variables: Sequence[str] = ()
     """Environment variables whose values may be sent to servers in headers."""
 
@@ -44,16 +44,16 @@ class McpResult(Result):
     transport: str
     """`stdio`, or the address."""
     token: str | None = None
-    """Bearer token of requests. Null for stdio, and for the token of the environment."""
+    """Bearer token for requests; null for stdio, or if the environment holds it."""
 
 
 @verb(McpRequest)
 def mcp(request: McpRequest, progress: Progress) -> McpResult:
-    """Serve the verbs as tools over the Model Context Protocol until the client goes away, or until SIGINT or SIGTERM.
+    """Serve the verbs as tools over the Model Context Protocol until the client disconnects, or a signal stops it.
 
-    Only files below the folders of the request are read. Nothing is written and no program started, unless a folder
-    to write is given. Over HTTP every request brings a token: that of the variable DRAFTWISE_MCP_TOKEN, or a fresh one,
-    which goes to `progress.status` and `progress.update` with the address.
+    Reads only files below the folders of the request. Writes files and starts programs only if you give a folder to
+    write to. Over HTTP, every request needs a token: that of the variable DRAFTWISE_MCP_TOKEN, or a new one, which goes
+    to `progress.status` and `progress.update` with the address. SIGINT and SIGTERM stop it.
     """
     from draftwise.verbs.tool_calls import Permissions
 

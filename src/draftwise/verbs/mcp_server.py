@@ -89,7 +89,7 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
     Args:
         permissions: what agents may read, write and send.
         jobs: holds the measurements that agents start.
-        call_seconds: a call that lasts longer is answered with an error, and its verb is asked to stop.
+        call_seconds: time limit of a call; a longer one gets an error, and its verb is asked to stop.
     """
     operations = {each.tool.name: each for each in _list_operations(permissions, jobs)}
     limiter = anyio.CapacityLimiter(_MOST_CALLS)
@@ -302,7 +302,7 @@ def _confine(permissions: Permissions) -> None:
 
 
 def serve_stdio(permissions: Permissions) -> None:
-    """Serve one client over standard input and output until it goes away; running jobs then end with their data.
+    """Serve one client over standard input and output until it disconnects; running jobs then stop and keep their data.
 
     SIGINT ends the process: the thread that waits for the client's next line cannot be woken.
     """
@@ -333,7 +333,7 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
     Args:
         permissions: what agents may do.
         port: on the loopback; 0 takes a free one.
-        token: every request brings it as `Authorization: Bearer TOKEN`.
+        token: required in every request, as `Authorization: Bearer TOKEN`.
         tell: receives the address, once the server listens.
     """
     _confine(permissions)

@@ -1,4 +1,4 @@
-"""Shares the work of verbs that measure servers: the measured servers, and how a measurement runs and ends."""
+"""Shared by verbs that measure servers: their servers, and how a measurement runs and ends."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
-"""A speculative config: a value, its JSON or a file that holds it, or one of these behind `NAME=`."""
+"""A speculative config: a value, its JSON or a file that holds it; or one of these after `NAME=`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServersRequest:
-    """Servers to measure: those of a target, which are started for it, or servers that run already."""
+    """Servers to measure: started for a target, or already running."""
 
     target: str | PathLike[str] | None = None
     """Directory of a checkpoint, or a name that vLLM resolves; served once without and once with each candidate."""
@@ -48,19 +48,19 @@ class ServersRequest:
     candidates: Sequence[GivenCandidate] = ()
     """Speculative configs to compare with the baseline."""
     url: str | None = None
-    """The baseline's server, if it runs already."""
+    """URL of the baseline's server, if it already runs."""
     candidate_urls: Sequence[str] = ()
-    """Servers that speculate."""
+    """URLs of servers that speculate."""
     metrics_urls: Sequence[str] = ()
-    """Pages of counters, where a gateway hides /metrics: one per server in their order, or `ARM=URL`."""
+    """Metrics pages, if a gateway hides /metrics: one per server in their order, or `ARM=URL`."""
     headers: Sequence[Header | str] = ()
-    """`[ARM=]NAME: VALUE`, sent to the URLs; ${VARIABLE} is replaced."""
+    """`[ARM=]NAME: VALUE`, sent to the URLs; ${VARIABLE} stands for an environment variable."""
     key_variables: Sequence[str] = ()
-    """`[ARM=]NAME` of variables that hold the key of the URLs, or of one."""
+    """`[ARM=]NAME` of environment variables that hold API keys for the URLs, or for one."""
     switch: str | None = None
-    """Command that replaces the one server at `url` by another arm's, `{arm}` in it."""
+    """Command that replaces the server at `url` with that of the arm `{arm}`."""
     leave: str | None = None
-    """Arm whose server `switch` leaves up in the end; None for the baseline's."""
+    """Arm whose server `switch` leaves running at the end; None for the baseline."""
     engine: str = "draftwise"
     """What serves the target: `draftwise` or `vllm`."""
     vllm: str = "vllm"
@@ -68,20 +68,20 @@ class ServersRequest:
     gpus: str | Sequence[str] | None = None
     """GPUs for the servers; None for all."""
     one_at_a_time: bool = False
-    """Whether servers are started and stopped in turn (A B, B A ...), for one GPU."""
+    """Whether to start and stop servers in turn (A B, B A ...), for one GPU."""
     serve_args: str | Sequence[str] = ""
     """Arguments of the engine's `serve`, e.g. `--dtype float32`."""
     workloads: str | Sequence[str] = ()
     """Prompts: names of bundled ones, logs, traces, `synthetic:...`."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Cap on every prompt's own."""
+    """Upper limit for the max_tokens of every prompt."""
     notes: Mapping[str, str] | Sequence[str] = ()
-    """What cannot be seen from here, by key or as `KEY=VALUE`: hardware, precision, model, hardware.ARM,
+    """Facts that draftwise cannot see, by key or as `KEY=VALUE`: hardware, precision, model, hardware.ARM,
     command.ARM."""
     resume: str | PathLike[str] | None = None
-    """Directory of an unfinished run to go on with, as it was planned."""
+    """Directory of an unfinished run to continue as planned."""
     began_s: float | None = None
-    """When it was asked for, on the monotonic clock: the time counts from then; None for now."""
+    """Start of the time budget on the monotonic clock, in seconds; None for now."""
 
 
 def read_candidates(given: Iterable[GivenCandidate]) -> Iterator[Candidate]:
@@ -128,20 +128,20 @@ def split_arguments(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_conflict(spec: MeasurementSpec) -> None:
-    """Refuse a measurement whose parts do not go together.
+    """Refuse a measurement whose parts contradict each other.
 
     Raises:
-        InvalidRequest: they do not.
+        InvalidRequest: they do.
     """
     if conflict := spec.find_conflict():
         refuse(conflict)
 
 
 def refuse_changes(request: ServersRequest, *, stay: Iterable[str]) -> None:
-    """Refuse fields that would change a run that is under way.
+    """Refuse fields that would change an unfinished run.
 
     Raises:
-        InvalidRequest: others are given.
+        InvalidRequest: a field is given that is not in `stay` and that a resumed run keeps.
     """
     allowed = {*stay, "resume", "headers", "key_variables", "minutes", "began_s"}
     others = [each.name for each in fields(request) if each.name not in allowed and _is_given(request, each)]
@@ -159,17 +159,17 @@ class Ending:
     """How a session ended; whatever was measured is on disk."""
 
     is_finished: bool
-    """Whether nothing is left to measure, or the time was over."""
+    """Whether nothing is left to measure, or the time ran out."""
     failure: BackendError | StorageError | None = None
 
     def require_some(self, directory: Path) -> None:
         """Refuse a session in which nothing was measured.
 
         Args:
-            directory: of the run; removed if it is empty.
+            directory: the run's folder; removed if it is empty.
 
         Raises:
-            BackendError, StorageError: that ended it.
+            BackendError, StorageError: the failure that ended it.
             Stopped: it was stopped.
         """
         if (directory / "manifest.json").exists():
@@ -182,12 +182,12 @@ class Ending:
 def measure(
     measurement: Measurement, progress: Progress, examine: Callable[[RunPlan, RunContext], None] | None = None
 ) -> Ending:
-    """Measure until everything is measured, the time is over, something fails, or a stop is requested.
+    """Measure until the plan is complete, the time runs out, something fails, or a stop is requested.
 
-    Ctrl-C stops it at once: the servers go down, what was measured stays.
+    Ctrl-C stops it at once: the servers shut down, and the readings stay on disk.
 
     Raises:
-        InvalidSetup: a server cannot be started so, or is not what it should be.
+        InvalidSetup: a server cannot start as configured, or is not the expected one.
     """
     session = measurement.open(progress, examine)
     try:

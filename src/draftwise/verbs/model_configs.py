@@ -30,17 +30,17 @@ _MOST_BYTES = 64 << 20
 
 @contextmanager
 def open_configs(setups: Iterable[Setup], config_from: str | PathLike[str] | None, *, hub: bool) -> Iterator[None]:
-    """Let the config.json files that a request names or asks for stand for the models of setups; then they are gone.
+    """Use the config.json files that a request names or fetches for the models of its setups, within this context.
 
     Args:
-        setups: what is judged.
+        setups: the setups to judge.
         config_from: directory, file or URL of the config.json of the one target of the setups.
-        hub: whether to ask the hub for targets and drafters that are not known here (`HF_ENDPOINT`, `HF_TOKEN` and
-            the usual variables of proxies count).
+        hub: whether to ask the hub for unknown targets and drafters, with `HF_ENDPOINT`, `HF_TOKEN` and the usual
+            variables of proxies.
 
     Raises:
         InvalidRequest: the setups have several targets, and one config.json is given.
-        UnreadableSource: a file is not there, or cannot be fetched.
+        UnreadableSource: a file does not exist, or cannot be fetched.
     """
     setups = list(setups)
     with ExitStack() as stack:

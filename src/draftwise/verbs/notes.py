@@ -11,7 +11,7 @@ def read_notes(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     """Return notes by key.
 
     Args:
-        given: the same, or texts `KEY=VALUE`.
+        given: notes by key, or texts `KEY=VALUE`.
 
     Raises:
         InvalidRequest: a text has no value.

@@ -1,4 +1,4 @@
-"""Names that options and forms offer, at little cost: nothing of a verb is imported for them."""
+"""Names that options and forms offer. Importing this imports no verb."""
 
 from draftwise.knowledge.advice import read_traffic_kinds
 from draftwise.knowledge.gpus import read_gpus

@@ -33,7 +33,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class PickRequest:
-    """What is to be served, on which hardware, for which traffic."""
+    """What to serve, on which hardware, for which traffic."""
 
     target: str | PathLike[str]
     """Directory with config.json, a well-known model id, or the JSON itself."""
@@ -41,42 +41,42 @@ class PickRequest:
     gpu: str
     """H200, H100, A100, L40S, B200, MI300X ..."""
     gpus: Annotated[int, Range(1)] = 1
-    """GPUs of the deployment."""
+    """Number of GPUs in the deployment."""
     vllm: str = "newest"
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     workload: str | None = None
     """Kind of requests: a name of `offered_names.list_traffic_kinds()`."""
     overlap: Literal["none", "some", "high"] | None = None
     """How much of the output repeats the prompt; default: the workload's."""
     temperature: Annotated[float, Range(0)] = 0.0
-    """Median of the requests."""
+    """Median sampling temperature of the requests."""
     mixed_temperatures: bool = False
     """Whether requests of different temperatures share a batch."""
     concurrency: Annotated[int, Range(1)] = 1
     """Median number of requests that decode together."""
     peak_concurrency: Annotated[int, Range(1)] | None = None
-    """Maximum of the same; default: the median."""
+    """Maximum number of requests that decode together; default: `concurrency`."""
     prompt_tokens: Annotated[int, Range(1)] = 1024
     output_tokens: Annotated[int, Range(1)] = 256
     slo_ttft_ms: Annotated[float, Range(above=0)] | None = None
-    """Objective for the time to the first token."""
+    """Objective for the time to the first token, in milliseconds."""
     slo_tpot_ms: Annotated[float, Range(above=0)] | None = None
-    """Objective for the time per output token."""
+    """Objective for the time per output token, in milliseconds."""
     uses: Sequence[str] = ()
     """Sampling parameters in use: min_p, logit_bias, structured_outputs ..."""
     text_in_pictures: bool = False
-    """Whether answers repeat text from pictures, where lookups find nothing."""
+    """Whether answers repeat text from pictures, which lookups cannot find."""
     drafters: Sequence[str] = ()
     """Directories of drafters that you have."""
     can_train: bool = False
-    """Whether training a drafter is possible."""
+    """Whether you can train a drafter."""
     calibration: Calibration | str | PathLike[str] | None = None
-    """What `calibrate` measured on this hardware, instead of the data sheet's times."""
+    """Calibration of this hardware, from `calibrate`; replaces step times computed from the data sheet."""
     air_gapped: bool = False
     """Whether the server cannot fetch models."""
     engine_flags: Sequence[str] = ()
-    """Flags of the deployment, as they stand on vLLM's command line."""
+    """Flags of `vllm serve`, as written on its command line."""
     config_from: str | PathLike[str] | None = None
     """Directory, config.json, or URL of either, for a target that draftwise does not know by name."""
     hub: bool = False
@@ -98,7 +98,11 @@ class Objection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRow:
-    """Expected acceptance against break-even."""
+    """Expected acceptance and speed-up at `k` and at `sequences` requests that decode together; null if unknown.
+
+    Acceptance is the chance of a draft token if those before it were accepted, after `temperature_factor`. Speed-ups
+    are ratios of tokens per second to plain decoding.
+    """
 
     k: int
     sequences: int
@@ -109,7 +113,7 @@ class EstimateRow:
     acceptance_needed: float | None
     temperature_factor: float
     length_prior: tuple[float, float]
-    """Tokens per step at both ends of the prior."""
+    """Tokens per step at both ends of `acceptance_prior`; the other lengths are in tokens per step too."""
     length_expected: float
     length_break_even: float | None
     tpot_ms: float | None
@@ -119,7 +123,7 @@ class EstimateRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """Memory of each GPU."""
+    """Memory of each GPU in GiB, and the tokens that its KV cache holds."""
 
     drafter_gib: float
     weights_gib: float
@@ -129,7 +133,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """A published result of a drafter."""
+    """A published result of a drafter, and how it was measured."""
 
     result: str
     conditions: str
@@ -142,7 +146,7 @@ class CandidateRow:
 
     method: str
     pays: bool
-    """Whether its expected acceptance reaches break-even, as far as that can be estimated."""
+    """Whether its expected acceptance reaches break-even; true if that cannot be estimated."""
     speculative_config: SpecConfig | None
     command: str
     """Command that serves it."""
@@ -180,7 +184,7 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickResult(Result):
-    """Methods in the order to try them, and why the others are refused."""
+    """Methods in the order to try them, and why the others are not recommended."""
 
     VERB: ClassVar[str] = "pick"
     vllm: str
@@ -188,18 +192,18 @@ class PickResult(Result):
     sentence: str
     """The answer in one or two sentences."""
     against: tuple[Objection, ...]
-    """Reasons against speculation, the heaviest first."""
+    """Reasons against speculation, strongest first."""
     ranked: tuple[CandidateRow, ...]
     refused: tuple[RefusalRow, ...]
     asked: str
-    """Release that was asked for; `vllm` unless that is only the nearest one known."""
+    """Requested release; differs from `vllm` if that is only the nearest known one."""
     remarks: tuple[Ruling | Finding, ...]
     """Findings about the release."""
     advice: MethodRanking = field(metadata=HIDDEN)
     to_paste: str = field(metadata=HIDDEN)
     """Command that serves the first method, one flag per line."""
     schedule: Finding | None = field(metadata=HIDDEN)
-    """How the first method is best run under varying load."""
+    """Advice on running the first method under varying load."""
     rules: tuple[RuleRow, ...] = field(metadata=HIDDEN)
 
     @property
@@ -212,8 +216,7 @@ class PickResult(Result):
 def pick(request: PickRequest, _progress: Progress) -> PickResult:
     """Recommend drafting methods for a target: ranked, checked against the release, sized, and with reasons.
 
-    Nothing is loaded and nothing is downloaded. The answer is a starting point for measurements and ends with the
-    command for one.
+    Loads and downloads nothing. The answer is a starting point for measurements and ends with the command for one.
     """
     release = open_release(request.vllm, nearest=request.nearest)
     remarks = remarks_on(release)
@@ -244,7 +247,7 @@ def pick(request: PickRequest, _progress: Progress) -> PickResult:
 
 
 def list_models() -> list[str]:
-    """Return the models that are known by name; of some the architecture alone is."""
+    """Return the models that draftwise knows by name; for some it knows only the architecture."""
     names = {name for model in (*read_models(), *read_names()) for name in model.names}
     return sorted(names, key=str.lower)
 

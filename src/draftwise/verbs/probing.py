@@ -1,4 +1,4 @@
-"""The probe: a few prompts to every server, whose answers are compared with a baseline's, or recorded as one."""
+"""The probe: sends a few prompts to every server, and compares the answers with a baseline or records them as one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_prompts(own: str | None) -> tuple[Workload, ...]:
 async def probe_servers(
     urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
 ) -> tuple[tuple[Finding, Fingerprint | None], ...]:
-    """Compare each server's answers with the baseline's; return the results with fingerprints. Asks all at once."""
+    """Compare each server's answers with the baseline's; return results and fingerprints. Asks all servers at once."""
 
     async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:
@@ -53,10 +53,10 @@ async def record(
     known: Baseline | None,
     headers: Mapping[str, str],
 ) -> Finding:
-    """Ask one server the prompts several times and write what it answers, with what is seen of it, as a baseline.
+    """Send one server the prompts several times; write its answers, and the window of its counters, as a baseline.
 
     Returns:
-        What was written.
+        The baseline.
 
     Raises:
         InvalidSetup: its steps cannot be counted.
@@ -84,11 +84,11 @@ async def record(
 
 
 async def ask_again(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Sequence[ServerProbe]:
-    """Return what a server answers each time, of as many times as tell what changes without a cause."""
+    """Return a server's answers of several rounds, enough to show how they vary by chance."""
     return [await ask(url, workloads, headers) for _ in range(_REPEATS)]
 
 
 async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> ServerProbe:
-    """Return what a server answers, under a salt of its own: no answer begins from the prefix of an earlier probe."""
+    """Return a server's answers, under a new cache salt: none reuses the cached prefix of an earlier probe."""
     server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers), proxy=find_proxy(url))
     return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

@@ -54,7 +54,7 @@ class ReplayRequest:
     """A log, the model that wrote its answers, and the candidates."""
 
     log: str
-    """Prompts with their answers, as `decide` takes workloads: a log of a gateway or observer, options behind a #."""
+    """Prompts with answers, such as a gateway's log; any form that `decide` accepts, with options after a #."""
     _: KW_ONLY
     target: str | PathLike[str]
     """Checkpoint of the model that wrote the answers."""
@@ -71,13 +71,13 @@ class ReplayRequest:
     max_model_len: Annotated[int, Range(2)] | None = None
     """Longest context of the server that wrote the log, in tokens."""
     in_flight: Annotated[int, Range(1)] = 1
-    """Requests that are decoded together, for methods that draft from other answers."""
+    """Requests decoded together, for methods that draft from other answers."""
     prompts: Annotated[int, Range(1)] | None = None
-    """Requests to replay, drawn over the log as `decide` draws them; None for all."""
+    """Number of requests to replay, drawn as `decide` draws them; None for all."""
     seed: int = 0
-    """Seed of the draw; with that of a `decide` run, the requests that it asks first."""
+    """Seed of the draw; the seed of a `decide` run draws the requests that it sends first."""
     warm: Annotated[int, Range(0)] = 0
-    """Requests at the start of the log that fill a method's memory and are not counted."""
+    """Number of requests at the start of the log that fill a method's memory and do not count."""
     to_the_end: bool = False
     """Whether drafts reach up to the last token of max_tokens, as vLLM's do."""
     forced: bool = False
@@ -85,11 +85,11 @@ class ReplayRequest:
     draft_url: str | None = None
     """Server of the draft model: its prompt_logprobs replace the models."""
     target_url: str | None = None
-    """Server of the target, where drafts are sampled."""
+    """Server of the target; required if drafts are sampled."""
     dtype: str | None = None
     """Precision of the models; None for the target's."""
     device: str | None = None
-    """Where the models run; None to find out."""
+    """Device of the models; None to choose it automatically."""
     max_num_seqs: Annotated[int, Range(1)] | None = None
     """Requests that models replay together; None for 64 on a GPU, else 16."""
 
@@ -114,9 +114,9 @@ class ReplayResult(Result):
 def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
     """Replay a log, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 
-    Answers are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram
-    and suffix are replayed from the text alone; other methods load the target and their drafter. Steps are requests of
-    each candidate. When the progress asks to stop, `Stopped` is raised: the same request goes on with the rest.
+    Takes the answers as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram
+    and suffix need only the text; other methods load the target and their drafter. A step of `progress` is one request
+    of one candidate. If a stop is requested, `Stopped` is raised; the same request continues with the rest.
     """
     if request.group_by is not None and request.group_by not in tuple(Grouping):
         refuse(f"Unknown grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")

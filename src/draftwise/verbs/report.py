@@ -31,9 +31,9 @@ class ReportRequest:
     """Run directory of `decide`."""
     _: KW_ONLY
     notes: Mapping[str, str] | Sequence[str] = ()
-    """What the servers did not tell when it was measured, by key or as `KEY=VALUE`; it is added to the run."""
+    """Facts that the servers did not report, by key or as `KEY=VALUE`; added to the run."""
     write: bool = True
-    """Whether report.html and summary.json are written; otherwise the run's folder is only read."""
+    """Whether to write report.html and summary.json; otherwise the run's folder is only read."""
     markdown: str | PathLike[str] | None = None
     """File for the report as Markdown."""
     exports: Mapping[str, str | PathLike[str]] | Sequence[str] = ()

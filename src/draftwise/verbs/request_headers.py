@@ -18,7 +18,7 @@ def read_headers(headers: Iterable[Header | str], key_variables: Iterable[str] =
     """Return the headers of a request.
 
     Args:
-        headers: values, or `[ARM=]NAME: VALUE` with `${VARIABLE}` for what the environment holds.
+        headers: values, or `[ARM=]NAME: VALUE` with `${VARIABLE}` for environment variables.
         key_variables: `[ARM=]NAME` of variables that hold API keys.
 
     Raises:

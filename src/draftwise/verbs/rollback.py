@@ -25,7 +25,7 @@ class RollbackRequest:
     """Folder that `deploy` wrote."""
     _: KW_ONLY
     apply: bool = False
-    """Whether to put the revision without speculation into force."""
+    """Whether to apply the revision without speculation."""
     remove: bool = False
     """Whether to remove the twin that ran next to the service, once it has no traffic."""
     confirm: Callable[[str, str], bool] | None = None
@@ -34,7 +34,7 @@ class RollbackRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackStep:
-    """One step of the way back."""
+    """One step back."""
 
     text: str
     command: str
@@ -43,7 +43,7 @@ class RollbackStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackResult(Result):
-    """The steps of the way back, and which of them were run."""
+    """The steps back, and which of them were run."""
 
     VERB: ClassVar[str] = "rollback"
     steps: tuple[RollbackStep, ...]
@@ -52,15 +52,15 @@ class RollbackResult(Result):
     ran: tuple[str, ...]
     """Commands that were run."""
     next: tuple[str, ...] = field(default=(), metadata=HIDDEN)
-    """What to do or know after what was run."""
+    """What to do or know after these commands."""
 
 
 @verb(RollbackRequest)
 def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
-    """Return how a deployment goes back to serving without speculation, or do it.
+    """Return the steps that take a deployment back to serving without speculation, or run them.
 
-    One command puts the next revision into force, under the name that clients use. With compose and systemd the server
-    restarts in its place.
+    One command applies the next revision under the name that clients use. With compose and systemd, the server restarts
+    in place.
     """
     folder = Path(request.folder)
     way = plan_rollback(folder)

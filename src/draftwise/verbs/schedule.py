@@ -33,7 +33,7 @@ class ScheduleRequest:
     max_num_seqs: Annotated[int, Range(1)] | None = None
     """Largest batch; None for that of the calibrated servers."""
     format: str = "vllm"
-    """Engine in whose form a schedule is written: one of `FORMATS`."""
+    """Engine whose format to write: one of `FORMATS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class ScheduleRow:
     fixed_speedup: float
     """Mean speed-up of the best fixed k over plain decoding, over the batch sizes."""
     ranges: tuple[tuple[int, int, int], ...]
-    """First batch size, last, k."""
+    """(first batch size, last batch size, k) of each range."""
     schedule_gain: float
-    """Speed-up of the schedule over the best fixed k, as the release follows the schedule."""
+    """Speed-up of the schedule over the best fixed k, as the release applies it."""
     ideal_gain: float
-    """The same on a release that follows the schedule exactly."""
+    """Likewise, on a release that follows the schedule exactly."""
     fixed: SpecConfig
     """Config with the best fixed k."""
     scheduled: str | None
-    """Schedule in the requested form; null where one k is enough or the release does not follow it."""
+    """Schedule in the requested format; null if one k is enough or the release does not follow it."""
     remarks: tuple[str, ...]
-    """What `check` says of the schedule."""
+    """What `check` says about the schedule."""
     advice: LengthAdvice = field(metadata=HIDDEN)
 
     @classmethod
@@ -97,8 +97,8 @@ class ScheduleResult(Result):
 def schedule(request: ScheduleRequest, _progress: Progress) -> ScheduleResult:
     """Choose how many tokens to draft, from a replayed log and calibrated servers.
 
-    One k for every load comes first. A schedule by batch size is given only where it gains 2 % over that on the release
-    that is to follow it. Neither is measured: make it a candidate of `decide`.
+    The first choice is one k for every load. You get a schedule by batch size only if it gains 2 % over that k on the
+    release that will run it. Neither is measured: make it a candidate of `decide`.
     """
     if request.format not in FORMATS:
         refuse(f"Unknown format {request.format!r}: give one of {', '.join(FORMATS)}.", where="--format")

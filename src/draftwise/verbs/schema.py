@@ -17,10 +17,10 @@ from draftwise.verbs.verb import Result, load_verb, refuse, verb
 
 @dataclass(frozen=True, slots=True)
 class SchemaRequest:
-    """A verb whose JSON is described, or a release whose speculative config is."""
+    """A verb whose JSON to describe, or a release whose speculative config to describe."""
 
     verb: str | None = None
-    """Verb, or `error` for what every verb prints where there is no answer; None for the speculative config."""
+    """Verb, or `error` for what every verb prints when it has no answer; None for the speculative config."""
     vllm: str = "newest"
     nearest: bool = False
     """Whether an unknown release is described by the nearest known one."""

@@ -33,7 +33,7 @@ class ServeRequest:
     served_model_name: str | None = None
     """Name in the API and in metrics; default: the model."""
     api_key: str | None = None
-    """Key that requests must bring, except those of probes and scrapers."""
+    """API key that requests need, except health checks and scrapes of metrics."""
     enable_auto_tool_choice: bool = False
     """Whether the model may choose to call tools."""
     tool_call_parser: str | None = None
@@ -42,15 +42,15 @@ class ServeRequest:
     """Whether `host` may be reachable from other machines."""
     allowed_hosts: Sequence[str] = ()
     """Names by which clients reach the server, in addition to localhost; `*` allows any. A server that other machines
-    can reach takes any unless one is given."""
+    can reach accepts any name unless you give one."""
     allowed_origins: Sequence[str] = ()
     """Web pages that may use the server, such as `https://example.com`; `*` allows all."""
     drain_seconds: Annotated[float, Range(0, 86400)] = 10
-    """Seconds for running requests to end after SIGTERM or SIGINT; the rest then ends with an error."""
+    """Seconds that running requests get after SIGTERM or SIGINT; those left then end with an error."""
     max_waiting: Annotated[int, Range(0)] = 1024
-    """Longest queue; 503 beyond."""
+    """Maximum number of waiting requests; further ones get status 503."""
     kernel_cache: str | None = None
-    """Folder of compiled kernels: taken from there, new ones kept there."""
+    """Folder of compiled kernels: the server loads kernels from it and adds new ones."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags of vLLM by their long name with underscores."""
 
@@ -67,10 +67,9 @@ class ServeResult(Result):
 def serve(request: ServeRequest, progress: Progress) -> ServeResult:
     """Serve a model over OpenAI-compatible HTTP until SIGINT or SIGTERM.
 
-    Phases of the start go to `progress.update`, and the line that says where it listens to `progress.status`. What a
-    request leaves out is taken from the checkpoint's generation_config.json, as in vLLM. The engine runs in a process
-    of its own; when that fails, the verb raises BackendError. More than one GPU is vLLM's job: the error names its
-    command.
+    Start-up phases go to `progress.update`, the line with the address to `progress.status`. Defaults of requests come
+    from the checkpoint's generation_config.json, as in vLLM. The engine runs in its own process; if that fails, this
+    raises BackendError. More than one GPU is vLLM's job: the error names its command.
     """
     spec = parse_spec(request.speculative_config)
     config = make_config(str(request.model), spec, request.settings)

@@ -32,11 +32,11 @@ class SizeRequest:
     """Directory of a checkpoint, a well-known model id, or a config.json."""
     _: KW_ONLY
     gpu: str
-    """Name such as H200, L40S or A100-80GB; or its memory, as 48GiB."""
+    """Name, such as H200, L40S or A100-80GB, or memory, such as 48GiB."""
     drafter: str | PathLike[str] | None = None
     """Draft model or head: directory or known id."""
     method: str | None = None
-    """Drafting method; None as vLLM infers it."""
+    """Drafting method; None to infer it as vLLM does."""
     num_speculative_tokens: Annotated[int, Range(1)] | None = None
     speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """vLLM's own JSON or a file that holds it, instead of the three fields above."""
@@ -44,10 +44,10 @@ class SizeRequest:
     pipeline_parallel_size: Annotated[int, Range(1, 1024)] = 1
     quantization: str | None = None
     """Quantization of the target's weights: a method of vLLM that quantizes while it loads, or the precision of a
-    quantized copy; None as stored."""
+    quantized copy; None for the stored one."""
     kv_cache_dtype: str | None = None
     block_size: Annotated[int, Range(1)] | None = None
-    """Tokens of a KV block."""
+    """Tokens per KV block."""
     max_model_len: Annotated[int, Range(1)] | None = None
     max_num_seqs: Annotated[int, Range(1)] | None = None
     max_num_batched_tokens: Annotated[int, Range(1)] | None = None
@@ -55,12 +55,12 @@ class SizeRequest:
     enforce_eager: bool = False
     """Whether vLLM runs without CUDA graphs."""
     enable_prefix_caching: bool | None = None
-    """Whether the server keeps prefixes; None as the release does for the target."""
+    """Whether the server caches prefixes; None for the release's default with this target."""
     contexts: Sequence[Annotated[int, Range(1)]] = ()
-    """Lengths, in tokens, at which to count sequences; default: powers of two."""
+    """Context lengths in tokens at which to count sequences; default: powers of two."""
     vllm: str = "newest"
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     compiled: bool = False
     """Whether vLLM's compile cache exists already."""
     config_from: str | PathLike[str] | None = None
@@ -99,9 +99,9 @@ class SizeResult(Result):
     without_drafter: GpuMemory
     findings: tuple[Finding, ...]
     asked: str
-    """Release that was asked for; `vllm` unless that is only the nearest one known."""
+    """Requested release; differs from `vllm` if that is only the nearest known one."""
     contexts: tuple[int, ...] = field(metadata=HIDDEN)
-    """Lengths at which sequences are counted."""
+    """Context lengths in tokens at which sequences are counted."""
     sizing: Sizing = field(metadata=HIDDEN)
 
     @property
@@ -127,8 +127,8 @@ class SizeResult(Result):
 def size(request: SizeRequest, _progress: Progress) -> SizeResult:
     """Show the memory that a target and its drafter take on each GPU.
 
-    Weights are counted from safetensors headers if the target's directory has them, else from the shape. The rest
-    becomes KV cache, whose capacity is given with and without the drafter.
+    Counts weights from safetensors headers if the target's directory has them, else from the model's shape. The rest is
+    KV cache; the result has its capacity with and without the drafter.
     """
     release = open_release(request.vllm, nearest=request.nearest)
     spec, about_spec = _read_spec(request)

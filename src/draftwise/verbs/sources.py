@@ -60,26 +60,26 @@ class SetupRequest:
     patterns, whole command lines, `-` for standard input, or setups."""
     _: KW_ONLY
     target: str | PathLike[str] | None = None
-    """Model that replaces the target in the sources, e.g. where that is a mount."""
+    """Model that replaces the target in the sources, e.g. a mount path."""
     speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """Config that replaces those in the sources: a value, its JSON, or a file that holds it."""
     gpu: str | None = None
-    """GPU that serves, such as H200, or its memory, as 48GiB. Default: the one that a source names, else any."""
+    """GPU that serves, such as H200, or its memory, such as 48GiB. Default: the source's, else any."""
     engine_flags: Sequence[str] = ()
-    """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
+    """Flags of `vllm serve`, as on its command line, for a single model."""
     env_files: Sequence[str | PathLike[str]] = ()
-    """Files of NAME=value lines: variables that the sources take from elsewhere, in compose those of .env."""
+    """Files of NAME=value lines: values of variables that the sources use, such as compose's .env."""
     usual_vllm: str | None = None
-    """Release of the sources that name none, where no release is requested."""
+    """Release for sources that name none, unless the request names one."""
     usual_gpu: str | None = None
-    """GPU of the sources that name none, where none is requested."""
+    """GPU for sources that name none, unless the request names one."""
     skip_other_files: bool = False
-    """Whether it is fine that a file starts no vLLM server, as hooks pass every changed file."""
+    """Whether to skip files that start no vLLM server, for hooks that pass every changed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest(SetupRequest):
-    """A request whose setups are judged by what config.json says of their models."""
+    """A request whose setups are judged with the config.json of their models."""
 
     _: KW_ONLY
     config_from: str | PathLike[str] | None = None
@@ -96,9 +96,9 @@ class FoundSetups:
     unread: tuple[tuple[str, Report], ...]
     """Files that may start a server and cannot be read, by name."""
     skipped: tuple[str, ...]
-    """Files, of a folder or of many, that start no server."""
+    """Files of a folder, or of a list of files, that start no server."""
     may_be_empty: bool = False
-    """Whether it is fine that no file starts a server."""
+    """Whether to accept that no file starts a server."""
 
     @property
     def setups(self) -> list[Setup]:
@@ -132,7 +132,7 @@ class FoundSetups:
 
 
 def hint_kustomize(names: Iterable[str]) -> str:
-    """Return how to judge what the last kustomization among files makes, or nothing."""
+    """Return how to judge the output of the last kustomization among files; empty without one."""
     folders = [Path(each).parent for each in names if Path(each).stem.lower() == "kustomization"]
     return (
         "" if not folders else f"To judge what Kustomize makes: `kubectl kustomize {folders[-1]} | draftwise check -`."
@@ -148,7 +148,7 @@ class Sources:
     texts: tuple[SourceText, ...]
     engine_flags: tuple[str, ...]
     variables: Mapping[str, str]
-    """Values of variables that texts take from elsewhere."""
+    """Values of variables that the texts use."""
     gpu: str | None
     usual_vllm: str | None
     usual_gpu: str | None
@@ -159,7 +159,7 @@ class Sources:
     may_be_empty: bool
 
     def read(self, version: str | None) -> FoundSetups:
-        """Return the setups, judged by a release: None takes the one that each source names."""
+        """Return the setups as read for a release; None for the one that each source names."""
         readings = [
             read_words(["vllm", "serve", model, *self.engine_flags], engine_version=version) for model in self.models
         ]
@@ -272,7 +272,7 @@ def with_gpu(setup: Setup, name: str | None) -> Setup:
 
 
 def remarks_on(release: Release) -> tuple[Finding, ...]:
-    """Return what the reader must know of the release that stands in for an unknown version."""
+    """Return remarks on a release that stands in for an unknown version."""
     return (*find_remarks(release), *find_doubts(release))
 
 
@@ -361,12 +361,12 @@ def _spell(source: Source) -> str:
 
 
 def flags_of_vllm() -> Collection[str]:
-    """Return the flags of the newest release, as they are written on its command line."""
+    """Return the flags of the newest release, as on its command line."""
     return releases()[-1].table("flags")
 
 
 def find_command(words: Sequence[str]) -> int:
-    """Return where the words of a command that starts a server begin, variables before it included; -1 for nowhere."""
+    """Return the index at which a command that starts a server begins, its variables included; -1 without one."""
     for index, pair in enumerate(pairwise(words)):
         if pair in _COMMANDS:
             while index and _ASSIGNMENT.match(words[index - 1]):
@@ -376,7 +376,7 @@ def find_command(words: Sequence[str]) -> int:
 
 
 def join_command(words: Sequence[str]) -> list[str]:
-    """Return sources in which a command that was given word by word, as the last one, is a single text."""
+    """Return the sources, with a command given word by word at the end joined into one text."""
     begin = find_command(words)
     if begin < 0:
         return list(words)

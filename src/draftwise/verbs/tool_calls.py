@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidRequest, InvalidSetup
+from draftwise.core import Finding, InvalidRequest
 from draftwise.core.document_schema import json_schema
 from draftwise.core.progress import Progress
-from draftwise.knowledge.messages import fault
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.error_documents import describe_error
 from draftwise.verbs.field_types import find_wrong_types
@@ -23,7 +23,7 @@ from draftwise.verbs.request_schemas import request_schema
 from draftwise.verbs.verb import Result, Verb, load_verb
 
 LARGEST = 1_000_000
-"""Bytes of the arguments of a call, and of its answer."""
+"""Maximum bytes of a call's arguments, and of its answer."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OPTION = re.compile(r"'[^']*'|`draftwise mcp [^`]*`|(?<![\w`-])--?[a-z][\w-]*")
 """An option in a message; quotes hold the agent's own text, and a command for who runs the server stays as it is."""
@@ -38,7 +38,7 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What whoever started the server allows."""
+    """What the operator of the server allows."""
 
     files: Confinement
     folder: Path | None = None
@@ -55,10 +55,10 @@ class Tool:
     without: frozenset[str] = frozenset()
     """Fields of its request that an agent cannot set: those that run a command, and those that only Python has."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Fields that name what is written: to the default below the folder, in which `{now}` is the time; or to ""."""
+    """Fields that name output, with their default below the folder (`{now}` is the time), or ""."""
     always_writes: bool = False
     is_job: bool = False
-    """Whether it takes minutes: it is started, asked for its state, stopped, and asked for its result."""
+    """Whether it takes minutes and has separate calls to start, poll, stop, and get the result."""
 
     @property
     def request(self) -> Verb[Any, Any, Any]:
@@ -114,7 +114,7 @@ TOOLS: Mapping[str, Tool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """What a call led to."""
+    """The answer to a call."""
 
     text: str
     """The result as a terminal shows it."""
@@ -123,7 +123,7 @@ class ToolAnswer:
 
 
 def call(name: str, arguments: Mapping[str, Any], progress: Progress, *, permissions: Permissions) -> ToolAnswer:
-    """Run a verb for an agent; every error is an answer."""
+    """Run a verb for an agent; errors become answers."""
     tool = TOOLS[name]
     try:
         return answer_of(tool.request.run(make_request(tool, arguments, permissions), progress))
@@ -139,8 +139,7 @@ def answer_of(result: Result) -> ToolAnswer:
         "notices": [each.to_dict() for each in result.notices],
     }
     if len(json.dumps(document)) > LARGEST:
-        text = f"The answer is larger than {LARGEST:,} bytes."
-        return refusal_of(InvalidSetup.because("call-too-large", text, fix="Ask for less: fewer sources or releases."))
+        return refusal_of(refusal("call-too-large", largest=LARGEST))
     return ToolAnswer(text=str(result), document=document)
 
 
@@ -154,7 +153,7 @@ def refusal_of(error: BaseException, tool: Tool | None = None) -> ToolAnswer:
 
 
 def make_request(tool: Tool, arguments: Mapping[str, Any], permissions: Permissions) -> Any:
-    """Return the request that arguments stand for.
+    """Return the request for the arguments of a call.
 
     Raises:
         InvalidRequest: fields are unknown, missing or of the wrong type, or name what the server does not allow.

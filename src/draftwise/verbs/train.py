@@ -28,7 +28,7 @@ __all__ = ["Stopped", "TrainRequest", "TrainResult", "find_options", "list_train
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """A run of training. The same request resumes a run that was stopped."""
+    """A training run. Repeat the request to resume a run that was stopped."""
 
     method: str
     """Method to train a drafter for: one of `list_trainable()`."""
@@ -44,7 +44,7 @@ class TrainRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method by name (`find_options`)."""
     gpus: int | None = None
-    """GPUs of this host, a process for each; None trains in this process."""
+    """Number of GPUs of this host, with one process each; None trains in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class TrainResult(Result):
     num_parameters: int
     """Trained parameters."""
     is_first: bool = field(default=True, metadata=HIDDEN)
-    """Whether this process speaks for the run, of several that torchrun started."""
+    """Whether this process, of several that torchrun started, reports the result (rank 0)."""
 
 
 @verb(TrainRequest)
@@ -73,7 +73,7 @@ def train(request: TrainRequest, progress: Progress) -> TrainResult:
     """Train a drafter as a checkpoint that vLLM and `draftwise serve` load.
 
     Raises:
-        Stopped: the run was asked to stop; its checkpoint is written, and the same request resumes it.
+        Stopped: a stop was requested. The checkpoint is written; the same request resumes the run.
     """
     require_posix("Training runs")
     with _explain_missing():

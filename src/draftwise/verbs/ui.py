@@ -42,8 +42,8 @@ class UiResult(Result):
 def ui(request: UiRequest, progress: Progress) -> UiResult:
     """Show runs, comparisons, forecasts and running services in a browser, until SIGINT or SIGTERM.
 
-    It listens on 127.0.0.1 only, starts nothing, and writes nothing but the report of a run that you ask for. Once it
-    listens, the result goes to `progress.update`.
+    Listens on 127.0.0.1 only, starts no server, and writes only the report of a run that you ask for. Once it listens,
+    the result goes to `progress.update`.
     """
     given = [request.runs] if isinstance(request.runs, (str, PathLike)) else list(request.runs)
     folders = [Path(each) for each in given] or [Path.cwd()]

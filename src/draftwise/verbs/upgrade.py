@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from packaging.version import Version
 
-from draftwise.core import CheckOutcome, Finding, Ruling, Severity
+from draftwise.core import Finding, Ruling, Severity
 from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
@@ -44,9 +44,9 @@ class UpgradeRequest(JudgedRequest):
     after: str
     """Release to move to, e.g. `newest`; an older one is a roll-back."""
     nearest: bool = False
-    """Whether an unknown release is judged by the nearest known one; the findings say so."""
+    """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: a break, also a setup not judged in full (`unknown`), or also a new warning."""
+    """What gives exit code 1: a break (`error`); `unknown` adds setups not judged in full, `warning` new warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class UpgradedSetup:
     still: tuple[Ruling, ...]
     """What both releases reject or fail on."""
     unknown: tuple[Ruling, ...]
-    """Unjudged for the new release: the text leaves a value open, or a model is unknown here."""
+    """Not judged for the new release: the text leaves a value open, or draftwise does not know a model."""
     other: tuple[Ruling | Finding, ...]
     """New findings that do not stop the server."""
     gone: tuple[Ruling | Finding, ...]
@@ -101,13 +101,13 @@ class UpgradeResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """1 if something breaks, a setup starts on neither release, or something is as `fail_on` says."""
+        """1 if something breaks, a setup starts on neither release, or `fail_on` applies."""
         return int(self.fail_on != "never" and (_has_errors(self.unread) or any(map(self._fails, self.setups))))
 
     def _fails(self, setup: UpgradedSetup) -> bool:
         if setup.breaks or setup.starts_on_neither or _has_errors(setup.unknown):
             return True
-        is_open = setup.after.outcome is CheckOutcome.NOT_JUDGED or setup.before.outcome is CheckOutcome.NOT_JUDGED
+        is_open = None in (setup.before.accepted, setup.after.accepted)
         warns = any(each.severity is Severity.WARNING for each in setup.other)
         return self.fail_on in ("unknown", "warning") and (is_open or (warns and self.fail_on == "warning"))
 
@@ -118,7 +118,7 @@ def _has_errors(findings: Iterable[Finding]) -> bool:
 
 @verb(UpgradeRequest)
 def upgrade(request: UpgradeRequest, _progress: Progress) -> UpgradeResult:
-    """Judge the same setup on two vLLM releases and say what differs."""
+    """Judge each setup on two vLLM releases and list the differences."""
     for version in filter(None, (request.before, request.after)):
         open_release(version, nearest=request.nearest)
     sources = find_sources(request)
@@ -154,7 +154,7 @@ def _describe(where: str, found: Upgrade) -> UpgradedSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRow:
-    """Choices of one kind that came, or went, with the same release."""
+    """Choices of one kind that the same release added or removed."""
 
     release: str
     kind: str

@@ -62,7 +62,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0, or 1 where the answer is bad news."""
+        """Exit code of the command: 0, or 1 if the answer is bad news."""
         return 0
 
     @property
@@ -117,7 +117,7 @@ class Verb(Generic[P, Q, R]):
         return self.run(request)
 
     def run(self, request: Q, progress: Progress | None = None) -> R:
-        """Return the result of a request; raises as a call does."""
+        """Return the result of a request; raises the same errors as a call."""
         if any(type(getattr(request, name)) in (int, float) for name in getattr(request, "__dataclass_fields__", ())):
             _refuse_wrong_types(request)  # numbers out of their range, which cost most where they are not refused
         try:
@@ -153,7 +153,7 @@ class Verb(Generic[P, Q, R]):
 
 
 def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q, Progress], R]], Verb[P, Q, R]]:
-    """Return the decorator that makes a verb of a function from a request to a result."""
+    """Return a decorator that turns a function from a request to a result into a verb."""
 
     def make(function: Callable[[Q, Progress], R]) -> Verb[P, Q, R]:
         return Verb(request, function)
@@ -189,7 +189,7 @@ def _refuse_wrong_types(request: Any) -> None:
 
 
 def refuse(message: str, *, where: str = "") -> NoReturn:
-    """Raise the error of a request whose fields do not go together.
+    """Refuse a request whose fields contradict each other.
 
     Raises:
         InvalidRequest: always.

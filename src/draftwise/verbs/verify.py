@@ -24,7 +24,7 @@ from draftwise.verbs.verb import refuse, verb
 class VerifyRequest:
     """Files, a server, a log or objects, and the setup to compare them with.
 
-    A source that is given as `-` is read from standard input.
+    Give `-` to read a source from standard input.
     """
 
     source: str | PathLike[str] | None = None
@@ -33,29 +33,29 @@ class VerifyRequest:
     setup: Setup | str | PathLike[str] | None = None
     """Setup that was ordered; default: setup.json in the folder of the source."""
     returned: str | PathLike[str] | None = None
-    """Output of `kubectl apply --dry-run=server -o json` for the source: what was dropped?"""
+    """Output of `kubectl apply --dry-run=server -o json` for the source, to find dropped fields."""
     against: str | None = None
     """URL of a server without speculation, whose outputs should be the same."""
     answers: bool = False
-    """Whether answers with cached prefixes, tools, a JSON schema and long contexts are compared with `against`."""
+    """Whether to compare answers with cached prefixes, tools, a JSON schema and long contexts with `against`."""
     expected: Annotated[float, Range(1)] | None = None
-    """Tokens per step that this probe counted before; fewer are an error."""
+    """Tokens per step of an earlier probe; fewer are an error."""
     baseline: Baseline | str | PathLike[str] | None = None
-    """Baseline with earlier answers to the probe: are engine and drafter the same?"""
+    """Baseline with earlier answers to the probe, to tell whether engine and drafter are the same."""
     prompts: Annotated[int, Range(3, 60)] = 24
     """Prompts of the probe, 64 output tokens each, at temperature 0."""
     headers: Sequence[Header | str] = ()
-    """Headers for the URLs; ${VARIABLE} is replaced."""
+    """Headers for the URLs; ${VARIABLE} stands for an environment variable."""
     key_variables: Sequence[str] = ()
-    """Variables that hold the key of the URLs."""
+    """Environment variables that hold the API key of the URLs."""
     log: str | PathLike[str] | None = None
     """Start-up log of vLLM."""
     kubectl: str | PathLike[str] | None = None
     """Output of `kubectl get pod NAME -o yaml`."""
     gpu: str | None = None
-    """Name such as H200, where the source does not name it."""
+    """GPU, such as H200, if the source does not name it."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
+    """What gives exit code 1: `error`; `unknown` adds setups not judged in full, `warning` also warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,15 @@ class VerifyResult(Judgements):
     judgements: tuple[Judgement, ...]
     fail_on: FailOn = "error"
     commands: tuple[tuple[str, str], ...] = field(default=(), metadata=HIDDEN)
-    """Commands that show more of the objects: what for, and the command."""
+    """Commands that show more about the objects: (purpose, command)."""
 
 
 @verb(VerifyRequest)
 def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
     """List every difference between a source and what was ordered.
 
-    A folder that `deploy` wrote is verified by its sums, and both twins are read back, judged and sized. A server is
-    asked a few prompts. What cannot be seen is reported as unknown.
+    For a folder that `deploy` wrote, checks the checksums, then reads back, judges and sizes both twins. Sends a server
+    a few prompts. Reports what it cannot see as unknown.
     """
     source = None if request.source is None else str(request.source)
     if source is None and request.log is None and request.kubectl is None:

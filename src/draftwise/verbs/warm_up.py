@@ -19,12 +19,12 @@ class WarmUpRequest:
     """The server whose kernels are compiled."""
 
     model: str | PathLike[str]
-    """Directory of a checkpoint, or a GGUF file; with the setting load_format `dummy` config.json is enough."""
+    """Directory of a checkpoint, or a GGUF file; with the setting load_format `dummy`, a config.json is enough."""
     _: KW_ONLY
     out: str | PathLike[str]
-    """Folder of the kernels: new, or filled on such a machine."""
+    """Folder for the kernels: new, or filled on a machine like this one."""
     speculative_config: SpecConfig | Mapping[str, Any] | str | None = None
-    """The server's."""
+    """Speculative config of the server; None for plain decoding."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags of vLLM by their long name with underscores, as the server will have them."""
 
@@ -42,10 +42,10 @@ class WarmUpResult(Result):
 
 @verb(WarmUpRequest)
 def warm_up(request: WarmUpRequest, progress: Progress) -> WarmUpResult:
-    """Compile the kernels that a server needs, without serving; its phases go to `progress.update`.
+    """Compile the kernels that a server needs, without serving; phases go to `progress.update`.
 
-    The folder then goes to other machines with the same processor and versions, where `serve` with `kernel_cache`
-    starts without compiling; another machine refuses it. Several models and configurations may share it.
+    Copy the folder to machines with the same processor and versions: there, `serve` with `kernel_cache` starts without
+    compiling. Other machines reject it. Several models and configurations may share it.
     """
     spec = parse_spec(request.speculative_config)
     config = make_config(str(request.model), spec, request.settings)

@@ -56,44 +56,44 @@ class WatchRequest:
     """A service: the URLs of its servers, what a Prometheus recorded of it, or a log."""
 
     urls: str | Sequence[str] = ()
-    """Servers, or their pages of counters; several are replicas of one service."""
+    """URLs of servers, or of their metrics pages; several are replicas of one service."""
     _: KW_ONLY
     plain: Sequence[str] = ()
     """Servers of the same model without speculation, to compare with."""
     baseline: Baseline | str | PathLike[str] | None = None
-    """baseline.json of `deploy`: what was measured, and where it stops paying."""
+    """baseline.json of `deploy`, with the measured values and the break-even."""
     once: bool = True
-    """Whether to end after one window; otherwise the verb goes on until it is stopped."""
+    """Whether to exit after one window; otherwise the verb runs until stopped."""
     interval_s: Annotated[float, Range(0.2, 3600)] = 10.0
-    """Seconds between two looks."""
+    """Seconds between two readings."""
     prometheus: str | None = None
     """URL of a Prometheus that recorded the servers."""
     model: str | None = None
     """Label model_name of the service, with `prometheus`."""
     service: str | None = None
-    """Label `service`, as `deploy` lets Prometheus set it, with `prometheus`; without it, all services are listed."""
+    """Label `service` that `deploy` sets, with `prometheus`; None lists all services."""
     namespace: str | None = None
     """Label `namespace` of the service, with `prometheus`."""
     log: str | PathLike[str] | None = None
     """Log of vLLM with its statistics, `-` for standard input."""
     setup: str | PathLike[str] | None = None
-    """The service's manifest or setup.json: `check` of it separates causes."""
+    """The service's manifest or setup.json; judging it helps to tell causes apart."""
     start_log: str | PathLike[str] | None = None
     """Start-up log of a server."""
     probe: bool = False
-    """Whether to send every URL a few prompts at temperature 0: are engine and drafter the baseline's?"""
+    """Whether to send every URL a few prompts at temperature 0, to tell whether engine or drafter changed."""
     workload: str | None = None
     """Prompts of your own for the probe, in addition to 24 bundled ones."""
     record_baseline: str | PathLike[str] | None = None
-    """File for the service's present state: one window, and the probe four times."""
+    """File to record the service's current state in: one window, and the probe four times."""
     since_rollout: str | None = None
     """Time of a roll-out, or `last`: compares now with the minutes before it, with `prometheus`."""
     setup_before: str | PathLike[str] | None = None
     """Setup before the roll-out: adds the findings of `upgrade` from it to `setup`."""
     headers: Sequence[Header | str] = ()
-    """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} is replaced."""
+    """`[POOL=]NAME: VALUE` for the URLs; ${VARIABLE} stands for an environment variable."""
     key_variables: Sequence[str] = ()
-    """`[POOL=]NAME` of variables that hold the key of the URLs."""
+    """`[POOL=]NAME` of environment variables that hold API keys for the URLs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +115,18 @@ class ServiceRow:
     tokens_per_step: float | None
     """Tokens per step of the servers that speculate, pooled."""
     break_even: float | None
-    """Tokens per step below which it does not pay; null if the rules of `deploy` do not record it."""
+    """Tokens per step below which speculation does not pay; null if the rules of `deploy` do not record it."""
     output_tokens_per_s: float | None
     """Output tokens a second of the servers that speculate."""
     cost: float | None
-    """Servers' worth of time that the costliest finding takes; null if nothing with a known loss was found."""
+    """Capacity that the costliest finding takes, in servers; null without a finding of known loss."""
     findings: tuple[Diagnosis, ...]
     """The costliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchResult(Result):
-    """One look at a service, or at all services that a Prometheus recorded."""
+    """One reading of a service, or of all services that a Prometheus recorded."""
 
     VERB: ClassVar[str] = "watch"
     at_s: float
@@ -135,11 +135,11 @@ class WatchResult(Result):
     pools: tuple[PoolRow, ...]
     findings: tuple[Diagnosis | Ruling | Finding, ...]
     unanswered: tuple[str, ...]
-    """Questions that cannot be answered, a sentence each."""
+    """Questions that cannot be answered, one sentence each."""
     services: tuple[ServiceRow, ...] = ()
-    """Services, the costliest first, where there are several; then `pools` is empty."""
+    """Services, costliest first, if there are several; `pools` is then empty."""
     is_only: bool = field(metadata=HIDDEN)
-    """Whether no other look was asked for."""
+    """Whether only one reading was requested."""
     snapshot: Snapshot = field(metadata=HIDDEN)
     yardstick: Yardstick = field(metadata=HIDDEN)
 
@@ -173,10 +173,10 @@ class _Service:
 
 @verb(WatchRequest)
 def watch(request: WatchRequest, progress: Progress) -> WatchResult:
-    """Say what speculation does for a running service: over one interval, then over the last five minutes.
+    """Judge what speculation does for a running service: over one interval, then over the last five minutes.
 
-    Nothing is asked of the servers but their page of counters, unless a probe is requested. Readings are ratios of the
-    growth of its counters between two looks. Every look goes to `progress.update`; the last one is returned.
+    Reads only the servers' metrics pages, unless you request a probe. Readings are ratios of the growth of their
+    counters between two reads. Every reading goes to `progress.update`; the last one is returned.
     """
     service = _read(request)
     if request.log is not None:

@@ -1,1 +1,1 @@
-"""Watches running services: windows of their counters, the diagnosis, and a probe of a few prompts."""
+"""Watches running services: counter windows, diagnosis, and a probe with a few prompts."""

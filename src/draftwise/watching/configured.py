@@ -1,4 +1,4 @@
-"""Side information about a service: its setup as `check` judges it, and its start-up log."""
+"""Reads side information about a service: its setup as judged by `check`, and its start-up log."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from draftwise.watching.diagnose import SideInfo
 
 
 def read_side_info(setup_file: Path | None, start_log: Path | None) -> SideInfo:
-    """Return what files say of a service, for diagnoses that a config or a log settles.
+    """Read files about a service, for diagnoses that a config or a log can confirm.
 
     Args:
-        setup_file: a manifest, a command line or JSON; of several servers in it, the first one that speculates.
-        start_log: what a server logged when it started; the release and the runner that it names are the setup's.
+        setup_file: a manifest, a command line or JSON. Of several servers, the first that speculates counts.
+        start_log: a server's start-up log. Its release and model runner override the setup's.
 
     Raises:
-        UnreadableSource: a file is not there or cannot be read.
-        InvalidSetup: the setup's file starts no server, or one of a release that is not known.
+        UnreadableSource: a file does not exist or cannot be read.
+        InvalidSetup: the setup file starts no server, or one of an unknown release.
     """
     log = None if start_log is None else _read(start_log)
     started = StartupLog(0.0)

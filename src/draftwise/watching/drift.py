@@ -1,4 +1,4 @@
-"""Drift of acceptance in a service's own counters: season, noise and limits that are fitted to the service."""
+"""Detects drift of acceptance in a service's own counters, with season, noise and limits fitted to the service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROW_S = 300
-"""Seconds of a row: long enough for a service of two requests a minute to draft, short compared with an hour."""
+"""Seconds per row: long enough for drafts at two requests a minute, short compared with an hour."""
 ROWS_PER_DAY = 86_400 // ROW_S
 MIN_DRAFTS = 50
-"""Fewer drafts in a row say nothing: the statistics stand still, as they do in gaps."""
+"""Minimum drafts in a row. With fewer, the statistics pause, as in gaps."""
 _DAY_S, _BIN_S = 86_400, 7_200
 _BINS = _DAY_S // _BIN_S
 _NUM_BINS = 2 * _BINS
-"""Times of the week: two-hour bins of working days, then of weekends."""
+"""Number of bins per week: two-hour bins of working days, then of weekends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,12 @@ class DriftRow:
     accepted: int
     """Draft tokens."""
     usable: bool = True
-    """False where a replica restarted or was out of the traffic: another service than the one that was learned."""
+    """False if a replica restarted or received no traffic: this is not the service that was learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowArrays:
-    """RowArrays as arrays of one length, in their order of time."""
+    """Rows as arrays of equal length, in time order."""
 
     began_s: NDArray[np.int64]
     drafts: NDArray[np.float64]
@@ -45,7 +45,7 @@ class RowArrays:
 
     @classmethod
     def of(cls, rows: Sequence[DriftRow]) -> RowArrays:
-        """Return rows as arrays."""
+        """Convert rows to arrays."""
         return cls(
             np.array([row.began_s for row in rows], np.int64),
             np.array([row.drafts for row in rows], np.float64),
@@ -61,12 +61,12 @@ class RowArrays:
 
     @property
     def counts(self) -> NDArray[np.bool_]:
-        """Which rows say something."""
+        """Which rows have enough drafts and are usable."""
         return self.usable & (self.drafts >= MIN_DRAFTS)
 
     @property
     def acceptance_length(self) -> NDArray[np.float64]:
-        """Tokens per draft; 1 where nothing was drafted."""
+        """Tokens per draft; 1 without drafts."""
         return 1 + self.accepted / np.maximum(self.drafts, 1)
 
     @property
@@ -76,7 +76,7 @@ class RowArrays:
 
     @property
     def bins(self) -> NDArray[np.int64]:
-        """The time of the week: two hours of a working day, or of a day of the weekend (UTC)."""
+        """Bin of the week: two hours of a working day or of a weekend day (UTC)."""
         weekend = (self.days + 3) % 7 >= 5  # the epoch began on a Thursday
         return (self.began_s % _DAY_S) // _BIN_S + _BINS * weekend
 
@@ -97,7 +97,7 @@ class Season:
 
     @classmethod
     def fit(cls, rows: RowArrays) -> Season:
-        """Return the season of rows: ratios of sums, pulled towards the mean where there is little data."""
+        """Fit the season: ratios of sums, pulled toward the mean if data is scarce."""
         rows = rows[rows.counts]
         drafts = np.bincount(rows.bins, rows.drafts, _NUM_BINS)
         accepted = np.bincount(rows.bins, rows.accepted, _NUM_BINS)
@@ -106,13 +106,13 @@ class Season:
         return cls((accepted + mean * prior) / (drafts + prior))
 
     def shortfall(self, rows: RowArrays) -> NDArray[np.float64]:
-        """Return the share of its expectation that each row's acceptance length lacks; 0 where it says nothing."""
+        """Return by which share each row's acceptance length falls short of the season; 0 if it does not count."""
         expected = 1 + self.accepted_per_draft[rows.bins]
         return np.where(rows.counts, 1 - rows.acceptance_length / expected, 0.0)
 
 
 def cross_fit(rows: RowArrays) -> NDArray[np.float64]:
-    """Return each row's shortfall from a season that was fitted without its week: so no row explains itself."""
+    """Return each row's shortfall from a season fitted without its week, so no row explains itself."""
     folds = (rows.days - rows.days[0]) // _FOLD_DAYS
     shortfall = np.zeros(len(rows))
     for fold in np.unique(folds):
@@ -123,15 +123,15 @@ def cross_fit(rows: RowArrays) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Variance of a row's shortfall: what the traffic does between rows, and the chance in the drafts within one."""
+    """Variance of a row's shortfall: variation of traffic between rows, and chance within a row."""
 
     between: float
     within: float
-    """Variance of one draft."""
+    """Variance per draft."""
 
     @classmethod
     def fit(cls, rows: RowArrays, shortfall: NDArray[np.float64]) -> Noise:
-        """Return the two parts, by least squares of squared shortfalls on 1 and 1 / drafts."""
+        """Fit the two parts by least squares of squared shortfalls on 1 and 1 / drafts."""
         counts = rows.counts
         inverse, squares = 1 / np.maximum(rows.drafts[counts], 1), shortfall[counts] ** 2
         scale = 1 / (np.median(squares) + squares.mean() * inverse / inverse.mean() + _SMALLEST)
@@ -141,7 +141,7 @@ class Noise:
         return cls(between=max(float(between), 1e-4), within=max(float(within), _SMALLEST))
 
     def variance(self, drafts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the variance of the shortfall of rows, by the number of their drafts."""
+        """Return the variance of rows' shortfalls, given their numbers of drafts."""
         return self.between + self.within / np.maximum(drafts, 1)
 
 
@@ -157,13 +157,13 @@ _SEED = 17
 
 
 class DriftSum(StrEnum):
-    """Two sums; none finds every fall first, so both are kept."""
+    """The two sums of evidence. Neither always detects a fall first, so both are tracked."""
 
     LIKELIHOOD = "likelihood"
-    """Page's CUSUM: the log-likelihood ratio of a fall by 10 % against none, by each row's own variance. The first
-    where rows are many and the traffic is steady."""
+    """Page's CUSUM: log-likelihood ratio of a 10 % fall to no fall, with each row's own variance. Faster with many rows
+    and steady traffic."""
     SLACK = "slack"
-    """The sum of shortfalls beyond 5 % (Page-Hinkley): the first where the traffic wanders."""
+    """Sum of shortfalls beyond 5 % (Page-Hinkley). Faster if the traffic wanders."""
 
 
 def _increments(
@@ -177,9 +177,9 @@ def _increments(
 
 
 def run(added: NDArray[np.float64], start: float = 0.0) -> NDArray[np.float64]:
-    """Return the sum after each row, along the last axis: `s = max(0, s + added)` from `start` on.
+    """Return the running sum `s = max(0, s + added)` after each row, along the last axis, from `start`.
 
-    A sum that may not fall below 0 is the plain sum less the lowest that it ever was.
+    Computed as the plain cumulative sum minus its running minimum.
     """
     total = start + np.cumsum(added, axis=-1)
     return np.asarray(total - np.minimum(np.minimum.accumulate(total, axis=-1), 0.0))
@@ -216,9 +216,9 @@ def _peaks(
 
 
 LEARN_DAYS = 21
-"""Three of each day of the week: fewer leave no week to hold a season against."""
+"""Three of each weekday: with fewer, no week remains to test a season."""
 CONFOUNDERS = ("traffic", "drafter", "engine")
-"""What can lower a service's acceptance length; its counters alone do not tell which of them it was, a probe does."""
+"""Possible causes of a lower acceptance length. Counters alone do not distinguish them; a probe does."""
 _LEAST_OF_A_DAY = ROWS_PER_DAY // 4
 """RowArrays that say something; a service that sleeps at night is learned by its days."""
 _ALARMS_PER_MONTH = 1.0
@@ -228,25 +228,25 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Where the sums of evidence stand."""
+    """Current state of the sums of evidence."""
 
     sums: Mapping[DriftSum, float] = field(default_factory=dict)
     alarm_s: int | None = None
-    """Begin of the row with which the first of them passed its limit; it stays until the change is acknowledged."""
+    """Start of the row with which the first sum exceeded its limit. It stays until acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftModel:
-    """What a service was learned to be."""
+    """A service's learned behavior."""
 
     season: Season
     noise: Noise
     limits: Mapping[DriftSum, float]
     until_s: int
-    """End of the rows that it was learned from."""
+    """End of the rows used for learning, in seconds since the epoch."""
 
     def follow(self, rows: RowArrays, since: Drift | None = None) -> Drift:
-        """Return where the sums stand after more rows, which begin at `until_s` or later."""
+        """Return the sums after further rows, which begin at `until_s` or later."""
         since = since or Drift()
         if not len(rows):
             return since
@@ -270,7 +270,7 @@ class DriftModel:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> DriftModel:
-        """Return what `to_dict` wrote."""
+        """Restore a model from `to_dict`."""
         return cls(
             season=Season(np.array(given["accepted_per_draft"], np.float64)),
             noise=Noise(**given["variance"]),
@@ -280,13 +280,13 @@ class DriftModel:
 
 
 def find_learned_days(rows: RowArrays) -> NDArray[np.int64]:
-    """Return the days, counted from the epoch, on which enough was drafted to learn from them."""
+    """Return the days since the epoch with enough drafts to learn from."""
     days, counts = np.unique(rows.days[rows.counts], return_counts=True)
     return days[counts >= _LEAST_OF_A_DAY]
 
 
 def fit_model(rows: RowArrays) -> DriftModel | None:
-    """Return what is learned from the first 21 days of rows on which enough was drafted; None where they are fewer."""
+    """Learn from the first 21 days with enough drafts; None if there are fewer."""
     days = find_learned_days(rows)
     if len(days) < LEARN_DAYS:
         return None

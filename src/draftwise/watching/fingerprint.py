@@ -1,7 +1,7 @@
-"""The probe's fingerprint: in how many steps a server writes answers to the same prompts, and its record as a baseline.
+"""The probe's fingerprint: how many steps a server takes for the same prompts. Also records it as a baseline.
 
-Greedy answers to fixed prompts take the same steps as long as engine and drafter are the same, whatever the traffic is.
-Rounding may depend on the batch, so that some prompts change without a cause: how many is measured by repeats.
+As long as engine and drafter stay the same, greedy answers to fixed prompts take the same steps under any traffic.
+Rounding may depend on the batch, so some prompts change without a cause. Repeats measure how many.
 """
 
 from __future__ import annotations
@@ -22,57 +22,55 @@ from draftwise.core import (
     Condition,
     Expected,
     Finding,
-    InvalidSetup,
     ProbeAnswer,
     Window,
 )
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import refusal
 
 _SURE = 0.01
-"""Probability that as many prompts change, or change as much, without a cause."""
+"""Largest probability that such changes occur without a cause."""
 _LEAST_NULL = 0.05
-"""Share of prompts that may change without a cause even if none did: of a few dozen, no change proves no less."""
+"""Assumed minimum share of prompts that change without a cause: a few dozen unchanged prompts cannot exclude less."""
 _SURE_ERRORS = 2.33
-"""Standard errors of the same chance, one-sided."""
+"""Number of standard errors for the same chance, one-sided."""
 _LEAST_CHANGE = log(0.95)
-"""Logarithm of a change of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this
-limit."""
+"""Log change of tokens per step that counts. With 48 prompts, it detects a fall of 10 % in 98 % of cases."""
 _FEWEST = 8
-"""Comparable prompts under which nothing is decided."""
+"""Minimum number of comparable prompts for a decision."""
 _TOLERANCE = 0.02
-"""Share by which chunks may miss the steps that the server counted, over the whole probe."""
+"""Largest difference between chunks and steps counted by the server, as a share of the whole probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """How the answers of a probe differ from the baseline's."""
+    """Differences between a probe's answers and the baseline's."""
 
     num_prompts: int
-    """Prompts present in both probes."""
+    """Number of prompts in both probes."""
     num_comparable: int
-    """Those whose text is one of the baseline's: only their steps can be compared."""
+    """Prompts whose answer equals one in the baseline. Only their steps are comparable."""
     num_changed: int
-    """Comparable prompts that take a number of steps that no repeat of the baseline took."""
+    """Comparable prompts with a number of steps that no repeat of the baseline had."""
     null: float
     """Share of prompts that change without a cause."""
     change: float | None
-    """Mean logarithm of tokens per step over the baseline's, over comparable prompts; None where there are too few."""
+    """Mean log ratio of tokens per step to the baseline's, over comparable prompts; None with too few."""
     error: float | None
-    """Its standard error."""
+    """Standard error of `change`."""
     alone: bool | None = None
-    """Whether the server answered nobody else meanwhile, whose requests might have stopped drafting; None where that is
-    not known."""
+    """Whether the server had no other requests, which could have stopped drafting; None if unknown."""
 
     @property
     def differs(self) -> bool | None:
-        """Whether engine or drafter have changed; None where too few prompts can be compared."""
+        """Whether the engine or drafter has changed; None with too few comparable prompts."""
         if self.num_comparable < _FEWEST:
             return None
         return self._chance() < _SURE or self._has_fallen
 
     @property
     def summary(self) -> str:
-        """What was seen, as a clause."""
+        """Summary of the result, as a clause."""
         told = f"{self.num_changed} of {self.num_comparable} prompts take other steps"
         told += f" ({round(self.null * self.num_comparable)} without a cause)"
         if self.change is not None:
@@ -95,10 +93,10 @@ class Fingerprint:
 
 
 def take_answers(probed: ServerProbe) -> tuple[ProbeAnswer, ...]:
-    """Return what is kept of a probe's answers; empty where their steps cannot be counted.
+    """Return the part of a probe's answers to store; empty if their steps cannot be counted.
 
-    vLLM from 0.29 on tells the steps of a request (--per-request-spec-decode-metrics). Elsewhere a chunk of the stream
-    is a step, unless --stream-interval joins several: then the chunks miss what the server's counters grew by.
+    From 0.29 on, vLLM reports the steps of a request (--per-request-spec-decode-metrics). Otherwise, a chunk counts as
+    a step, unless --stream-interval joins several: chunks then disagree with the server's counters.
     """
     counted = [(answer, _count_steps(answer)) for answer in probed.answers]
     if any(steps is None for _, steps in counted) or _misses_counters(probed, sum(steps or 0 for _, steps in counted)):
@@ -116,12 +114,12 @@ def take_answers(probed: ServerProbe) -> tuple[ProbeAnswer, ...]:
 
 
 def compare_probe(now: Sequence[ProbeAnswer], baseline: Sequence[ProbeAnswer], null: float | None) -> Fingerprint:
-    """Return how a probe differs from the baseline's.
+    """Compare a probe with the baseline's.
 
     Args:
-        now: one answer a prompt.
-        baseline: several repeats of each prompt.
-        null: share of prompts that change without a cause; None where it was not measured, and then found from repeats.
+        now: one answer per prompt.
+        baseline: several repeats per prompt.
+        null: share of prompts that change without a cause. None: computed from the repeats.
     """
     known = _by_prompt(baseline)
     pairs = [(answer, known[answer.prompt_id]) for answer in now if answer.prompt_id in known]
@@ -140,16 +138,16 @@ def compare_probe(now: Sequence[ProbeAnswer], baseline: Sequence[ProbeAnswer], n
 
 
 def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
-    """Return the largest share of prompts whose steps differ between two repeats; None below two of them.
+    """Return the largest share of prompts whose steps differ between two repeats; None with fewer than two repeats.
 
-    Of three repeats and more it stands for the 95 % quantile, which so few pairs do not reach.
+    With three or more repeats, it stands in for the 95 % quantile, which needs more pairs.
     """
     pairs = [_share_changed(a, b) for a, b in combinations(repeats, 2)]
     return max(pairs, default=None)
 
 
 def judge_probe(probed: ServerProbe, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
-    """Compare a probe with the baseline's; return the finding and, if one can be taken, its fingerprint."""
+    """Compare a probe with the baseline's; return the finding, and the fingerprint if one can be computed."""
     answers = take_answers(probed)
     found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
     others = _count_others(probed)
@@ -240,32 +238,27 @@ def _resolve_null(null: float | None, baseline: Sequence[ProbeAnswer]) -> float:
 
 
 AS_SERVED = "as served"
-"""Workload of what was seen in production."""
+"""Workload name for production traffic."""
 _NO_RUN = "No run has measured this service. Its break-even, its crossover and its step times are unknown."
 FEWEST_DRAFTS = 1000
-"""Minimum number of drafts whose rates are kept: two digits of them are right."""
+"""Minimum number of drafts for storing rates: two digits are then reliable."""
 
 
 def record_baseline(
     window: Window | None, repeats: Sequence[Sequence[ProbeAnswer]], known: Baseline | None = None
 ) -> Baseline:
-    """Return a baseline of what was seen.
+    """Return a baseline from observations.
 
     Args:
-        window: of the service; kept where it saw enough drafts, and as what to expect where nothing is known yet.
-        repeats: of the probe, each with the answers to all prompts.
-        known: a baseline to which the probe is added; what a run measured stays.
+        window: window of the service. Stored if it has enough drafts, and used as the expectation if none is known.
+        repeats: repeats of the probe, each with the answers to all prompts.
+        known: baseline to extend; a run's measurements stay.
 
     Raises:
         InvalidSetup: the steps of the probe's answers cannot be counted.
     """
     if not all(repeats):
-        raise InvalidSetup.because(
-            "probe-undecided",
-            "The probe's steps cannot be counted on this server, so no later probe could be compared.",
-            where="--record-baseline",
-            fix="Start it with --stream-interval 1 or, from vLLM 0.29 on, --per-request-spec-decode-metrics summary.",
-        )
+        raise refusal("probe-undecided")
     expected = _expect(window)
     base = known or Baseline(setup_sha256="", missing=tuple(_list_missing(expected)), expected=expected)
     answers = tuple(answer for each in repeats for answer in each)

@@ -1,4 +1,4 @@
-"""Windows out of the lines that vLLM logs, for a server whose page of counters is not at hand."""
+"""Derives windows from vLLM's log lines, for a server without an accessible metrics page."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from draftwise.backends.vllm_log import find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
+from draftwise.knowledge.messages import fault, warning
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import Recent, Snapshot
 from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
 
 _INTERVAL_S = 10.0
-"""VLLM_LOG_STATS_INTERVAL, unless it is set."""
+"""Default of VLLM_LOG_STATS_INTERVAL, in seconds."""
 _LIKELY = 1.5
-"""The clock of a line about drafts goes on while nothing is drafted: beyond this multiple of the interval it did."""
+"""A draft line covers the time since the last one. Beyond this multiple of the interval, it includes idle time."""
 _LEAST_DRAFTS = 400
-"""Drafts on either side of a fall."""
+"""Minimum number of drafts on each side of a fall."""
 _FALLEN = 0.85
-"""Share of the acceptance length before it that a fall leaves at most."""
+"""A fall leaves at most this share of the acceptance length."""
 _TAIL = 2000
-"""Lines after the last statistics that are searched for an error."""
+"""Number of lines after the last statistics to search for an error."""
 _ZONES = timedelta(days=1)
-"""Lines are written in the time of their machine's zone, which they do not name."""
+"""Largest time-zone offset: lines use their machine's local time without naming the zone."""
 
 
 @dataclass(slots=True)
@@ -38,18 +39,18 @@ class _Entry:
     engine: str
     at_s: float
     since_s: float | None
-    """Seconds since the engine's line before, by the times of both; None for the first one."""
+    """Seconds since the engine's previous line; None for the first one."""
     readings: dict[str, str] = field(default_factory=dict)
     is_about_drafts: bool = False
 
 
 def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Snapshot:
-    """Return what the last minutes of a log say.
+    """Return a snapshot of the last minutes of a log.
 
     Args:
-        lines: of the log.
-        name: of the log.
-        now: the latest time that a line can be of, as vLLM writes no year; the machine's time unless given.
+        lines: lines of the log.
+        name: name of the log.
+        now: latest possible time of a line, because vLLM writes no year. None: the machine's current time.
     """
     recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
     now = now or datetime.now(tz=UTC)
@@ -58,14 +59,14 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
-    died = () if told is None else (_died(name, find_root_cause(tail) or told),)
+    died = () if told is None else (fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told),)
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
         past.append(window)
         last = window
     if last is None:
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, _nothing_in(name)))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     fall = _find_fall(past, name)
@@ -98,15 +99,6 @@ def _is_newest_first(lines: list[str], now: datetime) -> bool:
     return falls > rises
 
 
-def _died(name: str, cause: str) -> Finding:
-    return Finding.error(
-        "engine-dies",
-        f"The log ends with an error: {cause}",
-        where=name,
-        fix="Roll back, or restart the server, and report the error with the log.",
-    )
-
-
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
     falls = (_split(each) for each in group_by(lambda window: window.engine, windows).values())
@@ -116,13 +108,7 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     _, before, after, at_s, engine = surest
     of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
     at = datetime.fromtimestamp(at_s, tz=UTC)
-    return Finding.warning(
-        "fell-in-log",
-        f"The acceptance length{of} fell from {before:.2f} to {after:.2f} tokens at {at:%Y-%m-%d %H:%M:%S}.",
-        where=name,
-        fix="Find out what changed at that time: traffic, a roll-out, the drafter's file. If nothing did, restart one "
-        "server as a test.",
-    )
+    return warning("fell-in-log", of=of, before=before, after=after, at=at, name=name)
 
 
 def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:
@@ -136,7 +122,7 @@ def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] 
         return 1 + accepted[index] / drafts[index], 1 + later
 
     def weigh(index: int) -> float:
-        """Return how sure a fall behind a window is: a split near an end compares few drafts with many."""
+        """Return the certainty of a fall after a window: a split near an end compares few drafts with many."""
         before, after = compare(index)
         return log(before / after) * sqrt(min(drafts[index], drafts[-1] - drafts[index]))
 
@@ -150,14 +136,14 @@ def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] 
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:
-    """Yield a window for each time that an engine logged its statistics.
+    """Yield a window for each statistics line of an engine.
 
-    vLLM logs nothing while it is idle, and rates with three digits: counts are restored from these as far as they go.
+    vLLM logs nothing while idle, and rates have three digits: counts derived from them have the same precision.
 
     Args:
-        lines: of the log, from all engines of a server.
+        lines: lines of the log, from all engines of a server.
         instance: name of the server.
-        now: the latest time that a line can be of.
+        now: latest possible time of a line.
     """
     drafting: set[str] = set()
     for entry in _read_entries(lines, now):
@@ -254,13 +240,4 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,
         accepted_per_pos=tuple(round(rate * drafts) for rate in rates),
-    )
-
-
-def _nothing_in(name: str) -> Finding:
-    return Finding.warning(
-        "no-statistics",
-        f"{name} has no engine statistics, so nothing is known about the engine.",
-        where=name,
-        fix="vLLM logs them every ten seconds while it works, unless you start it with --disable-log-stats.",
     )

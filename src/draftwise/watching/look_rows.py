@@ -1,4 +1,4 @@
-"""The document of one look at a service: an object per look, per pool, and per engine."""
+"""The JSON document of one reading of a service: an object for the reading, each pool and each engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.watching.yardstick import Yardstick
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRow:
-    """What the baseline says; null where it does not say."""
+    """The baseline's expectations; null if unknown."""
 
     tokens_per_step: float | None
     """Measured tokens per step."""
@@ -24,7 +24,7 @@ class ExpectedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountRow:
-    """How much the readings rest on."""
+    """Amount of data behind the readings."""
 
     output_tokens: float | None
     """Generated tokens."""
@@ -37,43 +37,43 @@ class CountRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRow:
-    """What one engine, or several pooled ones, did in a window."""
+    """Readings of one engine, or of several pooled engines, over a window."""
 
     engines: int
-    """Engines that are pooled in it."""
+    """Number of pooled engines."""
     start_s: float
     """Seconds since the epoch."""
     duration_s: float
-    """Seconds; the mean of pooled engines."""
+    """Length in seconds; the mean if engines are pooled."""
     counts_drafts: bool | None
-    """Whether counters of drafts exist; null where their absence means nothing."""
+    """Whether draft counters exist; null if their absence means nothing."""
     restarted: bool
-    """Whether an engine began anew within the window: its counters grew only since then."""
+    """Whether an engine restarted within the window. Its counters then cover only the time since."""
     sleeping: bool | None
     """Whether an engine is asleep; null if unknown."""
     adapters: frozenset[str]
-    """LoRA adapters that requests ran with."""
+    """LoRA adapters that requests used."""
     uptime_s: float | None
-    """Seconds since the process started; of pooled engines the shortest."""
+    """Seconds since the process started; the shortest if engines are pooled."""
     cache_dtype: str | None
     """Type of the KV cache; null if unknown, or if it differs."""
     running: float | None
-    """Requests being decoded, of all engines."""
+    """Running requests, over all engines."""
     waiting: float | None
-    """Requests in the queue, of all engines."""
+    """Waiting requests, over all engines."""
     kv_usage: float | None
-    """Share of the KV cache in use, of the fullest engine."""
+    """Share of the KV cache in use, on the fullest engine."""
     counted: CountRow
     tokens_per_step: float | None
     """Generated / (generated - accepted): tokens per step of a sequence."""
     tokens_per_decode_step: float | None
     """The same without the first tokens of answers, which prefill emits."""
     coverage: float | None
-    """Share of the steps that verified a draft."""
+    """Share of steps that verified a draft."""
     acceptance_length: float | None
     """1 + accepted / drafts: tokens per step with a draft."""
     reported_acceptance_length: float | None
-    """What the server's gauge says of its last steps; null for several engines, whose gauges cannot be added up."""
+    """Value of the server's own gauge over its last steps; null for several engines."""
     mean_k: float | None
     """Draft tokens per draft."""
     wasted_per_token: float | None
@@ -85,13 +85,13 @@ class WindowRow:
     output_tokens_per_s: float | None
     """Sum over all engines."""
     engine_steps_per_s: float | None
-    """Forward passes, of all engines."""
+    """Forward passes per second, over all engines."""
     finished_per_s: float | None
-    """Requests that ended, of all engines."""
+    """Finished requests per second, over all engines."""
     preemptions_per_s: float | None
     """Sum over all engines."""
     prefix_hit_rate: float | None
-    """Share of the prompt tokens looked up in the prefix cache that were there."""
+    """Share of prompt tokens found in the prefix cache, of those looked up."""
     prefill_s_per_token: float | None
     """Prefill time per computed prompt token."""
     decode_share: float | None
@@ -122,10 +122,10 @@ class EngineRow(WindowRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow(WindowRow):
-    """Servers that are alike, pooled."""
+    """Readings pooled over servers of one kind."""
 
     pool: str
-    """spec, plain, or the label pool."""
+    """Name of the pool: spec, plain, or the value of the label `pool`."""
     by_engine: tuple[EngineRow, ...]
 
 
@@ -137,14 +137,14 @@ _NAMES = tuple(
 
 
 def describe_expected(yardstick: Yardstick) -> ExpectedRow:
-    """Return what a service is held against."""
+    """Return the expectations for a service."""
     return ExpectedRow(
         tokens_per_step=yardstick.tokens_per_step, break_even=yardstick.break_even, crossover=yardstick.crossover
     )
 
 
 def describe_pool(windows: Sequence[Window]) -> PoolRow:
-    """Return the row of a pool, which has at least one window."""
+    """Return the row of a pool with at least one window."""
     whole = Window.pooled(windows)
     assert whole is not None, "a pool has windows"
     engines = (EngineRow(instance=each.instance, engine=each.engine, **_read(each)) for each in windows)

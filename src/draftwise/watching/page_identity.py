@@ -1,4 +1,4 @@
-"""Distinguishes pages of one process from pages of several: counters of a process never fall, its start never moves."""
+"""Detects metrics pages of several processes: in one process, counters never fall and the start never changes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _SAMPLE = re.compile(r'^([\w:]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)',
 _SUFFIX = re.compile(r"_(total|bucket|count|sum|created)$")
 _START = "process_start_time_seconds"
 START_TOLERANCE_S = 1.0
-"""Tolerance between two start times of one process: gateways and exporters round them."""
+"""Tolerance in seconds between two start times of one process: gateways and exporters round them."""
 _ROUNDED = 1e-9
-"""Share by which sums of the same numbers may differ."""
+"""Relative tolerance between sums of the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageIdentity:
-    """What a page says that only grows in one process, and what never changes there."""
+    """The values on a page that only grow within a process, and those that never change."""
 
     counted: dict[str, float]
-    """Counters and parts of histograms, by name and labels."""
+    """Counters and histogram parts, by name and labels."""
     fixed: dict[str, float]
-    """When the process and its counters began, in seconds since the epoch."""
+    """Start times of the process and its counters, in seconds since the epoch."""
     cache: frozenset[str]
     """The engines' cache configurations, as labels."""
 
     def cannot_precede(self, later: PageIdentity) -> bool:
-        """Return whether a later page cannot be of the same process.
+        """Return whether a later page cannot come from the same process.
 
-        A page that only lacks something may have been cut off, so it takes labels that each of two lacks.
+        A truncated page only lacks labels, so both pages must have labels that the other lacks.
         """
         fell = any(later.counted.get(key, value) < value * (1 - _ROUNDED) for key, value in self.counted.items())
         moved = any(abs(later.fixed.get(key, value) - value) > START_TOLERANCE_S for key, value in self.fixed.items())
@@ -44,7 +44,7 @@ class PageIdentity:
 
 
 def read_identity(text: str) -> PageIdentity:
-    """Return what a page of counters says of the process that it is of; a last line that was cut off is left out."""
+    """Return the identity of a metrics page's process. Ignores a truncated last line."""
     types = {_SUFFIX.sub("", name): kind for name, kind in _TYPE.findall(text) if not name.endswith("_created")}
     counted, fixed, cache = {}, {}, set()
     for name, labels, value in _list_samples(text[: text.rfind("\n") + 1]):
@@ -72,9 +72,9 @@ _LABELS_OF_SERVICE = 2
 
 
 def may_be_shared(url: str) -> bool:
-    """Return whether an address may stand for several servers, of which a sticky balancer always shows the same one.
+    """Return whether an address may stand for several servers behind a sticky load balancer.
 
-    A name may, unless it is this machine's or a pod's; an address that is written out may on the port of a proxy.
+    True for a host name, unless it is this machine's or a pod's, and for an IP address with a proxy's port.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""Reads windows from a Prometheus recording: rebuilds the servers' pages scrape by scrape."""
+"""Reads windows from Prometheus: rebuilds the servers' metrics pages scrape by scrape."""
 
 from __future__ import annotations
 
@@ -46,40 +46,40 @@ from draftwise.watching.watcher import (
 )
 
 _TIMEOUT_S = 30.0
-"""A query over five minutes takes milliseconds, unless the server is drowned."""
+"""Timeout in seconds. A query over five minutes takes milliseconds, unless the server is overloaded."""
 _LATE_S, _LATE = 60.0, 3.0
-"""Seconds, and intervals between two scrapes, after which a target is late."""
+"""Seconds, and scrape intervals, after which a target is late."""
 Series = Mapping[str, Any]
-"""A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
+"""A series of the API: labels under `metric`, (seconds, text) pairs under `values`."""
 
 
-_TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
-"""How often the start of a target went back, by more than it is rounded."""
+TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
+"""Query: how often a target's start time decreased by more than its rounding."""
 _RESTARTS = "changes(process_start_time_seconds[1h]) >= 3"
-"""Targets whose process began again and again within the hour."""
+"""Query: targets whose process restarted repeatedly within an hour."""
 _ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0f}s])'
-"""Requests by the status that they were answered with; these name no model."""
+"""Requests by HTTP status; these series name no model."""
 _READ_LABELS = frozenset(
     {
         *("engine", "ReplicaId", "position", "le", "sleep_state", "running_lora_adapters", "cache_dtype"),
-        *("tp_rank", "pp_rank", "finished_reason"),
+        *("tp_rank", "pp_rank", "finished_reason", "model_name"),
     }
 )
-"""Labels that a page is read by."""
+"""Labels needed to rebuild a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Labels of a service; None for whatever they are."""
+    """Labels that select a service. None matches any value."""
 
     model: str | None = None
     service: str | None = None
-    """Label that `draftwise deploy` lets Prometheus put on the targets."""
+    """Label that `draftwise deploy` has Prometheus put on the targets."""
     namespace: str | None = None
 
     @property
     def matchers(self) -> str:
-        """What each series has to match, after others."""
+        """Label matchers, to append to others."""
         wanted = {"model_name": self.model, "service": self.service, "namespace": self.namespace}
         return "".join(f",{label}={json.dumps(value)}" for label, value in wanted.items() if value is not None)
 
@@ -88,7 +88,7 @@ class PrometheusApi:
     """A connection to a Prometheus.
 
     Args:
-        url: with the prefix of its path.
+        url: base URL, including any path prefix.
         headers: sent with every request.
 
     Raises:
@@ -101,18 +101,18 @@ class PrometheusApi:
         self._wire = Wire(self.url, headers=headers, now=time.perf_counter, proxy=find_proxy(self.url))
 
     async def query(self, query: str, *, at_s: float | None = None) -> list[Series]:
-        """Return the series that a query gives now, or as it was at another time (seconds since the epoch).
+        """Return the series of an instant query, now or at `at_s` (seconds since the epoch).
 
         Raises:
-            BackendError: Prometheus does not answer, or refuses the query.
+            BackendError: Prometheus does not answer, or rejects the query.
         """
         return await self._ask("query", query=query, **({} if at_s is None else {"time": f"{at_s:.3f}"}))
 
     async def query_range(self, query: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Return what a query gives at every step of a stretch of time, 11,000 steps at the most.
+        """Return the series of a range query, with at most 11,000 steps.
 
         Raises:
-            BackendError: Prometheus does not answer, or refuses the query.
+            BackendError: Prometheus does not answer, or rejects the query.
         """
         return await self._ask("query_range", query=query, start=start_s, end=end_s, step=step_s)
 
@@ -140,14 +140,14 @@ class PrometheusApi:
 
 
 class PrometheusWatcher:
-    """Asks for the last minutes again and again.
+    """Queries the last minutes repeatedly.
 
     Args:
-        url: of the Prometheus, with the prefix of its path.
-        selection: labels of the service; without any it takes the only one there is.
+        url: Prometheus's base URL, including any path prefix.
+        selection: labels of the service. Without any, the only service counts.
         headers: sent with every request.
-        span_s: how far each window goes back.
-        now: the clock, in seconds since the epoch.
+        span_s: length of each window in seconds.
+        now: returns the time in seconds since the epoch.
 
     Raises:
         InvalidSetup: the URL is not an http(s) URL.
@@ -166,10 +166,10 @@ class PrometheusWatcher:
         self._selection, self._span_s, self._now = selection, span_s, now
 
     async def begin(self) -> None:
-        """Do nothing: what came before was recorded."""
+        """Do nothing: earlier data is recorded."""
 
     async def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
-        """Yield what was recorded, at once and then at every interval."""
+        """Yield a snapshot of the recorded data, now and then at every interval."""
         try:
             async for _ in tick_every(interval_s):
                 yield await self.look()
@@ -177,17 +177,17 @@ class PrometheusWatcher:
             self.api.close()
 
     async def look(self, *, since_s: float | None = None) -> Snapshot:
-        """Return what was recorded in the last minutes.
+        """Return a snapshot of the data recorded in the last minutes.
 
         Args:
-            since_s: leaves out what was before, in seconds since the epoch.
+            since_s: ignore earlier data (seconds since the epoch).
         """
         span_s = self._span_s if since_s is None else min(self._span_s, max(1.0, self._now() - since_s))
         try:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
-            turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
+            turns = await self._ask_starts(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
             starts = await self._ask_starts(_RESTARTS)
             again = {
                 _place(each["metric"]): count
@@ -232,10 +232,11 @@ class PrometheusWatcher:
     async def _find_gone(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
         late = {}
+        now_s = max([self._now(), *(looks[-1].at_s for looks in pages)])  # whose clock is later, of the two machines
         for looks in pages:
             first, last = looks[0], looks[-1]
             usual_s = (last.at_s - first.at_s) / max(len(looks) - 1, 1)
-            if self._now() - last.at_s > max(_LATE_S, _LATE * usual_s):
+            if now_s - last.at_s > max(_LATE_S, _LATE * usual_s):
                 late[last.pool, last.instance] = last.instance
         if not late:
             return []
@@ -247,10 +248,10 @@ class PrometheusWatcher:
         ]
 
     async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
-        """Return the roll-out that the servers' starts tell, and what was recorded in the minutes before it.
+        """Return the roll-out derived from the servers' start times, and the windows of the minutes before it.
 
         Args:
-            at_s: when it began; None for the last one.
+            at_s: start of the roll-out, in seconds since the epoch. None: the last roll-out.
 
         Raises:
             BackendError: Prometheus does not answer.
@@ -267,12 +268,12 @@ class PrometheusWatcher:
 
 
 def select(selection: Selection, readings: Collection[str] = (), *, without: Collection[str] = ()) -> str:
-    """Return the selector of samples of vLLM that are read, whoever changed their names.
+    """Return the selector for vLLM's samples, under all known names.
 
     Args:
         selection: labels of the service.
-        readings: those that are wanted; all without any.
-        without: readings that are left out.
+        readings: readings to include; empty: all.
+        without: readings to leave out.
     """
     known = {name: reading for name, (reading, _) in read_server_metrics().items()}
     wanted = {*readings} or {*known.values()} - {*without}
@@ -300,7 +301,7 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
 
 
 def leave_out_copies(series: Iterable[Series]) -> list[Series]:
-    """Return the series of targets that several jobs scrape once: of those with deploy's labels, else of one job."""
+    """Return each target's series once if several jobs scrape it: those with deploy's labels, else those of one job."""
     rows = list(series)
     jobs: dict[tuple[bool, str], str] = {}
     for labels in (each["metric"] for each in rows):
@@ -314,7 +315,7 @@ def leave_out_copies(series: Iterable[Series]) -> list[Series]:
 
 
 def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
-    """Yield the looks of each server, one a scrape: all samples of a scrape have one time."""
+    """Yield the looks of each server, one per scrape. All samples of a scrape share a timestamp."""
     started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
     pages: dict[tuple[str, str], dict[float, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     revisions = {}

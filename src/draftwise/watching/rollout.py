@@ -1,4 +1,4 @@
-"""Compares a service before and after a roll-out, with `upgrade`'s findings on the step between them."""
+"""Compares a service before and after a roll-out, with `upgrade`'s findings on the change."""
 
 from __future__ import annotations
 
@@ -8,63 +8,59 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwise.core import Finding, InvalidSetup, Window
+from draftwise.core import Finding, Window
+from draftwise.knowledge.messages import refusal, warning
 
 if TYPE_CHECKING:
     from draftwise.setups.read import SetupReading
 
 LAST = "last"
-"""Says: when the newest server was started."""
+"""Value that means the start of the newest server."""
 _TOGETHER_S = 3600.0
-"""Starts that are no further apart belong to one roll-out."""
+"""Starts at most this many seconds apart belong to one roll-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOut:
-    """A stretch of time over which servers were replaced, in seconds since the epoch."""
+    """A period in which servers were replaced, in seconds since the epoch."""
 
     began_s: float
     ended_s: float
     num_servers: int
-    """Started within it, of those that run now; 0 where a time was given and none did."""
+    """Number of running servers started within it; 0 if a time was given and none started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupStep:
-    """Step from one setup to another."""
+    """Change from one setup to another."""
 
     findings: tuple[Finding, ...]
-    """What `upgrade` says of it."""
+    """Findings of `upgrade` on it."""
     releases: tuple[str, str] | None
     """Releases of vLLM before and after, if they differ and nothing else does."""
 
 
 def parse_time(text: str) -> float | None:
-    """Return the time that an operator gives, in seconds since the epoch; None for the last roll-out there was.
+    """Parse the time that an operator gives. Returns seconds since the epoch; None: the last roll-out.
 
     Raises:
-        InvalidSetup: it is no time.
+        InvalidSetup: the text is not a time.
     """
     if text == LAST:
         return None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidSetup.because(
-            "not-a-time",
-            f"{text!r} is not a time.",
-            where="--since-rollout",
-            fix=f"Example: 2026-11-22T20:31Z, or {LAST}.",
-        ) from None
+        raise refusal("not-a-time", text=text, last=LAST) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | None:
-    """Return the roll-out that servers' starts tell; None where they tell none.
+    """Return the roll-out derived from the servers' start times; None without one.
 
     Args:
-        starts_s: when the servers that run now were started.
-        at_s: when it began, where the operator says so.
+        starts_s: start times of the running servers.
+        at_s: start of the roll-out, if the operator gives it.
     """
     if at_s is not None:
         after = [start for start in starts_s if start >= at_s]
@@ -77,14 +73,9 @@ def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | Non
 
 
 def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window | None) -> Finding:
-    """Return what changed from before a roll-out to after it, as a note; what it means is for the diagnoses to say."""
+    """Return a note on what changed in a roll-out. Diagnoses judge the effect."""
     if rollout is None:
-        return Finding.warning(
-            "rollout-unknown",
-            "Prometheus did not record when the servers started, so it shows no roll-out.",
-            where="--since-rollout",
-            fix="Pass its start time.",
-        )
+        return warning("rollout-unknown")
     span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
     text = f"{rollout.num_servers} of today's servers started in the roll-out of {span}."
     if before is None or after is None:
@@ -96,10 +87,10 @@ def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window |
 
 
 def compare_setups(before_file: Path, after_file: Path) -> SetupStep:
-    """Return what `upgrade` says of the step from one setup to another, each with its own release.
+    """Compare two setups as `upgrade` does, each with its own release.
 
     Raises:
-        InvalidSetup: a file starts no server, or one of a release that is not known.
+        InvalidSetup: a file starts no server, or one of an unknown release.
     """
     from draftwise.plan.release_changes import compare_releases
 

@@ -1,4 +1,4 @@
-"""Engines that stand still: requests are in flight, and neither tokens nor steps are made."""
+"""Finds hung engines: requests are in flight, but neither tokens nor steps advance."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from draftwise.core import Finding, Window
+from draftwise.knowledge.messages import fault
 
 HUNG = "engine-hung"
 STARVED_S = 240.0
-"""Seconds from which steps without a token are no prompt's either."""
+"""Seconds after which steps without tokens cannot be prefill."""
 HUNG_S = 10.0
-"""Seconds without a token from which an engine hangs: no prompt's step takes as long."""
+"""Seconds without tokens after which an engine counts as hung: no prefill step takes that long."""
 
 
 def stands_still(window: Window) -> bool:
-    """Return whether an engine had requests for all of a window and got nowhere with them."""
+    """Return whether an engine had requests during the whole window and made no progress."""
     in_flight = (window.load.running or 0.0) + (window.load.waiting or 0.0)
     steps = window.sums.engine_steps if window.duration_s < STARVED_S else None  # steps of a long prompt end by then
     made = (window.output_tokens, steps, window.sums.finished, window.sums.first_tokens)
@@ -23,7 +24,7 @@ def stands_still(window: Window) -> bool:
 
 
 def describe_stall(window: Window, seconds: float) -> str:
-    """Return a sentence that names the engine."""
+    """Describe the stall in a sentence that names the engine."""
     load, engine = window.load, f", engine {window.engine}" if window.engine else ""
     return (
         f"{window.instance}{engine} has {load.running or 0:.0f} requests running and {load.waiting or 0:.0f} "
@@ -33,12 +34,12 @@ def describe_stall(window: Window, seconds: float) -> str:
 
 @dataclass(slots=True)
 class Stalls:
-    """How long each engine has stood still by now."""
+    """Tracks how long each engine has been stalled."""
 
     _seconds: dict[tuple[str, str, str], tuple[float, Window]] = field(default_factory=dict)
 
     def add(self, windows: Iterable[Window]) -> None:
-        """Take in the newest windows."""
+        """Add the newest windows."""
         for window in windows:
             key = (window.pool, window.instance, window.engine)
             if stands_still(window):
@@ -48,12 +49,7 @@ class Stalls:
                 self._seconds.pop(key, None)
 
     def find(self) -> Iterator[Finding]:
-        """Yield each engine that hangs."""
+        """Yield a finding per hung engine."""
         for seconds, window in self._seconds.values():
             if seconds >= HUNG_S:
-                yield Finding.error(
-                    HUNG,
-                    describe_stall(window, seconds),
-                    where=window.instance,
-                    fix="Take the replica out of the traffic, save its log and a stack dump, and restart it.",
-                )
+                yield fault("engine-hung", text=describe_stall(window, seconds), where=window.instance)

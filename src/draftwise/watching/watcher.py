@@ -1,4 +1,4 @@
-"""Watches servers: reads their counters at intervals, and keeps the recent past of each engine in bounded memory."""
+"""Watches servers: reads their counters at intervals, and keeps each engine's recent past in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
 from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
 from draftwise.watching.stalls import Stalls
 
 _CLOCKS_DIFFER_S = 30.0
-"""Difference between the clocks of two machines that is allowed for."""
+"""Allowed difference in seconds between the clocks of two machines."""
 _FASTER = 2.0
-"""Times the fastest that a server was seen, by which its counters may grow between two looks."""
+"""Largest growth of a server's counters between two looks, as a multiple of its fastest observed rate."""
 PLAIN = "plain"
-"""The pool whose servers do not speculate, as the operator says."""
+"""Name of the pool whose servers do not speculate."""
 _GATEWAY = (
     "a gateway has no metrics of its own there. Pass the address of each server (port 8000 of a pod, or the /metrics "
     "page that Prometheus scrapes), or --prometheus URL"
@@ -42,29 +43,29 @@ _SUMS = tuple(each.name for each in fields(Sums))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One server's page of counters."""
+    """One reading of a server's metrics page."""
 
     pool: str
     instance: str
     at_s: float
-    """When it was read, in seconds since the epoch."""
+    """Time of the reading, in seconds since the epoch."""
     clock_s: float
-    """The same on a clock that is never set, in seconds: for durations."""
+    """The same on a monotonic clock, in seconds: for durations."""
     engines: tuple[EngineReading, ...]
     server: str | None
-    """Engine whose metrics these are, such as vLLM; None where no sample of the page is known."""
+    """Engine that the metrics belong to, such as vLLM; None if no sample is known."""
     started_s: float | None
-    """When the process started, in seconds since the epoch; None where the page does not tell."""
+    """Start of the process, in seconds since the epoch; None if not reported."""
     revision: str = ""
-    """Label of the roll-out that the server is of; empty where nothing tells it."""
+    """Label of the server's roll-out; empty if unknown."""
     several: bool = False
-    """Whether several processes answered at this address within the look."""
+    """Whether several processes answered at this address during the look."""
     unknown: tuple[str, ...] = ()
-    """Names that speak of drafts and are of no known release."""
+    """Metric names about drafts that no known release has."""
 
 
 def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float, revision: str = "") -> Look:
-    """Return what a page of counters says."""
+    """Parse a metrics page."""
     return Look(
         pool=pool,
         instance=instance,
@@ -79,10 +80,10 @@ def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: floa
 
 
 def grow(before: Look, after: Look) -> Iterator[Window]:
-    """Yield the window of each engine between two looks at one server.
+    """Yield each engine's window between two looks at one server.
 
-    An engine that began anew in between has grown since that start only. One that was not there before has no window
-    yet, one that is gone has none any more, and one whose pages do not fit together has none either.
+    If an engine restarted in between, its window covers only the time since. An engine that is new, that is gone, or
+    whose pages are inconsistent has no window.
     """
     for earlier, later in _pair_engines(before, after):
         window = _compare(before, after, earlier, later)
@@ -101,9 +102,9 @@ def _lacks(earlier: EngineReading, later: EngineReading) -> bool:
 
 
 def is_damaged(before: Look, after: Look) -> bool:
-    """Return whether a page lacks counters that its process showed before, or shows less of some of them.
+    """Return whether a page lacks counters that its process showed before, or shows lower values.
 
-    Counters of a process only grow, so such a page was cut off, or put together from several processes.
+    Counters of a process only grow, so such a page is truncated, or mixed from several processes.
     """
     if _is_new_start(before, after):
         return False
@@ -113,7 +114,7 @@ def is_damaged(before: Look, after: Look) -> bool:
 
 
 def falls_back(before: Look, after: Look) -> bool:
-    """Return whether two whole pages at one address tell no start, and counters went down in between."""
+    """Return whether counters fell between two complete pages at one address without start times."""
     pairs = list(_pair_engines(before, after))
     return after.started_s is None and any(_falls(*pair) and not _lacks(*pair) for pair in pairs)
 
@@ -141,6 +142,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
         cache_dtype=later.cache_dtype,
         revision=after.revision,
+        model=later.model,
         slower_than=later.slower_than if restarted else _grow_edges(earlier.slower_than, later.slower_than),
     )
 
@@ -183,9 +185,13 @@ def _are_several(before: Look, after: Look, fastest: float) -> bool:
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fits = _FASTER * fastest * (after.clock_s - before.clock_s)
-    fresh = _count_tokens(after) < min(_count_tokens(before), fits)
+    fresh = _count_tokens(after) < _count_tokens(before) and _is_fresh(before, after, fastest)
     return after.started_s < before.started_s or (was_there and not fresh)
+
+
+def _is_fresh(before: Look, after: Look, pace: float) -> bool:
+    """Return whether a page has no more tokens than a process that began between two looks makes at a pace."""
+    return _count_tokens(after) < _FASTER * pace * (after.clock_s - before.clock_s)
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -208,7 +214,7 @@ def _falls(earlier: EngineReading, later: EngineReading) -> bool:
 
 
 def leave_out_damaged(looks: Iterable[Look]) -> Iterator[Look]:
-    """Yield the looks at one server but for those whose page is damaged; several in a row are believed."""
+    """Yield the looks at one server, except damaged ones. Several damaged looks in a row count as valid."""
     last, skipped = None, 0
     for look in looks:
         if last is not None and skipped < DAMAGED and is_damaged(last, look):
@@ -240,7 +246,7 @@ def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
 
 _METRICS = "/metrics"
 _TIMEOUT_S = 5.0
-"""Timeout of a whole page: a server that takes longer tells nothing about now."""
+"""Timeout in seconds for a whole page: slower answers say nothing about the present."""
 _READS_AT_FIRST = 10
 """Pages of a look until an address has shown to be one server: of two behind it, 1 in 512 looks meets only one."""
 _READS = 3
@@ -250,36 +256,36 @@ _CLEAN = 2
 
 
 class CountersPage(Protocol):
-    """Where one server's counters are read."""
+    """Source of one server's counters."""
 
     @property
     def pool(self) -> str:
-        """Name of the pool that the server belongs to."""
+        """Name of the server's pool."""
 
     @property
     def instance(self) -> str:
-        """What the server is called."""
+        """Name of the server."""
 
     async def look(self) -> Look:
-        """Return what the page says now.
+        """Read the page now.
 
         Raises:
-            BackendError: it cannot be read, or is of no known server.
+            BackendError: the page cannot be read, or comes from no known server.
         """
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
 
 class HttpPage:
-    """A server's /metrics, read several times a look on new connections: a balancer shows by pages that do not fit.
+    """A server's /metrics, read several times per look on new connections: inconsistent pages reveal a load balancer.
 
     Args:
-        pool: of the server.
-        url: the server's, with or without `/v1`; or of the page itself, which ends in `/metrics`.
+        pool: pool of the server.
+        url: the server's URL, with or without `/v1`, or the page's own, which ends in `/metrics`.
         headers: sent with every request.
-        tls: for https.
-        timeout_s: for the whole page.
+        tls: TLS context for https.
+        timeout_s: timeout for the whole page, in seconds.
 
     Raises:
         InvalidSetup: the URL is not an http(s) URL.
@@ -299,10 +305,10 @@ class HttpPage:
         )  # fmt: skip
 
     async def look(self) -> Look:
-        """Return what the page says now.
+        """Read the page now.
 
         Raises:
-            BackendError: it does not answer in time, or with something else than the counters of a known server.
+            BackendError: the server does not answer in time, or the page has no counters of a known server.
         """
         try:
             text, clock_s = await self._read()
@@ -351,7 +357,7 @@ class HttpPage:
 
 
 def name_server(url: str) -> str:
-    """Return the URL of the server behind any of its URLs, by which findings name it."""
+    """Return the server's URL from any of its URLs. Findings use it as the server's name."""
     return url.partition("?")[0].rstrip("/").removesuffix(_METRICS).removesuffix("/v1")
 
 
@@ -360,7 +366,7 @@ def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping
 
     Args:
         pools: URLs by pool.
-        headers: sent to the servers of a pool.
+        headers: headers for the servers of each pool.
 
     Raises:
         InvalidSetup: a URL is not an http(s) URL.
@@ -369,7 +375,7 @@ def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping
 
 
 async def read_all(pages: Sequence[CountersPage]) -> list[Look | BackendError]:
-    """Return what each page says now, or why it says nothing: all are read at once."""
+    """Read all pages concurrently; return a look or an error for each."""
 
     async def read(page: CountersPage) -> Look | BackendError:
         try:
@@ -390,13 +396,13 @@ def _explain(status: int) -> str:
 
 
 FALLS = 3
-"""Times that counters begin anew in the recent past, from which on several servers answer in turns."""
+"""Number of counter resets in the recent past that shows several servers behind one address."""
 DAMAGED = 3
-"""Pages in a row that do not fit to the one before, from which on that one is given up."""
+"""Number of inconsistent pages in a row after which the earlier one is discarded."""
 UNREAD = "server-unread"
-"""Code of a server that cannot be read."""
+"""Finding code of a server that cannot be read."""
 RECENT_S = 300.0
-"""Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
+"""Seconds of the recent past: long enough for a service with a few requests a minute, short enough to act on."""
 _RESTARTS, _RESTARTS_S = 2, 900.0
 """New starts, and within how many seconds, from which a server crashes again and again."""
 _CHUNKS = 10
@@ -408,12 +414,12 @@ _Engine = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What was seen at one time."""
+    """The state of a service at one time."""
 
     at_s: float
     """Seconds since the epoch."""
     windows: tuple[Window, ...]
-    """Window of each engine since the look before."""
+    """Window of each engine since the previous look."""
     recent: tuple[Window, ...]
     """Window of each engine over the last minutes."""
     findings: tuple[Finding, ...] = ()
@@ -421,7 +427,7 @@ class Snapshot:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Their names, in the order in which they were given."""
+        """Names of the pools, in the given order."""
         return tuple(dict.fromkeys(window.pool for window in self.recent))
 
     def of(self, pool: str) -> tuple[Window, ...]:
@@ -430,20 +436,20 @@ class Snapshot:
 
 
 class Watching(Protocol):
-    """Whatever tells again and again what a service does."""
+    """Source of repeated snapshots of a service."""
 
     async def begin(self) -> None:
-        """Take what the first snapshot is held against: intervals count from then on."""
+        """Take the first reading. Intervals count from then on."""
 
     def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
-        """Yield what is seen at every interval, for as long as somebody asks."""
+        """Yield a snapshot at every interval, without end."""
 
 
 class Recent:
-    """The last minutes of every engine, as a few windows that lie one behind the other.
+    """The last minutes of every engine, as a few consecutive windows.
 
     Args:
-        span_s: how far back it goes.
+        span_s: length of the recent past in seconds.
     """
 
     def __init__(self, span_s: float = RECENT_S) -> None:
@@ -451,26 +457,28 @@ class Recent:
         self._chunks: dict[_Engine, deque[Window]] = {}
 
     def add(self, windows: Iterable[Window]) -> None:
-        """Take in the newest windows; engines that are not among them are forgotten once they are out of date."""
+        """Add the newest windows. Engines without new windows are dropped once outdated."""
         for window in windows:
             self._append(self._chunks.setdefault((window.pool, window.instance, window.engine), deque()), window)
 
     def drop(self, server: tuple[str, str]) -> None:
-        """Drop all that was read of a server, by pool and instance."""
+        """Drop all data of a server, given as (pool, instance)."""
         self._chunks = {key: kept for key, kept in self._chunks.items() if key[:2] != server}
 
     def forget(self, now_s: float) -> None:
-        """Drop what ended longer ago than the span."""
+        """Drop windows that ended longer ago than the span."""
         oldest = now_s - self._span_s
         self._chunks = {key: kept for key, kept in self._chunks.items() if _end(kept[-1]) > oldest}
 
     def read(self) -> Iterator[Window]:
-        """Yield one window an engine."""
+        """Yield one window per engine."""
         for chunks in self._chunks.values():
             yield reduce(Window.followed_by, chunks)
 
     def _append(self, chunks: deque[Window], window: Window) -> None:
         """Join it to the newest chunk while that is short, and drop the oldest ones that the span does not need."""
+        if chunks and _end(chunks[-1]) > _end(window):
+            chunks.clear()  # the clock was set back
         if chunks and chunks[-1].duration_s + window.duration_s <= self._span_s / _CHUNKS:
             window = chunks.pop().followed_by(window)
         chunks.append(window)
@@ -479,12 +487,12 @@ class Recent:
 
 
 class Watcher:
-    """Looks again and again.
+    """Reads pages repeatedly.
 
     Args:
-        pages: of the servers.
-        span_s: how far the recent past goes back.
-        now: the clock, in seconds since the epoch.
+        pages: metrics pages of the servers.
+        span_s: length of the recent past in seconds.
+        now: returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -504,6 +512,7 @@ class Watcher:
         self._starts: dict[tuple[str, str], deque[float]] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
+        self._paces: dict[tuple[str, str], deque[float]] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -511,7 +520,7 @@ class Watcher:
         await self.look()
 
     async def snapshots(self, interval_s: float) -> AsyncGenerator[Snapshot]:
-        """Yield what is seen at every interval: first one interval after the beginning, as a window needs two looks."""
+        """Yield a snapshot at every interval. The first comes after one interval, because a window needs two looks."""
         try:
             if self._began_s is None:
                 await self.begin()
@@ -522,7 +531,7 @@ class Watcher:
             self.close()
 
     async def look(self) -> Snapshot:
-        """Look at all servers now; the first look has no windows."""
+        """Read all servers now. The first snapshot has no windows."""
         answers = await read_all(self._pages)
         looks = [answer for answer in answers if isinstance(answer, Look)]
         windows = tuple(window for look in looks for window in self._grow(look))
@@ -534,7 +543,7 @@ class Watcher:
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
-        faults += map(find_alone, sorted(self._alone & shown))
+        faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._find_dying(at_s)
@@ -565,8 +574,10 @@ class Watcher:
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
-        falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        if falls_back(before, look):
+        falls, paces = self._falls.setdefault(key, deque(maxlen=FALLS)), self._paces.setdefault(key, deque(maxlen=8))
+        if falls_back(before, look) and _is_fresh(before, look, min(paces, default=0.0)):
+            self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
+        elif falls_back(before, look):
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
@@ -585,15 +596,16 @@ class Watcher:
         self._several.pop(key, None)
         made = sum(window.output_tokens_per_s or 0.0 for window in windows if not window.restarted)
         self._fastest[key] = max(self._fastest.get(key, 0.0), made)
+        paces.extend([made] if made else [])
         return iter(windows)
 
 
 async def tick_every(interval_s: float, *, since_s: float | None = None) -> AsyncGenerator[int]:
-    """Yield 0 at once, then 1, 2 ... at every interval of the loop's clock; ticks that were missed are left out.
+    """Yield 0 now, then 1, 2, ... at every interval of the loop's clock. Skips missed ticks.
 
     Args:
-        interval_s: between two of them.
-        since_s: when the first interval began, on the loop's clock; now unless given.
+        interval_s: seconds between ticks.
+        since_s: start of the first interval, on the loop's clock. None: now.
     """
     clock = asyncio.get_running_loop().time
     began_s, tick = clock() if since_s is None else since_s, 0
@@ -604,82 +616,41 @@ async def tick_every(interval_s: float, *, since_s: float | None = None) -> Asyn
 
 
 def find_several(where: str) -> Finding:
-    """Return the finding for an address at which several servers answer."""
-    return Finding.error(
-        "several-behind-url",
-        f"Several servers answer in turn at {where}: their pages come from several processes. "
-        "draftwise computes nothing from them.",
-        where=where,
-        fix="Pass the address of each pod, or use --prometheus, which scrapes each of them.",
-    )
+    """Return the finding for an address with several servers behind it."""
+    return fault("several-behind-url", where=where)
 
 
 def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
-    """Yield each server whose page lacks counters that every known release has: what it does is unknown."""
+    """Yield a finding per server whose page lacks counters that every known release has: its state is unknown."""
     for look in looks:
         known = [each for each in look.engines if each.told]
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
-            yield Finding.warning(
-                "metrics-v0",
-                f"{look.instance} shows {old}, a metric of vLLM's V0 engine. How it speculates is unknown.",
-                where=look.instance,
-                fix="Upgrade vLLM, and write the rules again with `draftwise deploy`.",
-            )
+            yield warning("metrics-v0", instance=look.instance, old=old)
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
-            yield Finding.warning(
-                "metrics-renamed",
-                f"{look.instance} shows no counter of {' and '.join(lacks)} under a known name{shown}. "
-                "How it speculates is unknown.",
-                where=look.instance,
-                fix="Compare its release with the newest one that `draftwise facts` lists, and look at its /metrics.",
-            )
+            yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)
 
 
 def find_dying(where: str, count: float, span: str) -> Finding:
-    """Return the finding for a server that starts again and again."""
-    return Finding.error(
-        "engine-dies",
-        f"{where} started anew {count:.0f} times within {span}.",
-        where=where,
-        fix="Take it out of the traffic, and read the log of the process that ended (`kubectl logs --previous`, "
-        "`draftwise verify --log`).",
-    )
-
-
-def find_alone(where: str) -> Finding:
-    """Return the note on an address whose pages are of one server, whatever else is behind it."""
-    return Finding.info(
-        "one-page-one-address",
-        f"{where} is one page behind one address, so this may be one replica of several.",
-        where=where,
-        fix="If several replicas serve it, pass the address of each pod, or use --prometheus.",
-    )
+    """Return the finding for a server that restarts repeatedly."""
+    return fault("engine-dies", case="restarts", where=where, count=count, span=span)
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
-    """Yield each server that answers at two addresses: the start of its process and its counters are the same.
+    """Yield a finding per server that answers at two addresses, with equal start time and counters.
 
     Args:
-        looks: of one time.
-        fastest: tokens a second that each was seen to make, by pool and instance.
+        looks: looks of one time.
+        fastest: highest tokens per second observed, by (pool, instance).
     """
     known = sorted((each for each in looks if each.started_s), key=lambda each: (each.started_s, each.clock_s))
     for first, second in pairwise(known):
         grown = _count_tokens(second) - _count_tokens(first)
         few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
         if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
-            yield Finding.error(
-                "same-server-twice",
-                (
-                    f"{first.instance} and {second.instance} are the same server: they share one process and its "
-                    "counters."
-                ),
-                where=second.instance,
-                fix="Pass each server once, in its own pool.",
-            )
+            yield fault("same-server-twice", instance=first.instance, second_instance=second.instance)
 
 
 def _count_tokens(look: Look) -> int:
@@ -691,10 +662,5 @@ def _end(window: Window) -> float:
 
 
 def unread(where: str, error: BackendError) -> Finding:
-    """Return the finding for a server that cannot be read, whatever it does meanwhile."""
-    return Finding.error(
-        UNREAD,
-        str(error),
-        where=where,
-        fix="Check that the server runs and that this machine reaches it. Its state is unknown.",
-    )
+    """Return the finding for a server that cannot be read, which may still be serving."""
+    return fault("server-unread", where=where, error=error)

@@ -1,4 +1,4 @@
-"""Compares a service with its baseline, and finds counters that mean something else than they seem to."""
+"""Compares a service with its baseline, and finds misleading counters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from draftwise.core import Baseline, Finding, RollbackBasis, Window
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
 _MUCH = 0.1
-"""Share of the tokens, or of the steps, from which a ratio says something else than it seems to."""
+"""Share of tokens, or of steps, above which a ratio is misleading."""
 _FEW_DRAFTS = 200
-"""Minimum number of drafts; with fewer, a share of the steps is an accident."""
+"""Minimum number of drafts; with fewer, a share of steps is chance."""
 
 
 def find_misleading(window: Window) -> Iterator[Finding]:
-    """Yield notes on ratios of a pool that would be misread."""
+    """Yield notes on a pool's misleading ratios."""
     first, tokens = window.sums.first_tokens, window.output_tokens
     if first and tokens and first >= _MUCH * tokens and window.tokens_per_decode_step and window.tokens_per_step:
         yield _note(
@@ -46,46 +46,46 @@ def _note(code: str, message: str, window: Window, fix: str) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """What is known of a deployed setup; without a baseline, nothing."""
+    """Expectations for a deployed setup; empty without a baseline."""
 
     baseline: Baseline | None = None
 
     @property
     def break_even(self) -> float | None:
-        """Tokens per step under which the measured gain is gone: the highest of all that the run adopted."""
+        """Tokens per step below which the measured gain is gone: the highest of all adopted cells."""
         return max(self.break_evens, default=None)
 
     @property
     def break_evens(self) -> tuple[float, ...]:
-        """Tokens per step under which the measured gain is gone, of each cell that the run adopted."""
+        """Tokens per step below which the measured gain is gone, for each adopted cell."""
         return tuple(self._values(RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
 
     @property
     def crossover(self) -> float | None:
-        """Requests in flight on a server beyond which it does not pay: the fewest of all workloads."""
+        """Requests in flight per server beyond which speculation does not pay: the smallest of all workloads."""
         return min(self._values(RollbackBasis.BAND_END, LOAD_SIGNALS["concurrency"].name), default=None)
 
     @property
     def tokens_per_step(self) -> float | None:
-        """What the run measured in its deciding cell."""
+        """Tokens per step in the run's deciding cell."""
         expected = None if self.baseline is None else self.baseline.expected
         return None if expected is None else expected.counters.tokens_per_step
 
     @property
     def heaviest(self) -> float | None:
-        """Running requests up to which the run measured steps; None without a curve."""
+        """Largest number of running requests for which the run measured steps; None without a curve."""
         points = () if self.baseline is None else self.baseline.curve_ms.get(self.baseline.arm, ())
         return points[-1][0] if points else None
 
     def step_s(self, batch: float | None, *, plain: bool = False) -> float | None:
-        """Return how long a step took in the run under a number of running requests, interpolated linearly.
+        """Return the run's step time for a number of running requests, interpolated linearly.
 
         Args:
-            batch: of one engine; fewer than the run had cost as much as its fewest.
-            plain: of the side without speculation.
+            batch: running requests of one engine. Below the run's smallest, the smallest counts.
+            plain: use the side without speculation.
 
         Returns:
-            Seconds; None without a curve, and beyond its heaviest point.
+            Seconds; None without a curve or beyond its heaviest point.
         """
         baseline = self.baseline
         arm = "" if baseline is None else baseline.plain_arm if plain else baseline.arm
@@ -98,12 +98,12 @@ class Yardstick:
         return (y0 + share * (y1 - y0)) / 1000 if index else y1 / 1000
 
     def step_ratio(self, window: Window, *, plain: bool = False) -> float | None:
-        """Return how much longer a step takes than in the run under the same load; None where either is not known."""
+        """Return the ratio of a step's time to the run's at the same load; None if either is unknown."""
         expected = self.step_s(window.batch, plain=plain)
         return None if expected is None or window.step_s is None else window.step_s / expected
 
     def list_unanswered(self, *, has_plain: bool, has_probe: bool, has_earlier: bool = False) -> Iterator[str]:
-        """Yield what cannot be told with what was given, a sentence each, with what would tell it."""
+        """Yield one sentence per open question, with the input that would answer it."""
         if self.baseline is None:
             yield "Cannot tell whether it pays, or compare it with a measurement. Pass --baseline FILE."
             if not has_plain:

@@ -1,4 +1,4 @@
-"""Puts logged streams together: server-sent events, or lists of chunks, become the body of an answer."""
+"""Assembles logged streams: server-sent events, or lists of chunks, become the body of an answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Chunk = Mapping[str, Any]
 
 
 def find_stream(value: Any) -> str | Sequence[Any] | None:
-    """Return a logged answer where it is a stream, its text or its chunks; None where it is text or a body.
+    """Return the text or chunks of a logged answer that is a stream; None if it is plain text or a body.
 
-    Loggers also keep streams as lists of lines, quoted as JSON or as Python's bytes, and as a chunk a line.
+    Loggers also store streams as lists of lines, quoted as JSON or as Python bytes, and as one chunk per line.
     """
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
         if all(isinstance(each, str) for each in value):
@@ -48,11 +48,11 @@ def find_stream(value: Any) -> str | Sequence[Any] | None:
 
 
 def assemble(value: Any) -> Chunk:
-    """Return the body that a stream amounts to.
+    """Return the body of the answer in a stream.
 
-    Read are chunks of chat and text completions (choice by choice, usage from the last chunk that has it), the events
-    of the Responses API, and those of Anthropic's Messages API, which vLLM serves too. Of a stream that was cut off,
-    `{"cut": true}`; of one that ended in an error, `{"error": ...}`.
+    Reads chunks of chat and text completions (choice by choice, usage from the last chunk that has it), events of the
+    Responses API, and those of Anthropic's Messages API, which vLLM also serves. A truncated stream gives
+    `{"cut": true}`, and one that ended in an error `{"error": ...}`.
     """
     chunks = list(_events(value)) if isinstance(value, str) else list(value)
     done = any(chunk == _DONE for chunk in chunks)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from draftwise.core import Finding, Workload
+from draftwise.knowledge.messages import fault, warning
 from draftwise.workloads.reshape import prompt_length
 from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
 
@@ -23,7 +24,7 @@ class Lengths:
 
     @classmethod
     def of(cls, values: list[int]) -> Lengths:
-        """Return those of a list that is not empty."""
+        """Return the percentiles of a list that is not empty."""
         p50, p90 = np.percentile(values, (50, 90))
         return cls(p50=float(p50), p90=float(p90), most=max(values))
 
@@ -33,17 +34,17 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadProfile:
-    """What a workload is, in numbers."""
+    """Statistics of a workload."""
 
     prompts: int
     distinct: int
-    """Prompts that differ in what they send."""
+    """Number of distinct prompts."""
     chats: int
     prompt_tokens: Lengths
     output_tokens: Lengths
     """Lengths of `max_tokens`: forced answers reach it, other answers never exceed it."""
     forced: int
-    """Prompts whose answers go on to `max_tokens`."""
+    """Number of prompts whose answers continue to `max_tokens`."""
     span_s: float | None
     """Seconds from the first recorded arrival to the last; None without recorded arrivals."""
     rate_per_s: float | None
@@ -67,7 +68,7 @@ class WorkloadProfile:
 
 
 def profile_workload(workload: Workload, tokens: Tokens | None = None) -> WorkloadProfile:
-    """Return the statistics of a workload that has prompts; without `tokens`, lengths are estimated."""
+    """Return the statistics of a workload with prompts; without `tokens`, lengths are estimated."""
     tokens = tokens or EstimatedTokens()
     prompts = workload.prompts
     arrivals = sorted(prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None)
@@ -98,13 +99,13 @@ _REPEATED = 0.1
 def check_workloads(
     workloads: Sequence[Workload], *, measures_acceptance: bool, needs_arrivals: bool = False
 ) -> list[Finding]:
-    """Return what keeps these workloads from being measured as planned.
+    """Return findings about workloads that cannot be measured as planned.
 
     Args:
-        workloads: what is to be sent.
-        measures_acceptance: whether drafts are judged by the prompts: false when the engine draws acceptance
-            itself (`rejection_sample_method: synthetic`), or when nothing but load is wanted.
-        needs_arrivals: whether recorded arrival times are to be replayed.
+        workloads: the workloads to send.
+        measures_acceptance: whether the prompts decide acceptance: false if acceptance is synthetic
+            (`rejection_sample_method: synthetic`), or if the workloads only load the server.
+        needs_arrivals: whether recorded arrival times are replayed.
     """
     return [
         finding
@@ -115,30 +116,9 @@ def check_workloads(
 
 def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
     if workload.random_tokens and measures_acceptance:
-        yield Finding.error(
-            "random-tokens",
-            f"The prompts of {workload.name} are random tokens and say nothing about acceptance. After noise, a "
-            "model writes noise or a loop, which no drafter meets in real traffic.",
-            where=workload.name,
-            fix=(
-                "Use real prompts (--workload code, or your own file) or synthetic:source=code. Random tokens are "
-                "useful only for load with synthetic acceptance (rejection_sample_method synthetic)."
-            ),
-            source=_RANDOM_SOURCE,
-        )
+        yield fault("random-tokens", name=workload.name, paper=_RANDOM_SOURCE)
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):
-        yield Finding.error(
-            "no-arrivals",
-            f"{workload.name} has no recorded arrival times to replay.",
-            where=workload.name,
-            fix="Give a log or a trace with a time in every row, or pass --rate instead of --replay.",
-        )
+        yield fault("no-arrivals", case="workload", name=workload.name)
     repeated = workload.num_repeats
     if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
-        yield Finding.warning(
-            "repeated-prompts",
-            f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones. What a "
-            "server remembers (prefix cache, suffix drafts) makes them faster than the first time.",
-            where=workload.name,
-            fix="Keep them if your traffic repeats itself as much. Otherwise remove them.",
-        )
+        yield warning("repeated-prompts", repeated=repeated, prompts=len(workload.prompts), name=workload.name)

@@ -1,4 +1,4 @@
-"""Turns a request's chat messages, in their several spellings, into prompts."""
+"""Turns the chat messages of a request, in several formats, into prompts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Turns(StrEnum):
     FIRST = "first"
     LAST = "last"
     ALL = "all"
-    """Every one, each with the recorded conversation before it."""
+    """Every turn, each with the recorded conversation before it."""
 
 
 def to_messages(value: Any) -> tuple[Message, ...] | None:
-    """Return chat messages; None where it is no list of them.
+    """Return chat messages; None if the value is not a list of them.
 
-    Taken are OpenAI's `{"role", "content"}` and Responses items, and ShareGPT's `{"from", "value"}`.
+    Accepts OpenAI's `{"role", "content"}` and Responses items, and ShareGPT's `{"from", "value"}`.
     """
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
@@ -67,7 +67,7 @@ def _chat_parts(content: Any) -> Any:
 
 
 def plain_text(content: Any) -> str:
-    """Return the text in a message's content; images and calls have none."""
+    """Return the text in a message's content; empty for images and calls."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -76,7 +76,7 @@ def plain_text(content: Any) -> str:
 
 
 def split_turns(messages: Sequence[Message], turns: Turns) -> Iterator[tuple[tuple[Message, ...], str | None]]:
-    """Yield (messages up to a user's turn, what was answered then or None) for the turns asked for."""
+    """Yield (messages up to a user's turn, the recorded answer or None) for the requested turns."""
     ends = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
     # A turn ends where the assistant speaks next, or where the conversation ends.
     ends = [end for end in ends if end == len(messages) or messages[end]["role"] == "assistant"]
@@ -87,12 +87,12 @@ def split_turns(messages: Sequence[Message], turns: Turns) -> Iterator[tuple[tup
 
 
 def as_chat(text: str) -> tuple[Message, ...]:
-    """Return a text as the one message of a chat."""
+    """Return a text as a chat with one message."""
     return ({"role": "user", "content": text},)
 
 
 def as_completion(messages: Sequence[Message]) -> str:
-    """Return a chat as one text to continue: a single message alone, several with their roles."""
+    """Return a chat as one text to continue; several messages get their roles in front."""
     if len(messages) == 1:
         return plain_text(messages[0]["content"])
     said = "".join(f"{message['role'].capitalize()}: {plain_text(message['content'])}\n\n" for message in messages)
@@ -100,7 +100,7 @@ def as_completion(messages: Sequence[Message]) -> str:
 
 
 def from_json_text(value: Any) -> Any:
-    """Return what a JSON text holds, where a log keeps structured values as texts; else the value itself."""
+    """Return the value of a JSON text, as logs store structured values; any other value as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)

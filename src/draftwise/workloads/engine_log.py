@@ -36,15 +36,15 @@ _SAME = 3
 
 
 def is_engine_log(begin: str) -> bool:
-    """Whether a file that begins so is vLLM's log."""
+    """Return whether a file with this beginning is vLLM's log."""
     return any(pattern.search(begin) for pattern in (_HEAD, _RECEIVED, _GENERATED))
 
 
 class EngineLog:
-    """Puts the lines of a log together, given in their order, into requests.
+    """Assembles the lines of a log, in their order, into requests.
 
-    A request has `vllm_request` (its id), `time` (seconds from some beginning: the log has no year), `body` (None where
-    the log has no prompt), `prompt_token_ids`, `response`, and `cut` where `--max-log-len` cut a text.
+    A request has `vllm_request` (its id), `time` (seconds from an arbitrary start, because the log has no year), `body`
+    (None if the log has no prompt), `prompt_token_ids`, `response`, and `cut` if `--max-log-len` cut a text.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class EngineLog:
         self._years = 0.0
 
     def add(self, number: int, line: str, time: Any = None) -> None:
-        """Take in a line.
+        """Add a line.
 
         Args:
-            number: of the line in its file.
-            line: its text.
-            time: given by what stands around the line, which has a year; None: the line's own counts.
+            number: number of the line in its file.
+            line: text of the line.
+            time: time from the wrapper around the line, which has a year; None for the line's own.
         """
         if head := _HEAD.search(line):
             self._time = _seconds(head[1])

@@ -15,6 +15,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup, Origin, Prompt, Workload
 from draftwise.core.documents import from_json
+from draftwise.knowledge.messages import refusal
 from draftwise.workloads.log_formats import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
 from draftwise.workloads.prompt_draw import draw, locate
@@ -48,20 +49,19 @@ def load_workloads(
     keeps_times: bool = True,
     seed: int | None = None,
 ) -> tuple[Workload, ...]:
-    """Return the workloads that a `--workload` asks for: one, or one for each length bucket.
+    """Return the workloads of a `--workload`: one, or one for each length bucket.
 
     Args:
-        text: `SOURCE[#OPTION,...]`; `WorkloadSpec` says what there is.
-        max_tokens: caps every prompt's own.
-        tokenizer: tokenizer.json, or the folder of a model, to count lengths with where it can be read; else they are
+        text: `SOURCE[#OPTION,...]`, as `WorkloadSpec` describes.
+        max_tokens: upper limit for the max_tokens of every prompt.
+        tokenizer: tokenizer.json, or the folder of a model, to count lengths with; if it cannot be read, they are
             estimated.
-        takes_ids: whether prompts of a log may be token ids, for replaying them.
-        keeps_times: whether a recording is wanted at its rate; else a sample of a long one is drawn like that of any
-            other log.
-        seed: decides draws; None for the one that the text gives.
+        takes_ids: whether prompts of a log may be token ids, as for a replay.
+        keeps_times: whether a recording keeps its rate; otherwise a long one is sampled like any other log.
+        seed: seed of draws; None for the one in the text.
 
     Raises:
-        InvalidSetup: the text, or what it names, is wrong; all faults at once.
+        InvalidSetup: the text or its source has faults; the error lists all of them.
     """
     faults = Faults()
     spec = parse_spec(text, faults)
@@ -94,7 +94,7 @@ def load_workloads(
 
 
 def read_prompts(file: Traversable) -> tuple[Prompt, ...]:
-    """Return the prompts in a JSON-lines file that `Prompt.to_dict` wrote, as they are: for run directories.
+    """Return the prompts in a JSON-lines file of a run directory, which `Prompt.to_dict` wrote.
 
     Raises:
         InvalidSetup: the file cannot be read, or has another format.
@@ -231,12 +231,7 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
         known = (
             f"Bundled: {', '.join(BUNDLED)}; or give a .jsonl, .json or .csv file, or synthetic:prompt=512,output=128."
         )
-        raise InvalidSetup.because(
-            "unknown-workload",
-            f"The workload {spec.target!r} is neither a bundled one nor a file.",
-            where="--workload",
-            fix=f"Did you mean {near[0]}?" if near else known,
-        )
+        raise refusal("unknown-workload", target=spec.target, fix=f"Did you mean {near[0]}?" if near else known)
     return path
 
 
@@ -279,12 +274,7 @@ def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes
     low, high = spec.bucket or (0, None)
     words = f"prompts of {low} tokens or more" if high is None else f"prompts of {low} to {high - 1} tokens"
     if not prompts:
-        raise InvalidSetup.because(
-            "empty-bucket",
-            f"{spec.text} holds no {words} ({tokens.note}).",
-            where=spec.text,
-            fix="Widen the range of lengths.",
-        )
+        raise refusal("empty-bucket", text=spec.text, words=words, note=tokens.note)
     notes.append(f"{words}, {tokens.note}")
     return prompts
 

@@ -1,4 +1,4 @@
-"""The table of the logs that gateways, observers and engines write: each known by a few keys, a row each."""
+"""Formats of logs that gateways, observability tools and engines write: one row each, recognized by a few keys."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ class LoggedRequest:
     body: Mapping[str, Any]
     """The request body: `messages`, `prompt` or `input`, and parameters."""
     bare: bool = False
-    """Whether the line is nothing but the body, so that its keys are the user's own."""
+    """Whether the line is only the body, so its keys are the user's own."""
     response: Any = None
-    """What was answered: as the server sent it, one message, or text. Streams are put together."""
+    """The answer: the server's body, one message, or text. Streams are assembled."""
     id: str | None = None
     time: Any = None
     output_tokens: Any = None
     conversation: bool = False
-    """Whether `messages` is a whole conversation rather than what was sent at once."""
+    """Whether `messages` is a whole conversation rather than one request."""
     skipped: str = ""
-    """Why it is no prompt to send again, e.g. `failed`; empty where it is one."""
+    """Why it cannot be sent again, e.g. `failed`; empty if it can."""
     lacks: str = ""
-    """What the line is and does not hold, as a predicate, where the request is missing; empty where it is there."""
+    """What the line lacks, as a predicate, if the request is missing; else empty."""
     fix: str = ""
-    """How to have it logged."""
+    """How to get the request logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """A shape of a line: what it is known by, and where things are. A place is a dotted path of keys."""
+    """The format of a line: how to recognize it, and where its parts are. A place is a dotted path of keys."""
 
     name: str
     source: str
-    """Where the shape is documented."""
+    """Where the format is documented."""
     known_by: tuple[str, ...]
-    """Places that a line must all have; `a|b`: one of them."""
+    """Places that a line must have; `a|b` means one of them."""
     request: tuple[str, ...]
-    """Places of the request, the first that has one: a body, or its messages or text."""
+    """Places of the request (a body, messages or text); the first one found counts."""
     texts: bool = False
     """Whether a request may be text."""
     parameters: tuple[str, ...] = ()
@@ -78,17 +78,17 @@ class LogFormat:
     time: tuple[str, ...] = ()
     output_tokens: tuple[str, ...] = ()
     kind: str = ""
-    """Place that says what was asked for."""
+    """Place of the kind of request."""
     kinds: tuple[str, ...] = ()
-    """Words of which one is in it where that is a completion."""
+    """Words, of which a completion's kind contains one."""
     failed: tuple[str, ...] = ()
-    """Places of errors (`...error`), which say so by being there, and of statuses, which say so by what they are."""
+    """Places of errors (`...error`), whose presence means failure, and of statuses, whose value does."""
     conversation: bool = False
     lacks: str = ""
-    """What is said of a line without a request, as a predicate; empty: the line is then of another format."""
+    """Message about a line without a request, as a predicate; if empty, such a line has another format."""
     fix: str = ""
     is_span: bool = False
-    """Whether the places are in what `read_span` makes of the line."""
+    """Whether the places are in the output of `read_span` for the line."""
 
 
 _TIMES = ("arrival_s", "timestamp", "time", "created_at", "created", "startTime", "start_time", "ts", "@timestamp")
@@ -101,7 +101,7 @@ SHAPES = (
 
 
 def find_logged(row: Line) -> LoggedRequest | None:
-    """Return the request in a line of a log; None in a shape that is not known."""
+    """Return the request in a line of a log; None for an unknown format."""
     try:
         return _find(row)
     except RecursionError:
@@ -109,7 +109,7 @@ def find_logged(row: Line) -> LoggedRequest | None:
 
 
 def has_request(row: Line) -> bool:
-    """Whether a line holds what was sent."""
+    """Return whether a line holds a request."""
     logged = find_logged(row)
     return logged is not None and any(key in logged.body for key in _BODY_KEYS)
 
@@ -123,7 +123,7 @@ def _find(row: Line) -> LoggedRequest | None:
 
 
 def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the rows of a page, such as an API sends or a tracer writes; any other value as it is."""
+    """Yield the rows of a page from an API or a tracer; any other value as it is."""
     is_own = isinstance(value, Mapping) and not any(key in value for key in _OF_A_ROW)
     keys = (*_PAGES, *_LOOSE_PAGES) if is_own else _PAGES
     pages = [value.get(key) for key in keys] if isinstance(value, Mapping) and depth < 8 else []
@@ -139,9 +139,9 @@ def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def join_batches(rows: list[Any]) -> list[Any]:
-    """Return the rows with each line of a batch's output put into its input's line, and None in its own place.
+    """Return the rows with each output line of a batch merged into its input line, and None in its place.
 
-    The two files of a batch have `custom_id` in common.
+    The two files of a batch share `custom_id`.
     """
     asked: dict[str, int] = {}
     for place, row in enumerate(rows):
@@ -316,7 +316,7 @@ def _at(row: Line, place: str) -> Any:
 
 
 def find_first(row: Line, places: tuple[str, ...]) -> Any:
-    """Return what is at the first of some places that has anything; None where none has."""
+    """Return the value at the first place that has one; None if none has."""
     return next((each for place in places if (each := _at(row, place)) is not None), None)
 
 

@@ -11,7 +11,7 @@ from draftwise.workloads.conversation import from_json_text, plain_text
 from draftwise.workloads.log_formats import Line, LoggedRequest
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxTokens")
-"""Keys of a request for the longest answer."""
+"""Keys of a request's maximum answer length."""
 _BY_ID = "token_id:"
 """How vLLM writes a token with `return_tokens_as_token_ids`."""
 _HIDDEN = ("reasoning_content", "reasoning")
@@ -21,12 +21,12 @@ _CALLED = ("function_call", "custom_tool_call", "tool_use")
 
 
 def read_recorded(row: Line, logged: LoggedRequest, said: str | None) -> RecordedAnswer:
-    """Return what a line says of a request and its answer.
+    """Return the recorded data of a request and its answer.
 
     Args:
         row: the whole line.
         logged: the request in it.
-        said: how a recorded conversation goes on, where the answer is a turn of it.
+        said: the recorded next turn, if the answer is a turn of a conversation.
     """
     body, response = logged.body, _body_of(logged.response)
     choice = _first_choice(response) or {}
@@ -53,7 +53,7 @@ def read_recorded(row: Line, logged: LoggedRequest, said: str | None) -> Recorde
 
 
 def read_answer_tokens(logged: LoggedRequest) -> int | None:
-    """Return how many tokens the logged answer had, as its server counted; None where the log does not say."""
+    """Return the server's token count of the logged answer; None if the log does not have it."""
     body = _body_of(logged.response)
     if len(_items(body.get("choices"))) > 1:
         return None  # the count is that of all answers together

@@ -32,15 +32,15 @@ class _Draft:
 
 
 class LogReader:
-    """Reads rows into prompts, and counts what it passes over.
+    """Reads rows into prompts, and counts skipped rows.
 
     Args:
-        turns: which turns of a conversation to take; None: the first of a recorded conversation (as vLLM's
-            benchmarks do), the last of a request.
+        turns: turns of a conversation to use; None for the first of a recorded conversation (as in vLLM's
+            benchmarks) and the last of a request.
         logged: whether the length of the logged answer becomes `max_tokens`.
-        tokens: counts answers of which the log does not tell the length.
-        faults: takes what is wrong.
-        takes_ids: whether a prompt may be token ids: they can be replayed, but no other model can be sent them.
+        tokens: counts answers whose length the log does not have.
+        faults: collects faults.
+        takes_ids: whether a prompt may be token ids, which can be replayed but not sent to another model.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class LogReader:
         self._bodiless: tuple[str, LoggedRequest] | None = None
 
     def read(self, rows: Sequence[FileRow], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
-        """Return the prompts of all rows, in order of arrival where every row says when it came.
+        """Return the prompts of all rows, in order of arrival if every row has a time.
 
-        `rebase`: count arrivals from the first one.
+        `rebase`: whether to count arrivals from the first one.
         """
         values = join_batches(join_messages([row.value for row in rows]))
         joined = [replace(row, value=value) for row, value in zip(rows, values, strict=True) if value is not None]

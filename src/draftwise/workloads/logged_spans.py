@@ -1,4 +1,4 @@
-"""Reads spans of language models into requests: OpenTelemetry's GenAI conventions, OpenInference and OpenLLMetry."""
+"""Reads tracing spans into requests: OpenTelemetry's GenAI conventions, OpenInference and OpenLLMetry."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DEEPEST = 40
 
 
 def read_span(row: Row) -> Row | None:
-    """Return a span as a request: `body`, `response`, `kind`, `id`, `time` and `failed`; None where it is no span.
+    """Return a span as a request: `body`, `response`, `kind`, `id`, `time` and `failed`; None for another row.
 
-    Where the span holds no messages, as instrumentations leave them out by default, `body` is None.
+    `body` is None if the span holds no messages, which instrumentations leave out by default.
     """
     attributes = _attributes_of(row)
     if attributes is None:
@@ -59,13 +59,13 @@ def read_span(row: Row) -> Row | None:
 
 
 def is_message(row: Any) -> bool:
-    """Whether a row is a log record that holds one message of a request."""
+    """Return whether a row is a log record with one message of a request."""
     return isinstance(row, Mapping) and _event_name(row) in {*_EVENTS, _CHOICE}
 
 
 def join_messages(rows: Sequence[Any]) -> list[Any]:
-    """Return the rows with the messages of each request put into its first one's place, as a span with events, and
-    None in the places of the others: log records have their span in common."""
+    """Return the rows with the messages of each request merged into its first row, as a span with events, and None in
+    place of the others. Log records of a request share their span."""
     spans: dict[tuple[Any, Any], dict[str, Any]] = {}
     joined = list(rows)
     for place, row in enumerate(rows):

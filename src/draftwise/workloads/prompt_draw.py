@@ -1,4 +1,4 @@
-"""Draws prompts over a log: an order of asking of which every beginning is spread over all of it."""
+"""Draws prompts over a log, in an order whose every beginning is spread over the whole log."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _FEW = 5
 
 
 def draw(prompts: Sequence[Prompt], seed: int, name: str) -> tuple[Prompt, ...]:
-    """Return all prompts in an order of asking, from which a run may take as many as it has time for.
+    """Return all prompts in an order from which a run may take as many as it has time for.
 
-    They are sorted by their place (`Origin`); each next one then is that after another golden section of the whole,
-    from a beginning that the seed chooses. So every beginning has each route, tenant and hour by its share. One of each
-    tenant first would weigh a small one like a large one.
+    Sorts them by their place (`Origin`), starts where the seed says, and steps by the golden section of the whole. So
+    every beginning has each route, tenant and hour by its share. One prompt of each tenant first would overweight small
+    tenants.
 
     Args:
-        prompts: they have their origins.
-        seed: the run's.
-        name: the workload's: two workloads are not drawn alike.
+        prompts: prompts with their origins.
+        seed: seed of the run.
+        name: name of the workload, so that two workloads are drawn differently.
     """
     alike = sorted(prompts, key=lambda each: each.origin.place if each.origin is not None else 0)
     return tuple(alike[place] for place in spread_places(len(alike), Random(f"{seed}/{name}").random()))
 
 
 def spread_places(count: int, begin: float) -> Iterator[int]:
-    """Yield the numbers below `count`, each once, so that those of every beginning are spread over all of them."""
+    """Yield the numbers below `count`, each once, in an order whose every beginning is spread over all of them."""
     following = list(range(count + 1))  # of each place the next free one, or a place on the way there
 
     def find(place: int) -> int:
@@ -52,7 +52,7 @@ def spread_places(count: int, begin: float) -> Iterator[int]:
 
 
 def locate(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """Return prompts with their origins, in the order of their log."""
+    """Return prompts with their origins, in the order of the log."""
     prompts = tuple(prompts)
     tenants = Counter(each.recorded.tenant for each in prompts if each.recorded.tenant is not None)
     few = 1 < len(tenants) <= _FEW

@@ -1,4 +1,4 @@
-"""Reshapes prompts: length buckets, common beginnings, chat or completion, lengths of answers."""
+"""Reshapes prompts: length buckets, common prefixes, chat or completion, lengths of answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prompts = tuple[Prompt, ...]
 
 
 def prompt_length(prompt: Prompt, tokens: Tokens) -> int:
-    """Return the tokens of a prompt's texts; a chat template adds some that are not counted."""
+    """Return the tokens of a prompt's texts, without those that a chat template adds."""
     if prompt.text is not None:
         return tokens.count(prompt.text)
     if not prompt.messages:
@@ -37,7 +37,7 @@ def in_bucket(prompts: Prompts, bucket: tuple[int, int | None], tokens: Tokens) 
 
 
 def split_by_length(prompts: Prompts, edges: Sequence[int], tokens: Tokens) -> dict[str, Prompts]:
-    """Return the prompts by length bucket, `low-high` with the end not in it; empty buckets are there too."""
+    """Return the prompts by length bucket `low-high` (end excluded), empty buckets included."""
     ends = [0, *edges, None]
     buckets = [(low, high) for low, high in pairwise(ends) if low is not None]
     return {f"{low}-{'' if high is None else high}": in_bucket(prompts, (low, high), tokens) for low, high in buckets}
@@ -57,7 +57,7 @@ def _formed(prompt: Prompt, form: RequestForm) -> Prompt:
 
 
 def set_outputs(prompts: Prompts, *, length: Length | None, force: bool | None, seed: int) -> Prompts:
-    """Return the prompts with drawn lengths of answers, forced or not; None leaves either as it is."""
+    """Return the prompts with drawn answer lengths, forced or not; None leaves either unchanged."""
     rng = random.Random(f"{seed}-outputs")
     return tuple(
         replace(
@@ -70,9 +70,9 @@ def set_outputs(prompts: Prompts, *, length: Length | None, force: bool | None, 
 
 
 def share_prefixes(prompts: Prompts, *, length: int, groups: int, source: TextSource, seed: int) -> Prompts:
-    """Return the prompts with a common beginning each: the i-th has that of group i modulo `groups`.
+    """Return the prompts with common prefixes of `length` tokens: the i-th has that of group i modulo `groups`.
 
-    A chat gets it as its system message, before one that it may have; a text begins with it.
+    In a chat, the prefix is a system message before any other; a text begins with it.
     """
     common = [source.text(length, group, random.Random(f"{seed}-prefix-{group}")) for group in range(groups)]
     return tuple(_prefixed(prompt, common[place % groups]) for place, prompt in enumerate(prompts))

@@ -1,4 +1,4 @@
-"""Counts and cuts texts in tokens, and puts natural texts of a wanted length together."""
+"""Counts and cuts texts in tokens, and assembles natural texts of a given length."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftwise.core import InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 
 CHARS_PER_TOKEN = 4.0
 """OpenAI's rule of thumb for English text (help.openai.com, "What are tokens and how to count them?")."""
 
 
 class Tokens(Protocol):
-    """How long a text is for a model."""
+    """Counts and cuts texts in a model's tokens."""
 
     note: str
-    """How it is counted, in words."""
+    """How tokens are counted, in words."""
 
     def count(self, text: str) -> int:
-        """Return the number of tokens of a text, special ones left out."""
+        """Return the number of tokens of a text, without special tokens."""
         ...
 
     def cut(self, text: str, length: int) -> str:
-        """Return the beginning of a text that has `length` tokens (the whole where it has fewer)."""
+        """Return the first `length` tokens of a text, or all of it if it has fewer."""
         ...
 
 
 class EstimatedTokens:
-    """Four characters a token: good to some 20 % for English and code, wrong for other scripts."""
+    """Four characters per token: within some 20 % for English and code, wrong for other scripts."""
 
     note = f"tokens estimated at {CHARS_PER_TOKEN:g} characters each"
 
     def count(self, text: str) -> int:
-        """Return the estimate; at least 1 for a text that is not empty."""
+        """Return the estimate, at least 1 for a text that is not empty."""
         return max(1, round(len(text) / CHARS_PER_TOKEN)) if text else 0
 
     def cut(self, text: str, length: int) -> str:
-        """Return the beginning, cut between two words where one ends nearby."""
+        """Return the beginning, cut between two words if one ends nearby."""
         end = round(length * CHARS_PER_TOKEN)
         if len(text) <= end:
             return text
@@ -59,7 +60,7 @@ class ExactTokens:
         self.note = f"tokens counted with {source}"
 
     def count(self, text: str) -> int:
-        """Return the number of tokens, special ones left out."""
+        """Return the number of tokens, without special tokens."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def cut(self, text: str, length: int) -> str:
@@ -72,8 +73,8 @@ def find_tokens(path: Path | None, *, hint: Path | None = None) -> Tokens:
     """Return the token counter: a tokenizer, or else the estimate.
 
     Args:
-        path: a tokenizer.json, or a folder with one, that was asked for.
-        hint: the same, used where `path` is None and this can be read: a model's folder need not hold a tokenizer,
+        path: the requested tokenizer.json, or a folder with one.
+        hint: likewise, used if `path` is None and this can be read: the folder of a model need not have a tokenizer,
             and its name need not be a folder.
 
     Raises:
@@ -95,26 +96,15 @@ def _read_tokenizer(path: Path) -> ExactTokens:
 
         tokenizer = Tokenizer.from_file(str(file))
     except ImportError:
-        raise InvalidSetup.because(
-            "no-tokenizers",
-            f"Counting tokens with {file} needs the package `tokenizers`.",
-            where=str(file),
-            fix="Run `pip install tokenizers`, or leave the tokenizer out: draftwise then estimates lengths from "
-            "characters.",
-        ) from None
+        raise refusal("no-tokenizers", file=file) from None
     except Exception as error:  # the package raises bare Exceptions for every fault of a file
-        raise InvalidSetup.because(
-            "bad-tokenizer",
-            f"{file} cannot be read as a tokenizer ({error}).",
-            where=str(file),
-            fix="Name a tokenizer.json, or the folder that holds one.",
-        ) from None
+        raise refusal("bad-tokenizer", case="file", file=file, error=error) from None
     return ExactTokens(tokenizer, file.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A distribution of lengths in tokens, and how it was written."""
+    """A distribution of lengths in tokens, with its notation."""
 
     label: str
     draw: Callable[[random.Random], int]
@@ -129,10 +119,10 @@ _LONG = re.compile(r"(\d+)|(uniform|normal|lognormal):(\d+(?:\.\d+)?):(\d+(?:\.\
 
 
 def parse_length(text: str) -> Length:
-    """Return the distribution that a text names; no draw is below 1.
+    """Return the distribution that a text describes; draws are at least 1.
 
     Raises:
-        ValueError: it names none; the message, what can be written, wants the option's name before it.
+        ValueError: it describes none. The message lists the notations; put the option's name in front.
     """
     long = next((form.sub(name, text) for form, name in _SHORT if form.fullmatch(text)), text)
     if found := _LONG.fullmatch(long):
@@ -164,15 +154,15 @@ _SHORTEST_OPENED = 24
 
 
 class TextSource:
-    """Makes texts of a wanted number of tokens.
+    """Makes texts of a given number of tokens.
 
     Args:
         name: for descriptions.
-        units: pieces that make sense alone; a text is a random order of them, and ends within one, so that there is
-            something to go on with.
-        joint: what stands between two units.
+        units: pieces that make sense alone; a text is a random sequence of them, and ends within one, so that a model
+            can continue it.
+        joint: text between two units.
         opening: first line; `{}` becomes the number of the text.
-        tokens: how lengths are counted.
+        tokens: counts lengths.
     """
 
     def __init__(self, name: str, units: Sequence[str], *, joint: str, opening: str, tokens: Tokens) -> None:
@@ -183,18 +173,18 @@ class TextSource:
 
     @property
     def is_random(self) -> bool:
-        """Whether the texts are noise, which no drafter can be judged by."""
+        """Whether the texts are noise, which cannot show acceptance."""
         return self.name == RANDOM
 
     @property
     def note(self) -> str:
-        """What the texts are, in words."""
+        """Description of the texts."""
         if self.is_random:
             return "words drawn at random"
         return f"texts recombined from {self.name}"
 
     def text(self, length: int, number: int, rng: random.Random) -> str:
-        """Return a text of `length` tokens: equal numbers and equal states of `rng` give equal texts."""
+        """Return a text of `length` tokens; equal numbers and states of `rng` give equal texts."""
         parts = [self._opening.format(number)] if self._opening and length >= _SHORTEST_OPENED else []
         # The joints make the text a little longer than its units, which the cut takes off.
         missing = length + 1
@@ -208,7 +198,7 @@ class TextSource:
         return self.cut("".join(parts), length)
 
     def cut(self, text: str, length: int) -> str:
-        """Return the beginning of a text that has `length` tokens."""
+        """Return the first `length` tokens of a text."""
         return self._tokens.cut(text, length)
 
 
@@ -216,7 +206,7 @@ def find_source(name: str, tokens: Tokens) -> TextSource:
     """Return the source of a name in `SOURCES`, or one that recombines the paragraphs of a text file.
 
     Raises:
-        InvalidSetup: it is missing, or the file holds no text.
+        InvalidSetup: there is no such source or file, or the file holds no text.
     """
     if name == "code":
         units, joint = _functions(), "\n\n\n"
@@ -256,11 +246,7 @@ def _paragraphs(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetup.because(
-            "unknown-source",
-            f"source={path} is neither {', '.join(SOURCES)} nor a readable text file ({cause_of(error)}).",
-            where=f"source={path}",
-        ) from None
+        raise refusal("unknown-source", path=path, names=", ".join(SOURCES), cause=cause_of(error)) from None
     units = sorted({part.strip("\n") for part in re.split(r"\n\s*\n", text) if part.strip()})
     if not units:
         raise InvalidSetup.because("empty-source", f"source={path} holds no text.", where=f"source={path}")

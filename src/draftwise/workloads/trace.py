@@ -1,4 +1,4 @@
-"""Recorded traffic without its texts: arrival times and lengths, with real text cut to these lengths put in."""
+"""Recorded traffic without texts: arrival times and lengths, filled with real text cut to these lengths."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from draftwise.workloads.text_lengths import TextSource
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
 MAX_CHARS = 50_000_000
-"""Characters of text made for one trace: 50 MB, some 12 million tokens, hours of prefill on most servers."""
+"""Maximum characters of text for one trace: 50 MB, some 12 million tokens, hours of prefill on most servers."""
 _BLOCK = 512
 """Tokens that one of Mooncake's `hash_ids` stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """The columns of a published kind of trace."""
+    """The columns of a published trace format."""
 
     name: str
     time: tuple[str, ...]
-    """Names of the column, in order of preference."""
+    """Names of the time column, in order of preference."""
     prompt: tuple[str, ...]
     output: tuple[str, ...]
     source: str
     per_s: float = 1.0
-    """Clock readings a second, where they are numbers from the trace's begin."""
+    """Clock units per second, if times are numbers since the trace's start."""
 
 
 FORMATS = tuple(TraceFormat(**row) for row in read_rows("trace_formats"))
 
 
 def find_format(row: Any) -> TraceFormat | None:
-    """Return the format whose columns a row has; None when it is no trace."""
+    """Return the format whose columns a row has; None if it is not a trace."""
     if not isinstance(row, Mapping) or any(row.get(key) for key in ("prompt", "messages")):
         return None
     groups = ((each, (each.time, each.prompt, each.output)) for each in FORMATS)
@@ -58,13 +58,13 @@ class _Request:
 
 
 class TraceReader:
-    """Makes prompts of the rows of a trace.
+    """Makes prompts from the rows of a trace.
 
     Args:
         source: text that fills the lengths.
         bucket: [low, high) of the recorded prompt lengths to keep.
-        seed: decides the texts.
-        faults: takes what is wrong.
+        seed: seed of the texts.
+        faults: collects faults.
     """
 
     def __init__(self, source: TextSource, *, bucket: tuple[int, int | None] | None, seed: int, faults: Faults) -> None:
@@ -73,7 +73,7 @@ class TraceReader:
         self.notes: list[str] = []
 
     def read(self, rows: Sequence[FileRow], file: str, *, most: int | None = None) -> tuple[Prompt, ...]:
-        """Return at most `most` prompts, in order of arrival, each to be answered to its recorded length."""
+        """Return at most `most` prompts in order of arrival, whose answers get their recorded lengths."""
         kind = find_format(rows[0].value) if rows else None
         if kind is None:
             where = rows[0].where if rows else file

@@ -19,12 +19,13 @@ from itertools import chain, islice
 from typing import IO, Any, cast
 
 from draftwise.core import Finding, InvalidSetup, cause_of
+from draftwise.knowledge.messages import refusal
 from draftwise.workloads.engine_log import EngineLog, is_engine_log
 from draftwise.workloads.log_formats import find_logged, has_request, open_page
 from draftwise.workloads.wrapped_lines import LOOKED_AT, LogLine, find_wrapper, parse_line, unwrap
 
 MAX_ROWS = 10_000
-"""Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
+"""Rows kept of a longer file by default: hours of traffic, more than a run can send."""
 _CHUNK = 1 << 20
 _LONGEST_FIELD = 1 << 27
 """Characters of a CSV field; Python's own limit of 131,072 is less than a long prompt has."""
@@ -37,24 +38,24 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRow:
-    """One record and where it stands."""
+    """One record and its place."""
 
     where: str
     """`file:line`, for messages."""
     value: Any
     stretch: int = 0
-    """Which kept stretch of a recording it is in."""
+    """Number of its section in a recording that was cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """The rows that were kept, in the order of the file."""
+    """The kept rows, in the order of the file."""
 
     rows: tuple[FileRow, ...]
     total: int
-    """Rows of the file."""
+    """Number of rows in the file."""
     note: str = ""
-    """What was left out, in words; empty where the whole file is here."""
+    """What was left out, in words; empty for the whole file."""
 
 
 def read_rows(
@@ -68,10 +69,10 @@ def read_rows(
 ) -> TextTable:
     """Return the rows of a file.
 
-    Of a file with more than `most` rows a sample is drawn (every row equally likely, from `seed`), so that a long
-    log is not judged by its first hour; where `in_order` says of the first row that the rows make a recording,
-    whose rate a sample of rows would change, stretches of it are drawn. With `only_first` it is the first ones. Rows
-    left out are not checked.
+    From a file with more than `most` rows, a sample is drawn (every row equally likely, by `seed`), so that a long log
+    is not judged by its first hour. If `in_order` of the first row says that the rows are a recording, whose rate a
+    sample would change, whole sections are drawn. With `only_first`, the first rows are used. Rows that are left out
+    are not checked.
 
     Raises:
         InvalidSetup: the file cannot be read.
@@ -88,16 +89,15 @@ def read_rows(
         with open_plain(file) as stream:
             return _keep_stretches(_rows_of(stream, file.name, faults), kept, most, seed)
     except (OSError, EOFError, csv.Error) as error:
-        message = f"{file} cannot be read ({cause_of(error)})."
-        raise InvalidSetup.because("unreadable", message, where=str(file)) from None
+        raise refusal("unreadable", file=file, cause=cause_of(error)) from None
 
 
 @contextmanager
 def open_plain(file: Traversable) -> Iterator[BufferedReader]:
-    """Open a file for reading bytes, unpacked where its name ends in `.gz` or it begins like a gzip file.
+    """Open a file for reading bytes; unpacks it if its name ends in `.gz` or it starts like a gzip file.
 
     Raises:
-        OSError, EOFError: it cannot be read, here or later.
+        OSError, EOFError: it cannot be read, when it is opened or later.
     """
     with file.open("rb") as raw:
         is_packed = file.name.endswith(".gz") or cast(BufferedReader, raw).peek(len(_GZIP)).startswith(_GZIP)
@@ -105,10 +105,10 @@ def open_plain(file: Traversable) -> Iterator[BufferedReader]:
 
 
 def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the object of each line of a JSON-lines file, one by one, with its place (`name:line`).
+    """Yield (place, object) for each line of a JSON-lines file; the place is `name:line`.
 
     Raises:
-        InvalidSetup: a line is no JSON object.
+        InvalidSetup: a line is not a JSON object.
     """
     faults = Faults()
     for raw in _line_rows(stream, name, faults):
@@ -346,10 +346,10 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def to_seconds(value: Any, per_s: float = 1.0) -> float | None:
-    """Return a time in seconds on one clock: an ISO date, or a number; None where it is no time.
+    """Return a time, an ISO date or a number, in seconds on one clock; None if it is not a time.
 
-    Numbers are epoch times in s, ms, us or ns, told by their size; smaller ones count from some beginning, `per_s` of
-    them a second. A date without a zone is taken as UTC.
+    Numbers are epoch times in s, ms, us or ns, recognized by size; smaller ones count from an arbitrary start, with
+    `per_s` units per second. A date without a zone is in UTC.
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -374,7 +374,7 @@ def _from_iso(value: Any) -> float | None:
 
 
 def from_begin(times: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Return times counted from the earliest; all None where one is missing, since arrivals are all or nothing."""
+    """Return times since the earliest; all None if one is missing, because arrivals are all or nothing."""
     known = [time for time in times if time is not None]
     if not known or len(known) < len(times):
         return (None,) * len(times)
@@ -387,14 +387,14 @@ _SHOWN = 30
 
 
 class Faults:
-    """The faults found so far; the first ones are kept word for word, the rest counted."""
+    """The faults found so far; keeps the first ones and counts the rest."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._more = 0
 
     def add(self, code: str, message: str, where: str, fix: str = "") -> None:
-        """Note one fault."""
+        """Add a fault."""
         if len(self._findings) < _SHOWN:
             finding = Finding.error(code, message, where=where, fix=fix)
             self._findings.append(finding)
@@ -405,10 +405,10 @@ class Faults:
         return bool(self._findings)
 
     def raise_any(self) -> None:
-        """Raise what was found.
+        """Raise if there are faults.
 
         Raises:
-            InvalidSetup: with every fault; past the first thirty, with their number.
+            InvalidSetup: with the first thirty faults, and the number of the others.
         """
         if self._more:
             where = self._findings[-1].where.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""Parses `--workload`: the source and its filters, in one word that is easy to type."""
+"""Parses `--workload`: a source and its filters in one word."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class WorkloadKind(StrEnum):
 
     BUNDLED = "bundled"
     FILE = "file"
-    """Told from its first row: prompts, a log or a trace."""
+    """A file of prompts, a log or a trace; its first row shows which."""
     LOG = "log"
     TRACE = "trace"
     SYNTHETIC = "synthetic"
 
 
 class RequestForm(StrEnum):
-    """Which endpoint prompts are sent to."""
+    """The endpoint that prompts are sent to."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -45,12 +45,12 @@ class WorkloadSpec:
     text: str
     kind: WorkloadKind
     target: str
-    """Bundled name or path; empty for synthetic ones."""
+    """Bundled name or path; empty for synthetic prompts."""
     name: str | None = None
     n: int | None = None
     """Number of prompts to take from the start."""
     sample: int | None = None
-    """So many prompts drawn from all of them, kept in their order."""
+    """Number of prompts to draw from all of them, kept in order."""
     seed: int = 0
     bucket: tuple[int, int | None] | None = None
     """Prompts with a length in [low, high) tokens."""
@@ -61,13 +61,13 @@ class WorkloadSpec:
     logged: bool = False
     """Whether the length of the logged answer becomes `max_tokens`."""
     force: bool | None = None
-    """Whether answers go on to `max_tokens`; None: as the kind has it."""
+    """Whether answers continue to `max_tokens`; None for the kind's default."""
     form: RequestForm | None = None
     prefix: tuple[int, int] | None = None
-    """(tokens, groups) of common beginnings."""
+    """(tokens, groups) of common prefixes."""
     turns: Turns | None = None
     source: str | None = None
-    """Text that fills lengths."""
+    """Source of the text that fills lengths."""
     tokenizer: Path | None = None
 
     @property
@@ -165,7 +165,7 @@ _ONLY: Mapping[str, tuple[WorkloadKind, ...]] = {
 
 
 def check_options(kind: WorkloadKind, options: Sequence[str], faults: Faults) -> None:
-    """Note the options that a kind of workload does not take."""
+    """Add a fault for each option that a kind of workload does not have."""
     known = [name for name in _READ if kind in _ONLY.get(name, (kind,))]
     for key in options:
         if key not in known:
@@ -176,7 +176,7 @@ def check_options(kind: WorkloadKind, options: Sequence[str], faults: Faults) ->
 
 
 def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
-    """Return what a `--workload` asks for; what is wrong with it goes to `faults`."""
+    """Return a parsed `--workload`; faults go to `faults`."""
     kind, target = _find_kind(text)
     values: dict[str, Any] = {}
     given = _split(text)[1]

@@ -1,4 +1,4 @@
-"""Takes off the lines of a log all that container runtimes, journals and loggers put around them, by a table."""
+"""Unwraps log lines that container runtimes, journals and loggers have wrapped, by a table."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from draftwise.workloads.log_formats import find_first, has_request
 from draftwise.workloads.logged_spans import is_message
 
 LOOKED_AT = 200
-"""Lines at the beginning of a log that tell what is around each of them."""
+"""Number of lines at the start of a log that decide the wrapper."""
 _DEEPEST = 4
 """Wrappers around wrappers: a collector's around a container's around a logger's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapper:
-    """One kind of line around a line: text behind a prefix, or a place in an object.
+    """One kind of wrapper: text after a prefix, or a place in an object.
 
-    Places are dotted paths of keys; `a|b` is either of two.
+    Places are dotted paths of keys; `a|b` means either.
     """
 
     name: str
     source: str
     """Where it is documented."""
     prefix: str = ""
-    """Pattern of the whole line, with the groups `text` and, where there are any, `time`, `stream` and `tag`."""
+    """Pattern of the whole line, with the group `text` and, if present, `time`, `stream` and `tag`."""
     known_by: tuple[str, ...] = ()
-    """Places that an object must all have."""
+    """Places that an object must have."""
     text: tuple[str, ...] = ()
-    """Places of the line within, the first that has one."""
+    """Places of the inner line; the first one found counts."""
     time: tuple[str, ...] = ()
     stream: tuple[str, ...] = ()
-    """What the pieces of one line have in common."""
+    """Places whose values the pieces of one line share."""
     goes_on: tuple[str, ...] = ()
-    """Place and values that tell that the line goes on in the next one of its stream."""
+    """Place and values that mean that the line continues in the next one of its stream."""
     ends: tuple[str, ...] = ()
-    """The same for the last piece, where all are marked."""
+    """Likewise for the last piece, if all pieces are marked."""
     full: int = 0
-    """Size in bytes of a piece without a line end that goes on; 0: pieces are marked."""
+    """Size in bytes of a piece without a line end that continues; 0 if pieces are marked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +56,20 @@ class LogLine:
     where: str
     value: Any
     time: Any = None
-    """The innermost wrapper's that has one."""
+    """Time of the innermost wrapper that has one."""
 
 
 WRAPPERS: tuple[Wrapper, ...] = tuple(Wrapper(**row) for row in read_rows("log_wrappers"))
 
 
 def find_wrapper(first: Sequence[LogLine]) -> Wrapper | None:
-    """Return what is around most of the first lines; None where there is nothing around any."""
+    """Return the wrapper of most of the first lines; None without one."""
     counts = [sum(_open(line, each) is not None for line in first) for each in WRAPPERS]
     return WRAPPERS[counts.index(max(counts))] if any(counts) else None
 
 
 def unwrap(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Return the lines within, with their pieces put together."""
+    """Yield the inner lines, with their pieces joined."""
     lines = iter(lines)
     for _ in range(_DEEPEST):
         first = list(islice(lines, LOOKED_AT))
@@ -81,7 +81,7 @@ def unwrap(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def parse_line(text: str) -> Any:
-    """Return the object that a line holds, or the line as it is."""
+    """Return the object in a line, or the line as it is."""
     value = from_json_text(text.strip())
     return value if isinstance(value, Mapping) else text
 

@@ -94,3 +94,9 @@ def test_every_method_is_one_of_vllm():
     for row in read_data("engines")["engines"]:
         assert row["source"]
         assert all(find_method(method) for method in row["methods"].values())
+
+
+def test_flags_that_argparse_completes_are_read() -> None:
+    found = find_other_engine("python -m sglang.launch_server --model m --speculative-algo EAGLE --speculative-draft d")
+    assert found is not None
+    assert (found.method, found.drafter) == ("eagle", "d")

@@ -152,7 +152,7 @@ def test_arguments_of_the_caller_are_open_where_the_model_is_known():
 
 def test_only_what_fails_on_every_way_is_rejected():
     assert verdict(f"K=4\n[ \"$D\" = 1 ] && K=0\n{SERVE}") == (
-        True, ["It fails where D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
+        True, ["The server fails if D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
     )  # fmt: skip
     assert verdict(f'K=0\n[ "$D" = 1 ] && K=-1\n{SERVE}')[0] is False
     assert verdict(f'K=$(nproc)\n[ "$D" = 1 ] && K=0\n{SERVE}')[0] is None
@@ -193,3 +193,54 @@ def test_loops_and_calls_end(text: str):
 def test_text_that_is_no_script_is_read_all_the_same(text: str):
     run = run_script(text + "\nvllm serve m")
     assert all(word.line <= 2 for command in run.commands for word in command.words)
+
+
+BODY = "model: Qwen/Qwen3-8B\nmax-num-seqs: ${S:-8}\nspeculative-config:\n  method: ngram\n  num_speculative_tokens: $K"
+ECHOES = "echo 'model: Qwen/Qwen3-8B' > {f}\necho \"max-num-seqs: $K\" >> {f}\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_known"),
+    [
+        ("cat > {f} <<EOF\n{body}\nEOF\n", True),
+        ("cat <<'EOF' > {f}\n{plain}\nEOF\n", True),
+        ("tee {f} > /dev/null <<EOF\n{body}\nEOF\n", True),
+        ("cat > {f} <<EOF\nmodel: other\nEOF\ncat > {f} <<EOF\n{body}\nEOF\n", True),
+        ("cat > {f} <<EOF\n{body}\nEOF\necho 'seed: 3' >> {f}\nls -l {f}\n", True),
+        ("cat > {f} <<-\tEOF\n\tmodel: Qwen/Qwen3-8B\n\tseed: $K\n\tEOF\n", True),
+        (ECHOES, True),
+        ('F={f}\nwrite() {{ cat > "$1" <<EOF\n{body}\nEOF\n}}\nwrite "$F"\n', True),
+        ('if [ "$K" = 3 ]; then cat > {f} <<EOF\n{body}\nEOF\nelse cat > {f} <<EOF\nseed: 1\nEOF\nfi\n', True),
+        ("cat > {f} <<EOF\n{body}\nEOF\nsed -i s/ngram/suffix/ {f}\n", False),
+        ("(cat > {f} <<EOF\n{body}\nEOF\n)\n", False),
+        ("cat <<EOF | tee {f} > /dev/null\n{body}\nEOF\n", False),
+        ("{{ echo 'model: m'; echo 'seed: 2'; }} > {f}\n", False),
+        ("echo 'model: m' > {f}\nfor k in $(seq 2); do echo \"model: $k\" > {f}; done\n", False),
+        ("printf 'model: %s\\n' m > {f}\n", False),
+        ("cat > {f}.in.yaml <<EOF\n{body}\nEOF\nmv {f}.in.yaml {f}\n", False),
+        ("cat > {f} <<EOF\n{body}\nEOF\ncd ..\ncd work\n", False),
+    ],
+)
+def test_a_config_that_a_script_writes_is_the_file_that_bash_writes(script: str, is_known: bool, tmp_path: Path):
+    file = "c.yaml" if "cd" in script else f"{tmp_path}/c.yaml"
+    plain = BODY.replace("$K", "3").replace("${S:-8}", "8")
+    text = "K=3\n" + script.format(f=file, body=BODY, plain=plain)
+    (reading,) = read_setups(f"{text}vllm serve --config {file} --port 1\n")
+    told = {finding.code for way in (reading, *reading.others) for finding in way.findings}
+    assert ("config-file-unread" not in told) == is_known
+    calls = Stub(tmp_path).run(text + f"vllm serve --config {file}\n", {})
+    assert calls == [["serve", "--config", file]]
+    (on_disk,) = read_setups(f"vllm serve --config {tmp_path / 'work' / file} --port 1\n")
+    if is_known:
+        assert reading.setup == on_disk.setup
+    assert on_disk.setup.target in ("Qwen/Qwen3-8B", "m", "2")
+
+
+@pytest.mark.parametrize("between", ["  # --enforce-eager \\\n", "\n", "  # a comment\n"])
+def test_flags_behind_a_comment_or_a_blank_line_are_lost(between: str, tmp_path: Path):
+    text = f"vllm serve m --seed 1 \\\n{between}  --max-num-seqs 8\n"
+    assert Stub(tmp_path).run(text, {}) == [["serve", "m", "--seed", "1"]]
+    (reading,) = read_setups(text)
+    assert [each.code for each in reading.findings] == ["lost-continuation"]
+    assert "--max-num-seqs as a command" in reading.findings[0].message
+    assert "max_num_seqs" not in reading.setup.args

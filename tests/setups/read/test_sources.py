@@ -4,7 +4,7 @@ import pytest
 
 from draftwise.core import InvalidSetup, Severity
 from draftwise.plan.check import judge
-from draftwise.setups.read import SetupReading, read_setups
+from draftwise.setups.read import NoServer, SetupReading, read_setups
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 5}
 SPEC_TEXT = '{"method": "ngram", "num_speculative_tokens": 5}'
@@ -389,7 +389,7 @@ def test_the_file_of_vllm_serve_config(tmp_path):
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("cat > $F <<EOF\nmodel: m\nEOF\nvllm serve --config $F\n", "config-file-unread"),
+        ("cat <<EOF | sudo tee $F\nmodel: m\nEOF\nvllm serve --config $F\n", "config-file-unread"),
         ("envsubst < t.yaml > made.yaml\nvllm serve --config made.yaml\n", "config-file-unread"),
         ("vllm serve --config made.yaml\n", "unreadable-file"),
     ],
@@ -482,3 +482,56 @@ def test_a_script_with_line_ends_of_windows(tmp_path):
         assert (codes(reading), dict(reading.setup.args)) == (["script-with-carriage-returns"], {"seed": 1})
     path.write_bytes(script.replace(b"\r", b""))
     assert codes(*read_setups(path)) == []
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "FROM {image}\nENTRYPOINT []\nCMD {line}\n",
+        "services: {{a: {{image: '{image}', entrypoint: [], command: '{line}'}}}}",
+    ],
+)
+def test_an_entry_point_that_is_taken_away_is_not_repeated(layout):
+    text = layout.format(image="vllm/vllm-openai:v0.26.0", line="vllm serve gpt2 --seed 1")
+    (reading,) = read_setups(text)
+    assert (codes(reading), reading.setup.target) == ([], "gpt2")
+    (kept,) = read_setups(text.replace("ENTRYPOINT []\n", "").replace("entrypoint: [], ", ""))
+    assert codes(kept) == ["entrypoint-repeated"]
+
+
+def test_the_release_that_one_task_installs_is_that_of_the_others():
+    (reading,) = read_setups("setup: pip install vllm==0.22.1\nrun: vllm serve gpt2\n")
+    assert reading.setup.engine_version == "0.22.1"
+    (open_one,) = read_setups("setup: pip install vllm==0.22.1\ntry: pip install vllm==0.23.0\nrun: vllm serve gpt2\n")
+    assert open_one.setup.engine_version == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["- 'hosts': gpu\n  'tasks':\n  - 'shell': vllm serve gpt2\n", '"run": vllm serve gpt2\n']
+)
+def test_yaml_with_quoted_keys_and_lists_is_yaml(text):
+    (reading,) = read_setups(text)
+    assert (reading.setup.target, reading.setup.extra_args) == ("gpt2", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "args"),
+    [
+        ('{"model": "gpt2", "tensor_parallel_size": 2}', "gpt2", {"tensor_parallel_size": 2}),
+        ('{"model": "head", "num_speculative_tokens": 2}', "", {}),
+    ],
+)
+def test_json_of_engine_arguments_is_no_speculative_config(text, target, args):
+    (reading,) = read_setups(text)
+    assert (reading.setup.target, reading.setup.args, reading.setup.spec is None) == (target, args, bool(target))
+
+
+def test_json_that_is_no_setup_is_no_speculative_config_with_odd_keys(tmp_path):
+    notebook = '{"cells": [{"source": ["!vllm serve gpt2"]}], "metadata": {}, "nbformat": 4}'
+    with pytest.raises(NoServer, match="Jupyter notebook"):
+        read_setups(write(tmp_path, "a.ipynb", notebook))
+
+
+def test_the_image_whose_commands_stand_beside_it_names_the_release():
+    (reading,) = read_setups("image: vllm/vllm-openai:v0.29.0\ncommands:\n- vllm serve gpt2\n")
+    assert reading.setup.engine_version == "0.29.0"

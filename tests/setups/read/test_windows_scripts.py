@@ -49,7 +49,7 @@ def test_lines_that_go_on_and_plain_values_are_read(name: str, lines: tuple[str,
 def test_what_only_the_script_s_interpreter_knows_is_not_judged(
     name: str, lines: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert judge(tmp_path, name, *lines)[0] == "not judged"
+    assert judge(tmp_path, name, *lines)[0] == "cannot be judged"
 
 
 def test_a_batch_file_keeps_escaped_quotes_and_takes_single_ones_for_letters(tmp_path: Path) -> None:
@@ -69,3 +69,22 @@ def test_texts_with_a_mark_are_read(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(mark + JSON, encoding=encoding)
     result = draftwise.check(tmp_path / "run.sh", speculative_config=tmp_path / "spec.json")
     assert result.judgements[0].speculative_config == SpecConfig.parse(JSON)
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        (("N = 8", "serve: build", "\t@vllm serve gpt2 --max-num-seqs $(N)"), "accepted"),
+        (("K=4", f"SPEC ?= {JSON}", "a:", "\tvllm serve gpt2 --speculative-config '$(SPEC)'"), "accepted"),
+        (("a:", "\tN=8; vllm serve gpt2 --max-num-seqs $$N"), "accepted"),
+        (("a:", "\tvllm serve gpt2 --speculative-config '$(SPEC)'"), "cannot be judged"),
+        (("a:", "\tvllm serve gpt2 --max-num-seqs ${N}"), "cannot be judged"),
+        ((f"SPEC = {JSON}", "a:", "\tvllm serve gpt2 --speculative-config $(SPEC)"), "rejected"),
+    ],
+)
+def test_a_makefile_is_read_as_make_hands_it_to_a_shell(lines: tuple[str, ...], outcome: str, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("\n".join((*lines, "")))
+    (judged,) = draftwise.check(tmp_path / "Makefile", vllm="0.33.0").judgements
+    assert judged.outcome == outcome
+    if outcome == "accepted":
+        assert "$" not in str(judged.args)

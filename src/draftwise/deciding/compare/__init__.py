@@ -1,4 +1,4 @@
-"""Compares two measurements: how their conditions differ, and whether the answer is still true."""
+"""Compares two measurements: how their conditions differ, and whether the verdicts still hold."""
 
 from draftwise.deciding.compare.run_pair import PairSide, RunPair, compare_sides, read_side
 

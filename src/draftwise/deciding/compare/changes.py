@@ -1,4 +1,4 @@
-"""Computes how much faster or slower the second measurement is, arm by arm, with intervals where possible."""
+"""Computes per arm how much faster or slower the second measurement is, with intervals where possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from draftwise.deciding.interchange import ArmResults
 from draftwise.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
 TOKENS_PER_S = "tokens/s"
-"""The reading of which more is better."""
+"""The only reading that is better when larger."""
 QUANTILES = (50, 90, 99)
 _READ: dict[str, Callable[[Timing], Sequence[float | None]]] = {
     TOKENS_PER_S: lambda timing: (timing.tokens_per_s,),
     **LATENCIES,
 }
 _FEWEST = 3
-"""Requests on each side from which an interval is given."""
+"""Minimum number of requests on each side for an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class ReadingChange:
     """One reading of one arm: after over before."""
 
     reading: str
-    """`tokens/s` of a request (more is better), `ttft`, `tpot`, `itl`, `e2e` (less is better)."""
+    """`tokens/s` of a request (larger is better), `ttft`, `tpot`, `itl` or `e2e` (smaller is better)."""
     ratio: Interval | None
-    """Ratio for the (geometric) mean request; None if only aggregates are known or the definitions differ."""
+    """Ratio of (geometric) mean requests, after over before. None: only aggregates are known, or definitions differ."""
     how: str
-    """Where the ratio is from: `paired`, `unpaired`, `means` (aggregates) or the reason for its absence."""
+    """Source of the ratio: `paired`, `unpaired`, `means` (aggregates), or the reason why there is no ratio."""
     before: dict[float, float] = field(default_factory=dict)
-    """Percentiles in seconds (tokens/s: as it says)."""
+    """Values by percentile, in seconds, or in tokens/s for `tokens/s`."""
     after: dict[float, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellChange:
-    """One arm on one workload under one condition, in both measurements."""
+    """One arm on one workload under one condition, compared in both measurements."""
 
     workload: str
     condition: str
@@ -56,7 +56,7 @@ class CellChange:
 
 
 def compare_cells(before: ArmResults, after: ArmResults) -> CellChange:
-    """Return the changes of all readings that both cells have."""
+    """Return the change of every reading that both cells have."""
     lengths = [None if cell.spec is None else cell.spec.acceptance_length for cell in (before, after)]
     return CellChange(
         workload=after.workload,

@@ -1,4 +1,4 @@
-"""Pairs two measurements: their common ground, their differences besides numbers, and the answers that stand."""
+"""Pairs two measurements: shared cells, differences in context, and verdicts that still hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PairSide:
 
     results: Results
     decision: Decision | None
-    """None for results of tools that decide nothing."""
+    """None for results of other tools, which have no verdicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,21 @@ class RunPair:
     cells: tuple[CellChange, ...]
     verdicts: tuple[VerdictChange, ...]
     left_out: tuple[str, ...]
-    """Cells that only one of them has, in words."""
+    """Cells that only one measurement has, in words."""
 
     @property
     def unasked(self) -> tuple[ContextDifference, ...]:
-        """What differs beyond what was asked about."""
+        """Differences not marked as intended."""
         return tuple(each for each in self.differences if not each.asked)
 
     @property
     def is_like_for_like(self) -> bool:
-        """Whether the numbers differ for no other reason than what was asked about."""
+        """Whether the context differs only as intended."""
         return not self.unasked
 
     @property
     def is_still_true(self) -> bool | None:
-        """Whether every verdict of the first run still holds; None where it cannot be told."""
+        """Whether every verdict of the first run still holds; None if that cannot be determined."""
         kept = {each.kept for each in self.verdicts}
         if not self.is_like_for_like:
             return None
@@ -65,10 +65,10 @@ class RunPair:
 
 
 def read_side(path: Path) -> PairSide:
-    """Return what a run directory, or a file of another load generator, holds.
+    """Read a run directory, or a result file of another load generator.
 
     Raises:
-        InvalidSetup: neither.
+        InvalidSetup: the path is neither.
     """
     if (path / "manifest.json").is_file():
         found = conclude_run(RunDirectory(path).read())
@@ -77,15 +77,15 @@ def read_side(path: Path) -> PairSide:
 
 
 def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> RunPair:
-    """Return what two measurements have in common.
+    """Compare two measurements.
 
     Args:
-        before: the one whose answer is in question.
-        after: the new one.
-        asked: kinds of context (`decide.compare.context.KINDS`) that differ on purpose.
+        before: the earlier measurement, whose verdicts are in question.
+        after: the new measurement.
+        asked: kinds of context (`KINDS`) that differ on purpose.
 
     Raises:
-        InvalidSetup: they have no cell in common.
+        InvalidSetup: the measurements share no cell.
     """
     pairs = _match(before.results, after.results)
     taken = {id(cell) for pair in pairs for cell in pair}
@@ -136,21 +136,21 @@ def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults
 
 
 class VerdictOutcome(StrEnum):
-    """What became of a verdict."""
+    """Whether a verdict still holds."""
 
     STILL = "still true"
     CHANGED = "no longer true"
     OPEN = "cannot be told"
-    """The second measurement is inconclusive, or in doubt, where the first was not."""
+    """The second measurement is inconclusive or in doubt; the first was not."""
     NEWLY = "newly told"
-    """The first was inconclusive, or in doubt, the second is not."""
+    """The first measurement was inconclusive or in doubt; the second is not."""
     NEITHER = "told by neither"
-    """Inconclusive or in doubt in both: no answer that could stay true."""
+    """Both measurements are inconclusive or in doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictChange:
-    """One candidate on one workload under one condition, in both runs."""
+    """One candidate on one workload under one condition, compared in both runs."""
 
     workload: str
     condition: str
@@ -158,7 +158,7 @@ class VerdictChange:
     before: Comparison
     after: Comparison
     change: Interval
-    """Deciding ratio after over before: above 1 speculation gains more than it did."""
+    """Deciding ratio, after over before. Above 1, speculation gains more than before."""
     kept: VerdictOutcome
 
 
@@ -184,10 +184,10 @@ def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) 
 
 
 def divide_ratios(before: Interval, after: Interval) -> Interval:
-    """Return after / before with an interval made from theirs, the two runs being independent.
+    """Return after / before, with an interval that treats the two runs as independent.
 
-    Distances of the limits are added in quadrature on the logarithms (MOVER; Zou and Donner, Statistics in Medicine
-    27, 2008), so that it keeps the level of the intervals that go in.
+    Adds the limits' distances in quadrature on the log scale (MOVER; Zou and Donner, Statistics in Medicine 27, 2008),
+    which keeps the confidence level of the inputs.
     """
 
     def log(value: float) -> float:
@@ -203,7 +203,7 @@ _TELL_NOTHING = (Verdict.INCONCLUSIVE, Verdict.BLOCKED)
 
 
 def judge_verdicts(before: Verdict, after: Verdict) -> VerdictOutcome:
-    """Return what became of a verdict."""
+    """Return whether a verdict still holds."""
     if before in _TELL_NOTHING:
         return VerdictOutcome.NEITHER if after in _TELL_NOTHING else VerdictOutcome.NEWLY
     if after in _TELL_NOTHING:
@@ -213,7 +213,7 @@ def judge_verdicts(before: Verdict, after: Verdict) -> VerdictOutcome:
 
 
 KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")
-"""What two measurements can differ in; a name in a context begins with its kind."""
+"""Kinds of context in which two measurements can differ. A name in a context begins with its kind."""
 _KIND_OF = {
     "tokenizer": "model",
     "endpoint": "parameters",
@@ -226,28 +226,28 @@ _KIND_OF = {
     "ramp_up": "parameters",
     "temperature": "parameters",
 }
-"""Names that other tools' results have."""
+"""Names that results of other tools have."""
 _NO_MATTER = ("date", "label", "software.draftwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextDifference:
-    """One thing that is not the same, or is known on one side only."""
+    """One entry of the context that differs, or that only one side knows."""
 
     kind: str
     """One of KINDS."""
     name: str
     before: Any
-    """None where it is not known."""
+    """None if unknown."""
     after: Any
     asked: bool
-    """Whether this is what was changed on purpose."""
+    """Whether the difference is intended."""
 
 
 def find_context_differences(before: Results, after: Results, asked: Collection[str]) -> tuple[ContextDifference, ...]:
-    """Return what differs.
+    """Return the differences between two contexts.
 
-    What only one side knows counts, unless the sides are of different tools, each of which records its own things.
+    An entry that only one side knows counts, unless the sides come from different tools, which record different ones.
     """
     found = []
     if before.tool != after.tool:
@@ -266,9 +266,9 @@ def find_context_differences(before: Results, after: Results, asked: Collection[
 
 
 def find_shared(before: Results, after: Results) -> list[tuple[str, int, int, int]]:
-    """Return the workloads whose prompts are largely the same, with how many both asked, the one, and the other.
+    """Return workloads whose prompts largely agree, with the number that both, the first and the second run asked.
 
-    Time decides how many of a log are asked: what two runs share judges them, not how far each of them came.
+    How many prompts a run gets through depends on its time, so the shared part counts, not the totals.
     """
     counts = (
         (name, len(mine & after.asked.get(name, frozenset())), len(mine), len(after.asked.get(name, ())))
@@ -300,7 +300,7 @@ _PLACES = ("--port", "--host", "--log-dir", "--uds")
 
 
 def make_results(found: Conclusions, source: str) -> Results:
-    """Return a cell per workload, condition and arm that was measured."""
+    """Return a cell per measured workload, condition and arm."""
     run = found.run
     measured = (answer for answer in run.answers if answer.measured)
     answers = group_by(lambda answer: (answer.workload, answer.condition, answer.arm), measured)

@@ -1,1 +1,1 @@
-"""Computes the numbers of each comparison from a run's answers, and how sure they are."""
+"""Computes each comparison's numbers and their uncertainty from a run's answers."""

@@ -13,43 +13,43 @@ from draftwise.core.grouping import group_by
 Unit = tuple[str, str]
 """Workload and prompt id."""
 Attempt = tuple[int, int, int, int]
-"""Repetition, block, attempt and copy: which of the requests that send a prompt."""
+"""Repetition, block, attempt and copy: one of the requests that send a prompt."""
 Requests = Mapping[tuple[Unit, Attempt], Answer]
-"""What an arm was sent, in the order of the run."""
+"""An arm's requests, in the order of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRequest:
-    """One request that both arms were sent: same prompt, seed and place in the load."""
+    """A request sent to both arms with the same prompt, seed and place in the load."""
 
     unit: Unit
     block: tuple[str, int, int]
-    """Workload, repetition and number of the paired block in which it was sent. Where one server is up at a time, what
-    both arms answered between two starts each, of all workloads, is one block: whatever the machine does then is common
-    to it. Its name is that of no workload and the numbers of the two stretches."""
+    """Workload, repetition and number of its paired block. With one server at a time, a block holds all answers of both
+    arms, on all workloads, between two server starts each, because they share the machine's state. Its name then is no
+    workload's, followed by the numbers of the two stretches."""
     baseline: Answer
     candidate: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDifference:
-    """Two greedy answers to one prompt that are not the same."""
+    """Two greedy answers to one prompt that differ."""
 
     unit: Unit
     baseline: Answer
     candidate: Answer
     position: int | None
-    """Tokens that both share; None where a server gives no token ids."""
+    """Number of shared leading tokens; None if a server returns no token ids."""
 
     @property
     def shared_chars(self) -> int:
-        """Characters that both begin with."""
+        """Number of shared leading characters."""
         pairs = zip(self.baseline.text, self.candidate.text, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def excerpt(self) -> str:
-        """The last shared characters and what follows on either side."""
+        """The last shared characters, and what follows on each side."""
         a, b, same = self.baseline.text, self.candidate.text, self.shared_chars
         return (
             f"after {a[max(0, same - 24) : same]!r} the baseline says {a[same : same + 16]!r}, the candidate "
@@ -59,10 +59,10 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What two arms answered in the blocks that both of them finished.
+    """Two arms' answers in the blocks that both completed.
 
-    A turn that only one arm finished (the run was interrupted between them) has no partner and is left out.
-    `workloads` is one name, or all of them for the pooled row.
+    A turn that only one arm completed, because the run was interrupted, has no partner and is left out. `workloads` is
+    one name, or all of them for the pooled row.
     """
 
     workload: str
@@ -71,33 +71,33 @@ class Cell:
     baseline: str
     candidate: str
     turns: Sequence[TurnRecord]
-    """Those of blocks that both arms finished."""
+    """Turns of blocks that both arms completed."""
     answers_by_turn: Mapping[int, Sequence[Answer]]
-    """Every answer of those turns: failed ones and those that only kept the load up as well."""
+    """All answers of those turns, including failed and background ones."""
     repetitions: tuple[int, ...]
-    """Those of which both arms measured something."""
+    """Repetitions in which both arms measured something."""
     requests: Mapping[str, Sequence[Answer]]
-    """The measured requests of each arm, failed ones too."""
+    """Measured requests of each arm, including failed ones."""
     paired: Sequence[PairedRequest]
-    """The measured requests that both arms were sent, failed ones too, in the order of the run."""
+    """Measured requests sent to both arms, including failed ones, in the order of the run."""
     outputs: Mapping[tuple[str, Unit], Sequence[Answer]]
-    """The measured answers without an error, by arm and unit, in the order of the attempts."""
+    """Measured answers without errors, by arm and unit, in the order of attempts."""
     units: Sequence[Unit]
-    """Prompts of which both arms answered one and the same attempt, in the order of the run."""
+    """Prompts for which both arms answered the same attempt, in the order of the run."""
     counters: Mapping[str, Counters]
-    """What each arm's counters grew by."""
+    """Growth of each arm's counters."""
     is_one_at_a_time: bool
     """Whether one server was up at a time."""
     differences: Sequence[OutputDifference] | None
-    """The prompts whose output is not the baseline's; None where outputs cannot be compared one by one: above
-    temperature 0, and where acceptance is synthetic."""
+    """Prompts whose output differs from the baseline's. None: outputs are not compared, above temperature 0 or with
+    synthetic acceptance."""
 
     def keep_repetitions(self, repetitions: Sequence[int]) -> Cell:
-        """Return the cell as if both arms had measured these repetitions only."""
+        """Return the cell restricted to these repetitions."""
         return self.keep_blocks(lambda turn: turn.repeat in repetitions)
 
     def keep_blocks(self, is_wanted: Callable[[TurnRecord], bool]) -> Cell:
-        """Return the cell as if both arms had measured those paired blocks only in which the candidate's turn is so."""
+        """Return the cell restricted to paired blocks whose candidate turn passes the test."""
         wanted = {turn.attempt_key for turn in self.turns if turn.arm == self.candidate and is_wanted(turn)}
         turns = [turn for turn in self.turns if turn.attempt_key in wanted]
         names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
@@ -119,11 +119,10 @@ class Cell:
 
 
 def make_cells(run: Run) -> list[Cell]:
-    """Return a cell per workload, condition and candidate, then, with several workloads, the pooled ones.
+    """Return a cell per workload, condition and candidate, followed by pooled cells if there are several workloads.
 
-    Cells in which no turn has a partner, or no prompt was answered by both arms, are left out. A pooled one takes the
-    repetitions that all workloads have: otherwise those that an adaptive run measured longest would weigh most, or it
-    would be no pool at all.
+    Leaves out cells in which no turn has a partner or both arms answered no common prompt. A pooled cell uses only
+    repetitions that all workloads have; otherwise, the workloads that an adaptive run measured longest would dominate.
     """
     names = tuple(workload.name for workload in run.plan.workloads)
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
@@ -258,7 +257,7 @@ def _find_differences(
 
 
 def find_difference(unit: Unit, baseline: Answer, candidate: Answer) -> OutputDifference | None:
-    """Return how an answer differs from the baseline's, None when token for token equal."""
+    """Return how an answer differs from the baseline's; None if they are equal token for token."""
     a, b = baseline.token_ids, candidate.token_ids
     if not (a and b):
         same = baseline.text == candidate.text

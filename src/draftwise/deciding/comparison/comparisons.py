@@ -1,4 +1,4 @@
-"""Computes a comparison's numbers from the requests of a cell, without a verdict."""
+"""Computes a comparison's numbers from a cell's requests, without a verdict."""
 
 from __future__ import annotations
 
@@ -51,121 +51,121 @@ from draftwise.statistics import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """The requests of a cell and their ratios of candidate over baseline, None where an arm has no such reading."""
+    """Ratios of candidate over baseline for a cell's requests; None if an arm lacks the reading."""
 
     paired: Sequence[PairedRequest]
     design: Design
-    """Which of these requests have a variance in common."""
+    """Which requests share a source of variance."""
     speedup: RatioEstimate
     """Output tokens per second of a request."""
     total: RatioEstimate
-    """All output tokens over all request seconds."""
+    """Total output tokens over total request seconds."""
     ttft: RatioEstimate | None
     tpot: RatioEstimate | None
     throughput: RatioEstimate | None
-    """Output tokens per second of the server; None with one request in flight."""
+    """The server's output tokens per second; None with one request in flight."""
     deciding: RatioEstimate
-    """The one that `Comparison.decided_by` names."""
+    """Ratio named by `Comparison.decided_by`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What a cell is known to be, and when it was looked at with the intention to stop."""
+    """A cell's estimates, and the interim looks at it."""
 
     whole: Cell
     cell: Cell
-    """What the numbers rest on: of a server that may remember answers, those to prompts that are new to it."""
+    """Requests that the numbers rest on. For a server that may remember answers, only prompts new to it."""
     repeated: Cell | None
-    """Then, what is left out of both arms."""
+    """Requests left out for that reason, from both arms; None without any."""
     recall: Recall
-    """What is known of the candidate's use of earlier answers."""
+    """Whether the candidate gains from earlier answers."""
     is_new: bool
-    """Whether nothing that the numbers rest on can come from it."""
+    """Whether no number can rest on remembered answers."""
     ratios: Ratios
     warm_speedup: float | None
-    """Speed-up on repeated prompts, if they gained from repetition."""
+    """Speed-up on repeated prompts; None if they did not gain from repetition."""
     looks: Looks
-    """Looks before this one, with the intention to stop."""
+    """Earlier interim looks."""
     done: int
-    """Pairs that were measured."""
+    """Number of measured pairs."""
     is_end: bool
-    """Whether this is the end of it: it was not stopped by a look."""
+    """Whether this is the final analysis, not one stopped at an interim look."""
     draw: Draw | None
-    """How its prompts were drawn; None for several workloads together."""
+    """How its prompts were drawn; None for pooled workloads."""
 
     @property
     def level(self) -> float:
-        """Two-sided p-value below which what it says is significant."""
+        """Two-sided p-value below which a result is significant."""
         return self.looks.level(self.done, is_end=self.is_end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceDoubt:
-    """A server's own pace that changed in the course of the run, more than drafting explains."""
+    """A change of a server's own pace during the run that drafting does not explain."""
 
     arm: str
-    """Whose; empty where prompts that were asked again gained otherwise, and which server did it is not known."""
+    """The arm; empty if repeated prompts gained differently and the responsible server is unknown."""
     ratio: float
-    """Seconds of a decoding step after over before; without an arm, of the speed-up."""
+    """Ratio, after over before: of a decoding step's seconds, or without an arm of the speed-up."""
     share: float | None
-    """Share of the blocks that came before; None for a drift and for spells."""
+    """Share of the blocks before the change; None for a drift or for spells."""
     in_spells: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Better:
-    """Another candidate that is faster, prompt by prompt."""
+    """Another candidate that is faster on the same prompts."""
 
     candidate: str
     ratio: float
     count: int
-    """Prompts that both answered."""
+    """Number of prompts that both answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairLoss:
-    """Pairs of turns of a comparison that count for nothing, because something disturbed every attempt at them."""
+    """Pairs of turns that do not count because every attempt was disturbed."""
 
     count: int
     of: int
-    """Number of pairs, including those that count."""
+    """Total number of pairs."""
     reason: str
-    """What disturbed the first of them."""
+    """Cause of the first disturbance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonNumbers:
-    """A comparison without its verdict, and what its numbers were made of."""
+    """A comparison without its verdict, and the basis of its numbers."""
 
     comparison: Comparison
     estimates: Estimates
     outlook: PowerOutlook
-    """Outlook of the deciding ratio."""
+    """Power outlook of the deciding ratio."""
     pace: PaceDoubt | None = None
-    """None where both servers kept their pace."""
+    """None if both servers kept their pace."""
     lost: PairLoss | None = None
-    """None where every pair counts."""
+    """None if every pair counts."""
     behind: Better | None = None
-    """None where no other candidate is shown to be faster."""
+    """None if no other candidate is shown to be faster."""
     left: str = ""
-    """Why it left the race (`Settled.reason`); empty where it did not."""
+    """Why it left the race (`Settled.reason`); empty if it did not."""
     leader: str = ""
-    """Who is fastest on its workload under its load."""
+    """Fastest candidate on its workload under its load."""
     promise: Interval | None = None
-    """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
+    """Change of the share of requests within the SLO, at the level for all comparisons of the run together."""
     conclusion: Conclusion | None = None
-    """The conclusion at which this comparison may stop; None to continue."""
+    """Conclusion at which this comparison may stop; None: continue."""
     order_break: tuple[int, OrderBreak] | None = None
-    """Last row before the prompts of the log gain otherwise, and the break; None where the order does not matter."""
+    """Last log row before gains change, and the break; None if the order does not matter."""
 
 
 def compare_cells(run: Run, lost: Sequence[LostPair], thresholds: Thresholds) -> list[ComparisonNumbers]:
-    """Return the numbers of every comparison of a run, pooled rows last.
+    """Return the numbers of all comparisons of a run, pooled rows last.
 
     Args:
-        run: with what counts.
-        lost: what disturbances cost its candidates.
-        thresholds: of the run.
+        run: the run without disturbed turns.
+        lost: pairs that candidates lost to disturbances.
+        thresholds: the run's thresholds.
     """
     found = [_compare(run, each, lost, thresholds) for each in estimate_cells(run, thresholds)]
     return _correct_for_number(found, thresholds)
@@ -214,17 +214,17 @@ class Draw:
     """How a workload's prompts were drawn."""
 
     places: Mapping[Hashable, float] | None
-    """Place of each prompt in the order of the log; None where that is not known."""
+    """Place of each prompt in the log's order; None if unknown."""
     rows: Mapping[Hashable, int] | None
     """Row of each prompt in the log."""
     clusters: Mapping[Hashable, Hashable] | None
-    """None without any."""
+    """Cluster of each prompt; None without clusters."""
     population: int
-    """Prompts of the log; 0: not known."""
+    """Number of prompts in the log; 0: unknown."""
 
     @classmethod
     def of(cls, workload: Workload) -> Draw:
-        """Return how a workload was drawn."""
+        """Return how a workload's prompts were drawn."""
         origins = {(workload.name, each.id): each.origin for each in workload.prompts}
         known: dict[Hashable, Origin] = {unit: each for unit, each in origins.items() if each is not None}
         if len(known) < len(origins):
@@ -278,10 +278,10 @@ def _find_looks(run: Run, cell: Cell, done: int) -> tuple[Looks, bool]:
 
 
 def estimate_ratios(cell: Cell, draw: Draw | None = None) -> Ratios:
-    """Return the ratios of a cell that has a prompt answered by both arms.
+    """Return the ratios of a cell in which both arms answered at least one common prompt.
 
     Args:
-        draw: how its prompts were drawn; None where that is not known.
+        draw: how its prompts were drawn; None: unknown.
     """
     paired = cell.paired
     design = Design.of(

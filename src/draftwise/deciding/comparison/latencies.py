@@ -1,4 +1,4 @@
-"""Computes the times of requests and steps, and output: latency distributions, promises kept, output under load."""
+"""Computes latency distributions, SLO attainment, step times, and output under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def name_quantiles(values: Sequence[float], quantiles: Sequence[int]) -> dict[str, float]:
-    """Return values by `p50` and so on; empty without values."""
+    """Return percentiles by name (`p50`, ...); empty without values."""
     return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
 
 
@@ -34,7 +34,7 @@ LATENCIES: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
     "itl": lambda timing: timing.itl_s,
     "e2e": lambda timing: (timing.e2e_s,),
 }
-"""Seconds of a request by their usual names; None where it is too short for one."""
+"""Latencies of a request in seconds, by their usual names; None if the answer is too short."""
 _MORE: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
     "token_itl": _token_gaps,
     "send_lag": lambda timing: (timing.send_lag_s,) if timing.intended is not None else (),
@@ -43,37 +43,37 @@ _MORE: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Percentiles in milliseconds over all measured requests of the repetitions that the comparison rests on."""
+    """Percentiles in milliseconds, over all measured requests of the comparison's repetitions."""
 
     workload: str
     condition: str
     arm: str
     num_requests: int
     num_failed: int
-    """Requests without a complete answer. They have no latency and break every SLO."""
+    """Requests without a complete answer. They have no latency and miss every SLO."""
     percentiles_ms: Mapping[str, tuple[float, ...]] = field(
         metadata=json_form(
             wire=Mapping[str, Mapping[str, float]],
             to_wire=lambda rows: {name: name_quantiles(values, QUANTILES) for name, values in rows.items()},
         )
     )
-    """Values in the order of QUANTILES, empty without readings: `ttft`; `tpot` (vLLM's: last token minus first over
-    tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
-    tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus
-    intended time of sending, open loops only). In an open loop ttft and e2e count from the intended time."""
+    """Values in the order of QUANTILES, empty without readings: `ttft`; `tpot` (as in vLLM: last token minus first,
+    over tokens - 1); `itl` (between chunks, as in vLLM and its benchmark); `token_itl` (a chunk's wait divided among
+    its tokens: comparable if chunk sizes differ); `e2e`; `send_lag` (actual minus intended send time, open loops only).
+    In an open loop, ttft and e2e count from the intended time."""
     tokens_per_s: float
-    """All output tokens over all request seconds: of one stream."""
+    """Output tokens per second of one stream: total tokens over total request seconds."""
     throughput: float | None
-    """Output tokens per second of the server while the load was whole."""
+    """The server's output tokens per second while the load was complete."""
     goodput: float | None
-    """Share of the requests within the operator's SLO; None without one."""
+    """Share of requests within the operator's SLO; None without an SLO."""
     goodput_per_s: float | None
     """Requests within the SLO per second of load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOutput:
-    """What a server put out in a stretch of time."""
+    """A server's output over a period."""
 
     tokens: int
     seconds: float
@@ -85,10 +85,10 @@ class ServerOutput:
 
 
 def summarise_latencies(run: Run, cells: Iterable[Cell], thresholds: Thresholds) -> list[Latencies]:
-    """Return the latencies of every arm on every workload under every condition that it finished turns of.
+    """Return latencies per arm, workload and condition with completed turns.
 
     Args:
-        cells: with the repetitions that the comparisons rest on.
+        cells: cells with the comparisons' repetitions.
     """
     counted = {(each.workload, each.condition.label, each.candidate): each.repetitions for each in cells}
     rows = []
@@ -145,11 +145,10 @@ def _known(timings: Sequence[Timing], read: Callable[[Timing], Sequence[float | 
 
 
 def measure_output(turn: Sequence[Answer]) -> ServerOutput | None:
-    """Return what a server put out in a turn while the load was whole.
+    """Return a server's output in a turn while the load was complete.
 
-    The load is whole from when the first measured request is sent to the end of the last one: the unmeasured
-    requests before and after keep it so, and their tokens within that time count, for the server made them too.
-    None for a turn without a measured request, or one that took no time.
+    The load is complete from the first measured request's send time to the last one's end. Tokens of background
+    requests within that time count, too. None without a measured request, or if it took no time.
     """
     measured = [answer.timing for answer in turn if answer.measured]
     if not measured:
@@ -162,7 +161,7 @@ def measure_output(turn: Sequence[Answer]) -> ServerOutput | None:
 
 
 def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
-    """Return whether a request stayed within the operator's SLO; a failed one never did."""
+    """Return whether a request met the operator's SLO. A failed request never does."""
     if answer.error is not None:
         return False
     timing = answer.timing
@@ -175,10 +174,10 @@ def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
 
 
 def trace_step_times(run: Run) -> Mapping[str, tuple[tuple[float, float], ...]]:
-    """Return streams and milliseconds of a step by arm, fewest streams first; arms of which none is known are left out.
+    """Return (streams, milliseconds per step) by arm, fewest streams first. Leaves out arms without known steps.
 
-    A step's time is seconds per token after the first, times tokens per step: sums over requests, not quantiles. What
-    is drafted changes what a step gives, and load what it takes, so workloads and temperatures are pooled.
+    Step time is seconds per token after the first, times tokens per step, from sums over requests. Workloads and
+    temperatures are pooled: drafts change a step's yield, and load its duration.
     """
     streams = {each.label: each.concurrency for each in run.conditions if each.concurrency is not None}
     timings = _group_timings(run)

@@ -1,4 +1,4 @@
-"""Finds the prompts that a candidate slows down: by workload, or by the side of a trait."""
+"""Finds the prompts that a candidate slows down: by workload, or on one side of a trait."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from draftwise.deciding.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, RatioEstimate
 
 _FEWEST = 6
-"""Prompts from which a line between them can be more than chance."""
+"""Minimum number of prompts for a split beyond chance."""
 _SMALLEST_SHARE = 0.1
-"""Smallest share of prompts on either side of the line: fewer are outliers, not a kind of traffic."""
+"""Smallest share of prompts on each side of the split: fewer are outliers, not a kind of traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSplit:
-    """A line through a trait of the prompts: those on one side lose, the others gain."""
+    """A split by a trait of the prompts: one side loses, the other gains."""
 
     trait: str
-    """What is counted, e.g. `prompt tokens`."""
+    """The trait, such as `prompt tokens`."""
     line: float
-    """Prompts below it are on the one side, the others on the other."""
+    """Value of the trait that separates the sides."""
     below: float
     """Geometric mean of the ratios below the line."""
     above: float
@@ -34,16 +34,16 @@ class PromptSplit:
 
     @property
     def words(self) -> str:
-        """The split as part of a sentence."""
+        """The split as a part of a sentence."""
         low = f"{self.num_below} prompts with under {self.line:.3g} {self.trait} {self.below:.2f}x"
         high = f"{self.num_above} with more {self.above:.2f}x"
         return f"{low}, {high}"
 
 
 def name_losers(cell: Cell, speedup: RatioEstimate) -> str:
-    """Return which prompts a candidate slows down, in words; empty where nothing tells them apart.
+    """Describe the prompts that a candidate slows down; empty if no trait separates them.
 
-    Of several workloads together it is the workload, for by that an operator can route.
+    For pooled workloads, the trait is the workload, because operators can route by it.
     """
     units = [unit for unit in cell.units if unit in speedup.log_by_prompt]
     ratios = [math.exp(speedup.log_by_prompt[unit]) for unit in units]
@@ -71,10 +71,10 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -> PromptSplit | None:
-    """Return the trait that best tells slowed prompts from quickened ones, None where none does.
+    """Return the trait that best separates slower from faster prompts; None if no trait does.
 
-    A trait counts when its rank correlation with the ratios is beyond chance (two standard errors of Spearman's rho,
-    each as strict as the number of traits asks) and the prompts on one side of the best line are slower on the whole.
+    A trait counts if its rank correlation with the ratios is beyond chance (two standard errors of Spearman's rho,
+    corrected for the number of traits) and the prompts on one side of the best split are slower on average.
 
     Args:
         ratios: speed-up of each prompt.
@@ -93,7 +93,7 @@ def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -
 
 
 def group_ratios(ratios: Sequence[float], groups: Sequence[str]) -> dict[str, tuple[float, int]]:
-    """Return, by group, the geometric mean of its ratios and their number, the slowest first."""
+    """Return the geometric mean of the ratios and their number by group, slowest first."""
     members: dict[str, list[float]] = {}
     for ratio, group in zip(ratios, groups, strict=True):
         members.setdefault(group, []).append(math.log(ratio))

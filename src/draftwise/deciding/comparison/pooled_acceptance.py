@@ -1,4 +1,4 @@
-"""Computes the accepted share of drafts, and where the rest is lost on the way to the realized speed-up."""
+"""Computes the accepted share of drafts, and how much of it becomes speed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DEFINITION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledAcceptance:
-    """What one candidate's drafts were worth on one workload at one temperature, over all loads.
+    """One candidate's acceptance on one workload at one temperature, over all loads.
 
-    Load changes what a step costs, not what it accepts, so requests of all loads are pooled.
+    Load changes the cost of a step, not its acceptance, so all loads are pooled.
     """
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("per_position", "mean_acceptance_length")
@@ -41,8 +41,8 @@ class PooledAcceptance:
     temperature: float
     num_requests: int
     source: str
-    """`server`: counted by the server for each request. `chunks`: tokens per chunk after the first, a chunk taken for
-    one step; a server that sends several steps at once looks better than it is. `none`: neither is known."""
+    """`server`: counted by the server per request. `chunks`: tokens per chunk after the first, with a chunk taken as
+    one step, which flatters a server that sends several steps at once. `none`: unknown."""
     quantiles: tuple[float, ...] = field(
         metadata=json_form(
             key="tokens_per_step",
@@ -50,13 +50,13 @@ class PooledAcceptance:
             to_wire=lambda values: name_quantiles(values, ACCEPTANCE_QUANTILES),
         )
     )
-    """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty where it is not known."""
+    """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty if unknown."""
     edges: tuple[float, ...] = field(metadata=json_form(key="histogram.edges"))
     """Edges of the histogram's bars, in tokens per step."""
     counts: tuple[int, ...] = field(metadata=json_form(key="histogram.counts"))
     """Requests in each bar."""
     stats: SpecStats = field(metadata=HIDDEN)
-    """Acceptance by position, from the server's counters over all of these turns."""
+    """Acceptance by position, from the server's counters over these turns."""
 
     @property
     def per_position(self) -> tuple[float, ...]:
@@ -71,7 +71,7 @@ class PooledAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """The stations of one comparison, all in multiples of the baseline."""
+    """Steps from acceptance to speed-up of one comparison, as multiples of the baseline."""
 
     JSON_DERIVED: ClassVar[tuple[str, ...]] = ("step_cost",)
     workload: str
@@ -80,30 +80,30 @@ class Conversion:
     """Label of the load."""
     candidate: str
     acceptance_length: float
-    """What drafts are worth when every step drafts and costs what one of the baseline does."""
+    """Speed-up if every step drafted and cost as much as a baseline step."""
     tokens_per_step: float
-    """The same with the steps that had no draft."""
+    """The same, with steps that had no draft."""
     decoding: float
-    """The baseline's TPOT over the candidate's: with what a step really costs."""
+    """The baseline's TPOT over the candidate's: includes the real cost of a step."""
     realised: float
-    """Tokens per second of a whole request: with the time to the first token."""
+    """Speed-up in tokens per second of a whole request: includes the time to first token."""
 
     @property
     def step_cost(self) -> float:
-        """Seconds of a step of the candidate over those of one of the baseline, under this load."""
+        """Seconds of a candidate's step over those of a baseline's step, under this load."""
         return self.tokens_per_step / self.decoding
 
     @property
     def levels(self) -> tuple[float, float, float, float]:
-        """The stations from what arrived back to the acceptance length."""
+        """The steps in reverse order, from the realized speed-up to the acceptance length."""
         return self.realised, self.decoding, self.tokens_per_step, self.acceptance_length
 
 
 def pool_acceptance(cells: Iterable[Cell]) -> list[PooledAcceptance]:
-    """Return the acceptance of every candidate on every workload at every temperature that it was measured at.
+    """Return the acceptance of every candidate, by workload and temperature.
 
     Args:
-        cells: with the repetitions that the comparisons rest on, as a cross-request cache would flatter later ones.
+        cells: cells with the comparisons' repetitions, because a cross-request cache would flatter later ones.
     """
     single = (cell for cell in cells if len(cell.workloads) == 1)
     groups = group_by(lambda cell: (cell.workload, cell.candidate, cell.condition.temperature), single)
@@ -150,7 +150,7 @@ def _histogram(values: Sequence[float]) -> tuple[tuple[float, ...], tuple[int, .
 
 
 def trace_conversion(comparisons: Iterable[Comparison]) -> list[Conversion]:
-    """Return the stations of every comparison on a single workload whose server reports its counters."""
+    """Return the conversion of every comparison on a single workload whose server reports counters."""
     found = []
     for each in comparisons:
         length, tokens = each.counters.spec.acceptance_length, each.counters.tokens_per_step

@@ -1,8 +1,8 @@
-"""Measures a candidate's gain from having answered a prompt before, and the paired blocks in which it had not.
+"""Measures how much a candidate gains from prompts that it answered before, and finds the blocks without them.
 
-A server that could remember answers (`RunPlan.remembering`) is taken to do so until an equivalence test shows that
-prompts gain nothing by coming back: that a gain was not seen shows nothing, with few prompts least of all. One that
-cannot remember is taken at its word until a gain is seen.
+A server that may remember answers (`RunPlan.remembering`) is assumed to do so until an equivalence test shows that
+repeated prompts gain nothing: a gain not seen proves nothing, least of all with few prompts. A server that cannot
+remember is trusted until a gain is seen.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import FEWEST_PROMPTS, shows_equivalence, student_quantile
 
 _CHANCE = 0.001
-"""Chance of a false sign of growth; acceptance varies by itself at a temperature, or when synthetic."""
+"""Chance of a false sign of growth: acceptance varies by itself above temperature 0 or if synthetic."""
 Split = tuple[Answer, list[Answer]]
-"""The first answer to a prompt, which no cache could help, and later ones, which one could."""
+"""The first answer to a prompt, which no cache can help, and later ones, which a cache can."""
 
 
 class Recall(StrEnum):
-    """What is known of a candidate's use of earlier answers."""
+    """Whether a candidate gains from earlier answers."""
 
     NONE = "none"
-    """It cannot remember, and nothing speaks for it; or it was shown not to gain from it."""
+    """It cannot remember and shows no gain, or it was shown to gain nothing."""
     PRESUMED = "presumed"
-    """It could, and that it gains nothing has not been shown."""
+    """It may remember, and it was not shown to gain nothing."""
     SHOWN = "shown"
-    """Prompts gain from coming back."""
+    """Repeated prompts gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellBasis:
-    """What a cell's numbers rest on, with a candidate that may remember."""
+    """The requests that a cell's numbers rest on, for a candidate that may remember."""
 
     recall: Recall
     cell: Cell
-    """Where it may gain from earlier answers, the paired blocks in which it was asked nothing that it had been asked
-    before; without any such block the first repetition, or the whole."""
+    """If it may gain from earlier answers: the paired blocks with only new prompts. Without such blocks: the first
+    repetition if a gain is shown, else the whole cell."""
     repeated: Cell | None
-    """The other paired blocks, None for none."""
+    """The other paired blocks; None without any."""
     is_new: bool
-    """Whether nothing that the numbers rest on can come from memory."""
+    """Whether no number can rest on remembered answers."""
 
 
 def divide_cell(run: Run, cell: Cell, thresholds: Thresholds) -> CellBasis:
-    """Return what the numbers of a cell rest on; what is left out is left out of both arms."""
+    """Return the requests that a cell's numbers rest on. Both arms leave out the same ones."""
     recall = _find_recall(run, cell, thresholds)
     if recall is Recall.NONE:
         return CellBasis(recall=recall, cell=cell, repeated=None, is_new=True)
@@ -123,7 +123,7 @@ def _find_new_turns(run: Run, arm: str) -> set[int]:
 
 
 def list_answers(cell: Cell) -> list[Answer]:
-    """Return all that the candidate answered in a cell, requests that only kept the load up as well."""
+    """Return all of the candidate's answers in a cell, including background requests."""
     turns = (turn.turn for turn in cell.turns if turn.arm == cell.candidate)
     return [answer for turn in turns for answer in cell.answers_by_turn[turn]]
 
@@ -131,9 +131,9 @@ def list_answers(cell: Cell) -> list[Answer]:
 def split_by_first(
     answers: Iterable[Answer], is_of_interest: Callable[[Answer], bool] = lambda _: True
 ) -> dict[Unit, Split]:
-    """Return, by prompt, its first answer and the later ones of interest, for prompts that have both.
+    """Return the first answer and the relevant later ones by prompt, for prompts with both.
 
-    Answers that were cut off early (ramp-up of a load) filled and used little of a cache, and are left out.
+    Leaves out answers cut off early (ramp-up of a load): they hardly fill or use a cache.
     """
     whole = (answer for answer in answers if answer.error is None)
     splits = {}
@@ -147,7 +147,7 @@ def split_by_first(
 
 
 def shows_gain(splits: Mapping[Unit, Split], cell: Cell, least: float) -> bool:
-    """Return whether prompts gain more than `least` from coming back, all in all and not by chance (t test)."""
+    """Return whether repeated prompts gain more than `least` on average, beyond chance (t test)."""
     gains = _list_gains(_leave_out_changed(splits, cell))
     if len(gains) < 2 or fmean(gains) <= math.log1p(least):
         return False
@@ -156,7 +156,7 @@ def shows_gain(splits: Mapping[Unit, Split], cell: Cell, least: float) -> bool:
 
 
 def measure_growth(splits: Mapping[Unit, Split]) -> float:
-    """Return the tokens per step of prompts that come back over those of the first time (geometric mean)."""
+    """Return tokens per step of repeated prompts over those of their first answers (geometric mean)."""
     return math.exp(fmean(_list_gains(splits)))
 
 

@@ -1,4 +1,4 @@
-"""Results of other load generators as draftwise sees them, and draftwise's own in their formats."""
+"""Reads results of other load generators, and writes draftwise's in their formats."""
 
 from draftwise.deciding.interchange.result_files import read_results
 from draftwise.deciding.interchange.results import Aggregate, ArmResults, Results

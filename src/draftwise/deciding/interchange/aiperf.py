@@ -1,4 +1,4 @@
-"""Reads exports of NVIDIA's aiperf and its predecessor genai-perf.
+"""Reads exports of NVIDIA's aiperf and of its predecessor genai-perf.
 
 `profile_export.jsonl` holds a line per request, `profile_export_aiperf.json` (and genai-perf's
 `profile_export_genai_perf.json`, of the same shape) the statistics over all of them.
@@ -31,7 +31,7 @@ from draftwise.deciding.interchange.results import (
 
 TOOL = "aiperf"
 _FEW = ("ttft", "tpot", "e2e")
-"""Readings of requests whose chunk times were not kept."""
+"""Readings available if chunk times were not kept."""
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AGGREGATES = {
     "ttft": ("time_to_first_token", "aiperf: first content chunk - start, over requests"),
@@ -42,7 +42,7 @@ _AGGREGATES = {
 
 
 def is_aiperf_record(document: Any) -> bool:
-    """Tell whether a JSON document is a line of profile_export.jsonl."""
+    """Return whether a JSON document is a line of profile_export.jsonl."""
     return (
         isinstance(document, dict)
         and isinstance(document.get("metadata"), dict)
@@ -52,14 +52,14 @@ def is_aiperf_record(document: Any) -> bool:
 
 
 def is_aiperf_summary(document: Any) -> bool:
-    """Tell whether a JSON document is profile_export_aiperf.json or genai-perf's."""
+    """Return whether a JSON document is profile_export_aiperf.json or genai-perf's equivalent."""
     if not isinstance(document, dict) or not isinstance(latency := document.get("request_latency"), dict):
         return False
     return {"unit", "avg"} <= latency.keys()
 
 
 def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], source: str) -> Results:
-    """Return the one cell of a run, from its records where they are given and from its summary otherwise."""
+    """Return the single cell of a run, from its records if given, otherwise from its summary."""
     settings = summary.get("input_config") or {}
     label = _condition(settings)
     profiled = [row for row in records if row["metadata"].get("benchmark_phase") in (None, "profiling")]

@@ -30,7 +30,7 @@ from draftwise.deciding.interchange.results import (
 
 TOOL = "guidellm"
 _SCHEDULED = ("constant", "poisson", "trace")
-"""Strategies with intended times (`defines_arrival_schedule`); the targets of others follow the server's answers."""
+"""Strategies with intended send times (`defines_arrival_schedule`). Others follow the server's answers."""
 _AGGREGATES = {
     "ttft": ("time_to_first_token_ms", 1e-3, "guidellm: first token - start, over requests"),
     "tpot": ("inter_token_latency_ms", 1e-3, "guidellm ITL: (last - first token) / (tokens - 1), weighed by tokens"),
@@ -39,14 +39,14 @@ _AGGREGATES = {
 
 
 def is_guidellm(document: Any) -> bool:
-    """Tell whether a document is one of these reports."""
+    """Return whether a document is a guidellm report."""
     if not isinstance(document, dict) or not isinstance(benchmarks := document.get("benchmarks"), list):
         return False
     return all(isinstance(each, dict) and {"requests", "metrics"} <= each.keys() for each in benchmarks)
 
 
 def read_guidellm(document: Mapping[str, Any], source: str) -> Results:
-    """Return a cell per benchmark; further ones of the same strategy are numbered."""
+    """Return a cell per benchmark. Repeated strategies get numbers."""
     repetitions: Counter[str] = Counter()
     cells = []
     for benchmark in document["benchmarks"]:

@@ -16,14 +16,14 @@ from draftwise.deciding.interchange.results import Results, make_unreadable
 from draftwise.deciding.interchange.vllm_bench import is_vllm_bench, read_vllm_bench
 
 _RECORDS, _SUMMARY, _REPORT = "profile_export.jsonl", "profile_export_aiperf.json", "benchmarks.json"
-"""Names that aiperf and guidellm give their files."""
+"""File names that aiperf and guidellm use."""
 
 
 def read_results(path: Path) -> Results:
-    """Return what another tool measured; of a folder, what lies there under the tool's own names.
+    """Return another tool's results from a file, or from the files under the tool's own names in a folder.
 
     Raises:
-        InvalidSetup: no such file, or none of the formats.
+        InvalidSetup: the file does not exist, or has no known format.
     """
     for name in (_RECORDS, _SUMMARY, _REPORT) if path.is_dir() else ():
         if (path / name).is_file():

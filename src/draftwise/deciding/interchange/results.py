@@ -1,4 +1,4 @@
-"""The results of a measurement in the form in which two of them are compared, whichever tool made them."""
+"""Defines the common form of measurement results, which makes runs of different tools comparable."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from itertools import accumulate
 from typing import Any
 
 from draftwise.core import Answer, Arrivals, ClosedLoop, Condition, InvalidSetup, OpenLoop, SpecStats, Timing
+from draftwise.knowledge.messages import refusal
 
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
 ARM, WORKLOAD = "server", "prompts"
-"""Names in results of tools that measure one server with one set of prompts, and name neither."""
+"""Names used for tools that measure one server with one set of prompts and name neither."""
 UNKNOWN_LOAD = "all at once"
-"""Condition of a tool without a rate or a limit: every request is sent as soon as possible."""
+"""Condition of a tool without rate or limit, which sends each request as soon as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """What a tool says about all requests together, where it kept no single ones; in seconds."""
+    """Statistics over all requests, in seconds, from a tool that kept no single requests."""
 
     mean: float | None
     percentiles: Mapping[float, float]
     """Values by percentile (50, 90, 99, ...)."""
     definition: str
-    """Whose and which: aggregates of different definitions are not to be divided by each other."""
+    """Tool and definition. Do not divide aggregates of different definitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +36,16 @@ class ArmResults:
     condition: str
     arm: str
     answers: tuple[Answer, ...] = ()
-    """One per request, by draftwise's definitions; empty where the tool kept aggregates only."""
+    """One per request, by draftwise's definitions; empty if the tool kept only aggregates."""
     readings: tuple[str, ...] = ALL_READINGS
-    """Which latencies the answers carry: a tool that kept first and last token only cannot tell ITL."""
+    """Latencies that the answers carry. First and last token alone, for example, give no ITL."""
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
-    """Aggregates by the names of `readings`, if their definition is known."""
+    """Aggregates by reading, if their definition is known."""
     num_requests: int = 0
     num_failed: int = 0
     duration_s: float | None = None
     output_tokens_per_s: float | None = None
-    """Tokens per second of the whole server, over the tool's own measurement time."""
+    """Output tokens per second of the whole server, over the tool's measurement time."""
     spec: SpecStats | None = None
 
     @property
@@ -55,18 +56,18 @@ class ArmResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All cells of one measurement and what is known about how they came about."""
+    """All cells of one measurement, with its context."""
 
     source: str
     """File or directory."""
     tool: str
     context: Mapping[str, Any]
-    """Flat: `model`, `version`, `hardware.cpu`, ...; None where the tool does not record it."""
+    """Flat mapping: `model`, `version`, `hardware.cpu`, ...; None for values that the tool does not record."""
     cells: tuple[ArmResults, ...]
     notes: tuple[str, ...] = ()
-    """How readings were converted, and what could not be."""
+    """How readings were converted, and which could not be."""
     asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The prompts that were asked, as JSON, by workload; empty where the tool keeps none."""
+    """Prompts as JSON by workload; empty if the tool keeps none."""
 
 
 def make_timing(
@@ -77,11 +78,11 @@ def make_timing(
     num_tokens: int | None,
     finished: float | None = None,
 ) -> Timing:
-    """Return the timing of a request of which a tool kept the chunks' times and, apart from them, the number of tokens.
+    """Return a request's timing from chunk times and a separate token count.
 
-    With more tokens than chunks the extra ones are spread evenly (TPOT and tokens per second depend on the sum alone).
-    With fewer, some chunks carried none: the opening one of a chat, the closing one with the finish reason. A server
-    sends those together with a neighbor, so the chunks that follow another soonest are taken to be empty.
+    Extra tokens are spread evenly over the chunks: TPOT and tokens per second depend only on the sum. With fewer tokens
+    than chunks, some chunks were empty, such as a chat's opening one and the one with the finish reason. A server sends
+    those together with a neighbor, so the chunks with the shortest gaps count as empty.
     """
     times = list(accumulate(gaps_s, initial=sent + ttft_s))
     num_tokens = num_tokens or len(times)
@@ -98,7 +99,7 @@ def make_timing(
 
 
 def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
-    """Return the label of a tool's condition; a limit given with a rate is part of it."""
+    """Return the label of a tool's condition, including a concurrency limit given with a rate."""
     if rate_per_s is not None:
         arrivals = Arrivals.POISSON if poisson else Arrivals.CONSTANT
         label = Condition(load=OpenLoop.steady(rate_per_s, arrivals)).label
@@ -109,7 +110,7 @@ def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisso
 
 
 def parse_percentile(name: str) -> float | None:
-    """Return 99.9 for `p99.9`, None for what is no percentile."""
+    """Return 99.9 for `p99.9`; None for any other name."""
     try:
         return float(name[1:]) if name.startswith("p") else None
     except ValueError:
@@ -117,18 +118,12 @@ def parse_percentile(name: str) -> float | None:
 
 
 def make_unreadable(source: str, why: str) -> InvalidSetup:
-    """Return the error for a file that none of the formats fits."""
-    return InvalidSetup.because(
-        "not-results",
-        f"{source} is not a result that draftwise reads: {why}.",
-        where=source,
-        fix="Give a run directory, the JSON of `vllm bench serve --save-result`, a guidellm report (JSON or YAML), or "
-        "profile_export.jsonl / profile_export_aiperf.json of aiperf.",
-    )
+    """Return the error for a file of unknown format."""
+    return refusal("not-results", source=source, why=why)
 
 
 def find_setting(settings: Any, name: str) -> Any:
-    """Return the first setting of a name, whatever it is nested in: the nesting changes from version to version."""
+    """Return the first setting with a name, at any depth: nesting changes between versions."""
     return next(_settings(settings, name), None)
 
 

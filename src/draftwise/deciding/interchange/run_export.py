@@ -1,8 +1,8 @@
-"""Writes a run in the formats of other load generators, so that tools which read those read it too.
+"""Writes a run in the formats of other load generators.
 
-`vllm-bench`: the JSON of `vllm bench serve --save-result --save-detailed` (its percentiles, its names; what is
-draftwise's own stands in `draftwise_*`, as `--metadata` would put it). `aiperf`: the lines of profile_export.jsonl.
-Both count from when a request was sent, as those tools do; draftwise's reports count from when it was to be sent.
+`vllm-bench`: the JSON of `vllm bench serve --save-result --save-detailed`, with its names and percentiles. draftwise's
+additions are under `draftwise_*`, as `--metadata` would put them. `aiperf`: the lines of profile_export.jsonl. Both
+count from the actual send time, as those tools do; draftwise's reports count from the intended one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing, cause_of
+from draftwise.core import Answer, Condition, OpenLoop, Run, SpecStats, StorageError, Timing, cause_of
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import refusal
 from draftwise.machine.whole_files import write_whole
 
 _PERCENTILES = (50, 90, 95, 99)
@@ -32,30 +33,28 @@ class _Part:
     arm: str
     answers: Sequence[Answer]
     seconds: float
-    """Seconds of the turns, from the first request to the last end."""
+    """Seconds of the turns, from the first request to the last answer's end."""
     spec: SpecStats
 
     @property
     def file_stem(self) -> str:
-        """Name of its file, of letters that every file system takes."""
+        """File name, with characters valid on every file system."""
         text = f"{self.workload}-{self.condition.label}-{self.arm}"
         return re.sub(r"[^A-Za-z0-9.=]+", "-", text)
 
 
 def export_run(run: Run, name: str, path: Path) -> list[Path]:
-    """Write a run in the format `name` and return the files.
+    """Write a run in the format `name`; return the files.
 
-    A path that is a folder, or ends with a slash, gets a file per arm, workload and condition; any other is one file
-    with all of them one after another, as `--append-result` makes it.
+    If `path` is a folder or ends with a slash, each arm, workload and condition gets a file. Otherwise, all go to one
+    file, one after another, as with `--append-result`.
 
     Raises:
-        InvalidSetup: no such format.
+        InvalidSetup: the format is unknown.
         StorageError: the file cannot be written.
     """
     if name not in FORMATS:
-        raise InvalidSetup.because(
-            "unknown-format", f"{name} is not one of {', '.join(FORMATS)}.", where="--export", fix="Write FORMAT=FILE."
-        )
+        raise refusal("unknown-format", name=name, names=", ".join(FORMATS))
     write, suffix = FORMATS[name]
     texts = {part.file_stem: write(run, part) for part in _parts(run)}
     folder = path.is_dir() or str(path).endswith("/")

@@ -48,12 +48,12 @@ _CONTEXT = {
 
 
 def is_vllm_bench(document: Any) -> bool:
-    """Tell whether a JSON document is one of these results."""
+    """Return whether a JSON document is such a result."""
     return isinstance(document, dict) and {"model_id", "duration", "completed", "request_throughput"} <= document.keys()
 
 
 def read_vllm_bench(documents: Sequence[Mapping[str, Any]], source: str) -> Results:
-    """Return the cells of one file; of the results that `--append-result` put there, equal ones are repetitions."""
+    """Return the cells of one file. Results with equal settings, as `--append-result` writes them, are repetitions."""
     repetitions: Counter[str] = Counter()
     cells: dict[str, ArmResults] = {}
     for document in documents:

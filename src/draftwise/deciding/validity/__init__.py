@@ -1,1 +1,1 @@
-"""Validity checks: findings about a measurement, of which errors block an adoption and the rest inform a reader."""
+"""Checks a measurement's validity. Errors block an adoption; other findings inform the reader."""

@@ -17,13 +17,14 @@ from draftwise.deciding.validity.load_checks import check_client, check_load, ch
 from draftwise.deciding.validity.machine_checks import check_machine
 from draftwise.deciding.validity.output_checks import TextQuality, check_outputs, check_texts
 from draftwise.deciding.validity.server_checks import check_servers
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidityReport:
-    """What the validity checks found."""
+    """Results of the validity checks."""
 
     of_run: tuple[Finding, ...]
     """Findings about the whole run; an error blocks every adoption."""
@@ -40,14 +41,14 @@ def check_validity(
     uses: Sequence[MachineUse],
     thresholds: Thresholds,
 ) -> ValidityReport:
-    """Return what is wrong with a run and with each of its comparisons.
+    """Check a run and each of its comparisons.
 
     Args:
-        run: with what counts.
+        run: the run without disturbed turns.
         found: its comparisons.
-        lost: what disturbances cost its candidates.
-        uses: of the machine in all its turns, also those that do not count.
-        thresholds: of the run.
+        lost: pairs that candidates lost to disturbances.
+        uses: use of the machine in all turns, including disturbed ones.
+        thresholds: the run's thresholds.
     """
     of_baseline = _list_baseline_answers(run)
     every_turn, is_ours = (*run.turns, *run.set_aside), all(arm.url is None for arm in run.plan.arms)
@@ -97,11 +98,7 @@ def _wrong_when_greedy(
     for each, own in zip(found, findings, strict=True):
         other = each.comparison
         if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
-            text = (
-                f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs differ from the baseline's"
-            )
-            why = "the server has another model or is broken, at every temperature"
-            yield Finding.error("outputs-differ", f"{text}: {why}.")
+            yield fault("outputs-differ", workload=other.workload, label=other.condition.label)
             return
 
 
@@ -125,8 +122,7 @@ def _repeated_prompts(run: Run) -> Iterator[Finding]:
 
 def _estimated_counts(run: Run) -> Iterator[Finding]:
     if any(answer.total_exact and not answer.counts_exact for answer in run.answers):
-        text = "a server does not report how many tokens a chunk holds, so each counts as one (totals are exact)."
-        yield Finding.warning("token-counts-estimated", text)
+        yield warning("token-counts-estimated")
 
 
 def _disturbed(run: Run, lost: Sequence[LostPair]) -> Iterator[Finding]:
@@ -155,17 +151,14 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
         )
         before, after = first.prefix_hit_rate, later.prefix_hit_rate
         if before is not None and after is not None and after > before + thresholds.prefix_hit_loss:
-            text = "later repetitions find their prompts in the prefix cache, on all servers alike. TTFT there is a "
-            yield Finding.info("prefix-cache-warm", f"{text}cached one.")
+            yield note("prefix-cache-warm")
             return
 
 
 def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
     """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
-        yield Finding.info(
-            "few-prompts", f"{len(cell.units)} prompts say little about other prompts.", fix="Give more with --prompts."
-        )
+        yield note("few-prompts", count=len(cell.units))
     measured = cell.candidate not in run.plan.synthetic
     mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
     for found in check_workloads(mine, measures_acceptance=measured):
@@ -233,11 +226,7 @@ def _depends_on_place(found: ComparisonNumbers) -> Iterator[Finding]:
     """Yield that the gain depends on where in the log a prompt stands; the draw has taken care of that."""
     if found.order_break is not None:
         row, parts = found.order_break
-        text = (
-            f"the gain depends on the place of a prompt in the log: {parts.before:.2f}x up to row {row + 1}, "
-            f"{parts.after:.2f}x after."
-        )
-        yield Finding.info("gain-depends-on-place", text, fix="Measure the parts as separate workloads.")
+        yield note("gain-depends-on-place", before=parts.before, row=row + 1, after=parts.after)
 
 
 def _left_out(estimates: Estimates) -> Iterator[Finding]:
@@ -250,8 +239,4 @@ def _left_out(estimates: Estimates) -> Iterator[Finding]:
         if estimates.warm_speedup is None
         else f"; if it knew every prompt, it would be {estimates.warm_speedup:.2f}x"
     )
-    yield Finding.info(
-        "repeated-prompts-warm-cache",
-        f"a cross-request cache helps it: {old:.2f} tokens per step on repeated prompts, {new:.2f} the first "
-        f"time. Its numbers use only the first repetition{warm}.",
-    )
+    yield note("repeated-prompts-warm-cache", old=old, new=new, warm=warm)

@@ -1,4 +1,4 @@
-"""Checks that drafts, and nothing else, made the difference between a comparison's two servers."""
+"""Checks that only drafts made the difference between a comparison's two servers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import fault, warning
 from draftwise.knowledge.server_metrics import counts_drafts
 
 UNPROVEN = "speculation-unproven"
-"""Code of the finding that no counter proves a candidate's speculation."""
+"""Code of the finding for a candidate whose speculation no counter proves."""
 _MORE_TEXT = 1.05
-"""Times the text in an event of a stream, from which a server drafts and the other one does not."""
+"""Ratio of text per stream event above which one server drafts and the other does not."""
 _SEVERAL, _AS_COUNTED = 1.3, 0.1
-"""Tokens in an event of a stream, from which a server that counts no drafts may draft all the same, and how far events
-may be from counted steps."""
+"""Tokens per stream event above which a server without draft counters may still draft, and the allowed difference
+between events and counted steps."""
 _MOSTLY, _FEWEST_SILENT = 0.8, 5
-"""Share of a candidate's turns with drafts, after which turns without any are no chance, and how many of them."""
+"""Turns without drafts are not chance if this share of a candidate's turns has drafts and this many have none."""
 _NAME_COUNTERS = "Pass its metrics page: --metrics-url ARM=http://HOST:PORT/metrics."
 
 
@@ -31,24 +32,24 @@ class _Evidence:
     baseline: Counters
     candidate: Counters
     elsewhere: Counters
-    """The candidate's, under all loads together."""
+    """The candidate's counters over all loads."""
     resolved: Mapping[str, Any] | None
-    """The candidate's speculative config as its server says it took it; None where it does not say."""
+    """The candidate's speculative config as its server resolved it; None if not reported."""
     num_requests: tuple[int, int]
-    """Requests that the baseline and the candidate answered."""
+    """Number of requests answered by the baseline and by the candidate."""
     is_counted: bool
-    """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
+    """Whether the candidate's /metrics would show its drafts: it is readable, and its engine counts drafts."""
     is_baseline_counted: bool
-    """The same of the baseline's."""
+    """The same for the baseline."""
     baseline_per_event: float
-    """Tokens in an event of the baseline's stream."""
+    """Tokens per event of the baseline's stream."""
     candidate_per_event: float
-    """The same of the candidate's."""
+    """Tokens per event of the candidate's stream."""
     text_per_event: float | None
-    """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
-    what a decoding step brought as one event, so that the events of a server that drafts hold more."""
+    """Text per event of the candidate's stream over the baseline's; None without text. An engine sends the result of a
+    decoding step as one event, so a drafting server's events hold more."""
     outputs_compared: bool
-    """Whether outputs of both servers at temperature 0 were compared: they tell another model."""
+    """Whether outputs at temperature 0 were compared, which would reveal another model."""
 
     @property
     def is_swapped(self) -> bool:
@@ -69,22 +70,22 @@ class _Evidence:
 
     @property
     def has_silent_baseline(self) -> bool:
-        """Whether the baseline may draft uncounted: its events hold several tokens, and nothing joins steps on the way,
-        as the candidate's show."""
+        """Whether the baseline may draft uncounted: its events hold several tokens, and the candidate's events show
+        that nothing on the way joins steps."""
         steps = self.candidate.tokens_per_step
         joins = not steps or abs(self.candidate_per_event / steps - 1) > _AS_COUNTED
         return self.baseline_per_event > _SEVERAL and not (self.is_baseline_counted and joins)
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens per step of the candidate, from counters, or else from its stream; None without a draft."""
+        """The candidate's tokens per step, from counters or else its stream; None without drafts."""
         if self.is_counted:
             return self.candidate.tokens_per_step if self.candidate.spec.num_drafts else None
         return self.text_per_event
 
 
 def check_drafting(run: Run, cell: Cell, comparison: Comparison, thresholds: Thresholds) -> list[Finding]:
-    """Return what speaks against speculation, and nothing else, having made the difference."""
+    """Return findings on other causes than speculation for the difference."""
     evidence = _gather_evidence(run, cell)
     return [
         *_speculation(evidence, comparison.speedup, cell.condition, thresholds),
@@ -136,9 +137,7 @@ def _find_end_of_drafts(counters: Sequence[Counters]) -> Iterator[Finding]:
     last = max((place for place, drafts in enumerate(drafted, 1) if drafts), default=0)
     silent = len(drafted) - last
     if last and sum(drafted) > _MOSTLY * last and silent >= max(_FEWEST_SILENT, len(drafted) / 10):
-        text = f"it drafted nothing in the last {silent} of its {len(drafted)} turns, but in nearly every one before"
-        fix = "Look at its log for what happened then: a restart without the config, or a limit on drafting."
-        yield Finding.error("not-speculating", f"{text}.", fix=fix)
+        yield fault("not-speculating", silent=silent, turns=len(drafted))
 
 
 def _count_per_event(answers: Sequence[Answer]) -> float:
@@ -239,13 +238,10 @@ def _prefix_cache(
         tokens = _hits_per_request(evidence)
         fix = "A drafter's weights and KV leave fewer blocks for the cache, and some methods drop its last block."
         less = "" if tokens is None else f": {tokens:.0f} tokens of a request less"
-        text = f"the prefix cache {rates}{less}."
-        yield Finding.warning("prefix-hits-lost", text, fix=fix)
+        yield warning("prefix-hits-lost", rates=rates, less=less, fix=fix)
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot raise the hit rate: its server has seen these prompts before. Restart both servers."
-        yield Finding.error(
-            "prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix=fix
-        )
+        yield fault("prefix-hits-gained", rates=rates, fix=fix)
     if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 

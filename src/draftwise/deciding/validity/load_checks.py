@@ -13,17 +13,18 @@ from draftwise.core import Answer, Condition, Finding, OpenLoop, Run, Severity
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import fault, warning
 
 _FEWEST_TURNS = 8
 
 
 def check_load(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -> list[Finding]:
-    """Return where a load was not what its name says, arm by arm and condition by condition."""
+    """Return findings on loads that do not match their names, by arm and condition."""
     return [*_failures(run), *_loads(run, thresholds), *_noise(run, of_baseline, thresholds)]
 
 
 def check_refusals(run: Run, cell: Cell) -> Iterator[Finding]:
-    """Yield which server of a cell refused requests for want of time: under a load its limit is what is measured."""
+    """Yield each server of a cell that rejected requests as overloaded: the run then measures its limit."""
     for arm in (cell.baseline, cell.candidate):
         place = (arm, cell.condition.label)
         mine = [each for each in run.answers if (each.arm, each.condition) == place and each.refusals]
@@ -78,19 +79,13 @@ def _not_reached(
         begin, end = min(each.sent for each in measured), max(each.finished for each in measured)
         reached.append(_count_in_flight(answers, begin, end))
     if (typical := median(reached)) < wanted * thresholds.load_reached:
-        text = (
-            f"{arm} had only {typical:.1f} requests in flight on average at {condition.label}, so it did not reach "
-            "the load."
-        )
-        yield Finding.warning(
-            "load-not-reached", text, fix="Give the workload more prompts, or use more client processes (--processes)."
-        )
+        yield warning("load-not-reached", arm=arm, typical=typical, label=condition.label)
 
 
 def check_queues(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield servers of a cell whose requests waited: answers are long, and yet never all streams were being answered.
+    """Yield servers of a cell whose requests queued: never all streams were being answered, although answers are long.
 
-    Where one of the two queues, the ratio is of their slots or memory, and not of speculation.
+    If only one of the two queues, the ratio compares their slots or memory, not speculation.
     """
     wanted, where = cell.condition.concurrency, cell.condition.label
     if wanted is None or wanted == 1:
@@ -128,7 +123,7 @@ class _Third:
 
     @property
     def mean(self) -> float:
-        """Requests in flight, over all turns."""
+        """Mean requests in flight over all turns."""
         return sum(self.in_flight) / len(self.in_flight)
 
 
@@ -174,15 +169,10 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
     if len(slowness) < _FEWEST_TURNS:
         return
     first, rest = median(slowness[:quarter]), median(slowness[quarter:])
-    text = (
-        f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, and the "
-        f"rest of the first repetition {rest:.2f}x"
-    )
-    fix = "Discard more requests (--warmup)."
     if first > rest * (1 + thresholds.cold_far):
-        yield Finding.warning("server-cold", f"{text}: it was still starting.", where=arm, fix=fix)
+        yield warning("server-cold", quarter=quarter, arm=arm, first=first, rest=rest)
     elif first > rest * (1 + thresholds.cold_start):
-        yield Finding.warning("warm-up-short", f"{text}: it was not warm yet.", where=arm, fix=fix)
+        yield warning("warm-up-short", quarter=quarter, arm=arm, first=first, rest=rest)
 
 
 def _compare_first_repetition(run: Run, arm: str) -> list[float]:
@@ -216,8 +206,7 @@ def _noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> I
     typical = [[median(each) for each in turns.values()] for turns in seconds.values()]
     spread = median([(max(each) - min(each)) / median(each) for each in typical] or [0.0])
     if spread > thresholds.noise:
-        text = f"the baseline server's time for the same prompt varies by {spread:.0%}: the machine is busy."
-        yield Finding.warning("noisy-machine", text, fix="Stop the other processes, and measure again.")
+        yield warning("noisy-machine", spread=spread)
 
 
 def _find_pace_s(answer: Answer) -> float | None:
@@ -250,7 +239,7 @@ _MANY_GAPS = 10
 
 
 def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> list[Finding]:
-    """Return where the load generator, or a selection of the requests, may have set the numbers of a comparison."""
+    """Return findings on numbers that the load generator, or a selection of requests, may have determined."""
     return [*_check_strain(run, cell, thresholds), *_missing(cell, thresholds)]
 
 
@@ -273,7 +262,7 @@ class _Strain:
     busy: float
     """CPU seconds per second and client process."""
     cores: float
-    """CPU seconds per second, all its processes together."""
+    """CPU seconds per second, over all its processes."""
     late_s: float
     """P99 of the event loop's delay in the typical turn."""
     lag_s: float
@@ -281,7 +270,7 @@ class _Strain:
     usual_lag_s: float
     """Median over answers."""
     gap_s: float
-    """Median over answers of the time between two chunks."""
+    """Median over answers of the seconds between two chunks."""
     ttft_s: float
     """Median over answers."""
     e2e_s: float
@@ -309,13 +298,10 @@ def _strain(cell: Cell, arm: str) -> _Strain | None:
 
 def _saturated(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     """A process that is always busy sets the pace itself."""
-    text = f"each process of the load generator used {strain.busy:.0%} of a core while {strain.arm} answered"
     if strain.busy >= thresholds.client_saturated:
-        yield Finding.error(
-            "client-saturated", f"{text}. The run measured the load generator, not the server.", fix=_ELSEWHERE
-        )
+        yield fault("client-saturated", busy=strain.busy, arm=strain.arm, elsewhere=_ELSEWHERE)
     elif strain.busy >= thresholds.client_busy:
-        yield Finding.warning("client-busy", f"{text}. Bursts may wait in it.", fix=_ELSEWHERE)
+        yield warning("client-busy", busy=strain.busy, arm=strain.arm, elsewhere=_ELSEWHERE)
 
 
 def _lateness(strain: _Strain) -> float:
@@ -386,10 +372,7 @@ def _missing(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
         shares[arm] = sum(answer.error is not None for answer in asked) / max(1, len(asked))
     if max(shares.values()) > thresholds.failed_requests:
         text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
-        why = "the remaining ones are a biased selection, often quick and short"
-        yield Finding.error(
-            "too-many-failures", f"requests failed: {text}; {why}.", fix="Check the servers' logs for them."
-        )
+        yield fault("too-many-failures", text=text)
 
 
 def _median_or_zero(values: Iterable[float | None]) -> float:

@@ -1,4 +1,4 @@
-"""Checks the machine during a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
+"""Checks the machine during a run: throttling, quotas, stolen time, other processes, clocks that fall or jump."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from draftwise.core import Finding, TurnRecord
 from draftwise.core.finding import join_names
 from draftwise.deciding.disturbance import LONGEST_GAP_S, MachineUse
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import warning
 
 _STEP_S = 0.05
-"""A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
+"""A slewed clock drifts at most 0.5 ms per second from the monotonic one (adjtimex(2): 500 ppm)."""
 _SLEW = 5e-4
 _SETTLE = "Let it settle under load before the measurement: warm up for longer."
 _COOL = "Check cooling and power supply, then measure again."
 _FOR_HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_slowdown", "hw_power_brake_slowdown")
-"""Reasons for a lower clock that no load of a healthy machine brings about."""
+"""Reasons for a lower clock that never occur on a healthy machine."""
 _POWER_CAP = "sw_power_cap"
 _OF_ONE_TURN = 1.5
-"""What a reading covers is put down to one arm when it is this many times its turn at most."""
+"""A reading is attributed to one arm if it covers at most this multiple of the turn."""
 Gpu = Mapping[str, Any]
 
 
 def check_machine(
     turns: Iterable[TurnRecord], uses: Sequence[MachineUse], thresholds: Thresholds, *, is_ours: bool
 ) -> list[Finding]:
-    """Return what disturbed the machine while it was measured, as far as it says.
+    """Return findings on what disturbed the machine during the run, as far as it reports.
 
     Args:
-        turns: all of a run.
-        uses: of the machine in these turns.
-        thresholds: of the run.
-        is_ours: whether all servers on it were started by this run.
+        turns: all turns of a run.
+        uses: use of the machine in these turns.
+        thresholds: the run's thresholds.
+        is_ours: whether this run started all servers on the machine.
     """
     turns = sorted(turns, key=lambda each: each.turn)
     return [
@@ -92,11 +93,7 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
     jumped = [each for each in turns if abs(each.client.clock_jump_s) > _STEP_S + _SLEW * each.wall_s]
     if jumped:
         most = max((turn.client.clock_jump_s for turn in jumped), key=abs)
-        text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
-        why = "it was set (NTP), or the machine slept. Latencies use the monotonic clock, but a sleep cools caches"
-        yield Finding.warning(
-            "clock-jump", f"{text}{most:+.2f} s: {why}.", fix="Synchronize the time, then measure again."
-        )
+        yield warning("clock-jump", count=len(jumped), turns=len(turns), most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +107,12 @@ class _GpuReading:
 
     @property
     def reasons(self) -> set[str]:
-        """What limited any clock at that moment."""
+        """Reasons that limited any clock at the time of the reading."""
         return {reason for gpu in self.gpus for reason in gpu.get("reasons", ())}
 
     @property
     def mhz(self) -> float | None:
-        """The lowest clock of the GPUs that were working."""
+        """Lowest clock of the busy GPUs."""
         busy = (gpu for gpu in self.gpus if "gpu_idle" not in gpu.get("reasons", ()))
         return min((gpu["sm_mhz"] for gpu in busy if "sm_mhz" in gpu), default=None)
 
@@ -125,10 +122,10 @@ class _GpuGrowth:
     """Growth from one reading to the next."""
 
     arm: str | None
-    """None where more than one turn lies between."""
+    """The arm; None if several turns lie between the readings."""
     seconds: float
     limited_s: Mapping[str, float]
-    """Seconds by reason, for the GPU that was limited longest."""
+    """Seconds by reason, for the GPU limited longest."""
 
 
 def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
@@ -177,13 +174,10 @@ def _heat(readings: Sequence[_GpuReading], growths: Sequence[_GpuGrowth], thresh
     worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
     hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
     if (share := _limited_share(growths, worst)) > thresholds.held_up:
-        yield Finding.warning(
-            "gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", fix=_COOL
-        )
+        yield warning("gpu-throttled", case="time", share=share, worst=worst, cool=_COOL)
     elif hot:
         names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)), most=4)
-        text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
-        yield Finding.warning("gpu-throttled", text, fix=_COOL)
+        yield warning("gpu-throttled", case="readings", count=len(hot), readings=len(readings), names=names, cool=_COOL)
 
 
 def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:

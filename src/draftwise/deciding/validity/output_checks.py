@@ -12,23 +12,24 @@ from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.deciding.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import note, warning
 from draftwise.statistics import find_rounding_scale, is_beyond_rounding
 
 _EARLY_TOKENS, _EARLY_CHARS = 16, 64
-"""Tokens, or characters, before which a difference is early: rounding parts few outputs there."""
+"""A difference before this many tokens, or characters, is early: rounding rarely causes one."""
 _EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3
-"""Share of outputs that rounding may part so early, and the chance of more that is too small for it."""
+"""Share of outputs that may differ early due to rounding, and the probability below which more is not rounding."""
 _CLOSE = 2.0
-"""Scales of rounding within which two tokens are all but equal: such outputs may part anywhere."""
+"""Multiple of the rounding scale within which two tokens are nearly equal: such outputs may differ anywhere."""
 _LONGER_Z = 3.3
-"""Standard errors (p = 0.001): every comparison of a sweep is looked at, and a hint must not come by chance."""
+"""Number of standard errors (p = 0.001): a sweep makes many comparisons, and none may give a hint by chance."""
 
 
 def check_outputs(run: Run, found: ComparisonNumbers, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield what it means that outputs of the candidate are not the baseline's.
+    """Yield findings on outputs that differ from the baseline's.
 
-    Above temperature 0 outputs are not compared one by one: greedy answers outside of the turns are, and lengths give a
-    hint. Where acceptance is synthetic the text is the drafter's, and nothing is compared.
+    Above temperature 0, the check compares greedy answers outside the turns, and output lengths. With synthetic
+    acceptance, the text is the drafter's, and nothing is compared.
     """
     cell, scale = found.estimates.whole, find_rounding(run, thresholds)
     if cell.differences is not None:
@@ -44,7 +45,7 @@ def check_outputs(run: Run, found: ComparisonNumbers, thresholds: Thresholds) ->
 
 
 def find_rounding(run: Run, thresholds: Thresholds) -> float:
-    """Return how far rounding moves logits in this run (nats), from plain decoding against itself."""
+    """Return the scale of rounding in this run's logits (nats), from plain decoding compared with itself."""
     prior, step = thresholds.rounding.get(str(run.context.model.dtype), thresholds.rounding["bfloat16"])
     baseline = run.plan.arms[0].name
     gaps = [each.gap for each in run.divergences if each.candidate == baseline and each.gap is not None]
@@ -92,7 +93,7 @@ def _judge(
 
 
 def is_tie(divergence: Divergence, scale: float) -> bool:
-    """Return whether rounding alone can have swapped the two tokens."""
+    """Return whether rounding alone can swap the two tokens."""
     known = divergence.gap is not None and divergence.among_best is not False
     return known and not is_beyond_rounding(divergence.gap or 0.0, scale)
 
@@ -102,24 +103,24 @@ def _is_real(divergence: Divergence, scale: float) -> bool:
 
 
 def is_flagged(divergence: Divergence, scale: float) -> bool:
-    """Return whether a difference is more than rounding, should it come back when both servers are asked again."""
+    """Return whether a difference is more than rounding, provided that it recurs on a second request."""
     return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
 
 
 def is_apart(divergence: Divergence, scale: float) -> bool:
-    """Return whether rounding seldom swaps the two tokens, and never those of most outputs, as another model does."""
+    """Return whether rounding rarely swaps two tokens so far apart. If most outputs differ so, the model is another."""
     return (divergence.gap or 0.0) > _CLOSE * scale
 
 
 def is_early(difference: OutputDifference) -> bool:
-    """Return whether outputs part so early as rounding seldom makes them."""
+    """Return whether outputs diverge earlier than rounding usually causes."""
     if difference.position is not None:
         return difference.position < _EARLY_TOKENS
     return difference.shared_chars < _EARLY_CHARS
 
 
 def is_too_often(count: int, of: int) -> bool:
-    """Return whether more outputs part early than rounding explains (binomial, exact)."""
+    """Return whether more outputs diverge early than rounding explains (exact binomial test)."""
     chance = sum(comb(of, k) * _EARLY_SHARE**k * (1 - _EARLY_SHARE) ** (of - k) for k in range(count, of + 1))
     return count > 0 and chance < _EARLY_CHANCE
 
@@ -143,8 +144,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
     if not mine:
         if not any(each.temperature == 0 for each in run.conditions):
             text = "its outputs were not compared with the baseline's: above temperature 0, outputs always differ"
-            fix = "Measure at temperature 0 too (--temperature)."
-            yield Finding.warning("outputs-not-compared", f"{text}, and there are no greedy answers.", fix=fix)
+            yield warning("outputs-not-compared", text=text)
         return
     real = [each for each in mine if each.gap is not None and is_beyond_rounding(each.gap, scale)]
     early = [
@@ -190,19 +190,19 @@ MIN_LOOP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextQuality:
-    """How far the baseline's outputs of a workload repeat themselves."""
+    """How repetitive the baseline's outputs of a workload are."""
 
     workload: str
     num_outputs: int
     loop_share: float
     distinct_4grams: float
-    """Mean over outputs of distinct 4-grams over all 4-grams."""
+    """Mean over outputs: distinct 4-grams over all 4-grams."""
 
 
 def check_texts(
     run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds
 ) -> tuple[list[TextQuality], list[Finding]]:
-    """Return what the baseline's outputs are like, and where they are unlike real traffic, or unlike themselves."""
+    """Return the quality of the baseline's outputs, and findings on loops, cut ends and inconsistency."""
     quality = _assess_text(run, of_baseline)
     return quality, [
         *_find_cut(run, of_baseline, thresholds),
@@ -265,10 +265,7 @@ def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -
         reasons = [each.finish_reason for each in free if each.workload == workload.name]
         cut = reasons.count("length")
         if reasons and cut > thresholds.cut_outputs * len(reasons):
-            text = f"{cut} of {len(reasons)} {workload.name} outputs reached max_tokens"
-            why = "the run measured neither the length of real answers nor how well their ends are drafted"
-            fix = "Raise --max-tokens, or max_tokens in the workload."
-            yield Finding.info("outputs-cut", f"{text}: {why}.", fix=fix)
+            yield note("outputs-cut", cut=cut, outputs=len(reasons), name=workload.name)
 
 
 def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iterator[Finding]:
@@ -283,7 +280,7 @@ def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A periodic tail: `length` tokens from `start` to the end repeat with `period`."""
+    """A periodic tail: the last `length` tokens, from `start` on, repeat with `period`."""
 
     start: int
     period: int
@@ -312,7 +309,7 @@ def find_loop(tokens: Sequence[int], *, min_tokens: int = MIN_LOOP_TOKENS) -> Lo
 def distinct_ngram_ratio(tokens: Sequence[int], n: int = 4) -> float:
     """Return the distinct n-grams of `tokens` over all its n-grams, in (0, 1].
 
-    1.0 means that no n-gram occurs twice; a sequence too short to hold one gives 1.0 too.
+    1.0 means that no n-gram repeats, or that the sequence is too short to hold one.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")

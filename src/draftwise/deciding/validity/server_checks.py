@@ -1,4 +1,4 @@
-"""Checks that the servers are the intended ones: ours alone, alike except for speculation, with the given config."""
+"""Checks that the servers are the intended ones: used by this run only, and equal except for speculation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
 from draftwise.core.finding import join_names
 from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
+from draftwise.knowledge.messages import fault, note, warning
 
 ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
-"""Options with which an engine drafts less under load because it was asked to."""
+"""Options that tell an engine to draft less under load."""
 _AFTERWARDS = 16
-"""Tokens that a server may still write for a request that was withdrawn, until it notices."""
+"""Tokens that a server may still generate for a canceled request."""
 _SAME = ("engine", "version", "dtype", "device")
-"""What /version tells and no speculative config changes."""
+"""Entries of /version that no speculative config changes."""
 _FOLLOWS = {
     "async_scheduling": "asynchronous scheduling",
     "runner": "model runner",
     "attention_backend": "attention backend",
 }
-"""What an engine may choose otherwise because it speculates."""
+"""Settings that an engine may choose differently because it speculates."""
 _OWN = (
     "--speculative-config",
     "--spec-",
@@ -36,12 +37,12 @@ _OWN = (
     "--publish",
     "--gpus",
 )
-"""Arguments that may differ from arm to arm (beginnings of their names); the last three are those of containers."""
+"""Arguments that may differ between arms, by the beginnings of their names. The last three are those of containers."""
 _LESS_CACHE = 0.9
 
 
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
-    """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
+    """Return findings on servers with other traffic, and on differences between arms or from the request."""
     return [
         *(() if run.plan.one_at_a_time else find_same_servers(run.plan.arms)),
         *_foreign_tokens(run, thresholds),
@@ -51,17 +52,15 @@ def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
 
 
 def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
-    """Yield arms that have one address, and no header by which a gateway tells them apart.
+    """Yield arms that share an address and have no header by which a gateway could distinguish them.
 
-    That the values of such headers differ is made sure of before a run: they are not written down.
+    The values of such headers are checked before a run, because they are not stored.
     """
     told = (arm for arm in arms if arm.address is not None and not arm.routing_headers)
     for alike in group_by(lambda arm: arm.address, told).values():
         if len(alike) > 1:
             shared = join_names((arm.name for arm in alike), most=4)
-            text = f"{shared} are one server. Nothing differs between them, and each warms the other's caches."
-            fix = "Give every arm the URL of its own server, or the header that a gateway routes by (--header)."
-            yield Finding.error("same-server", text, fix=fix)
+            yield fault("same-server", case="alike", shared=shared)
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
@@ -89,7 +88,7 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
-    """Yield what differs between the baseline's server, that of the first arm, and each candidate's."""
+    """Yield differences between the baseline's server (the first arm) and each candidate's."""
     baseline, *candidates = arms
     for name in candidates:
         if baseline in servers and name in servers:
@@ -141,13 +140,7 @@ def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterato
         if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
     ]
     if other:
-        text = f"its options differ from the baseline's beyond the speculative config: {join_names(other, most=4)}."
-        yield Finding.warning(
-            "commands-differ",
-            text,
-            where=name,
-            fix="Start both with the same options, except for --speculative-config.",
-        )
+        yield warning("commands-differ", names=join_names(other, most=4), name=name)
 
 
 def _arguments(command: str) -> dict[str, str]:
@@ -191,20 +184,14 @@ def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
         yield from _draft_lengths(arm.name, arm.spec, mine)
         yield from _drafting_under_load(run, arm.name, arm.spec, thresholds)
     if arm.name in run.plan.synthetic:
-        text = (
-            "its acceptance is synthetic. The speed holds only for traffic with that acceptance, and outputs are not "
-            "compared, because they are not the model's."
-        )
-        yield Finding.info("acceptance-drawn", text, where=arm.name)
+        yield note("acceptance-drawn", name=arm.name)
 
 
 def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | None) -> Iterator[Finding]:
     if resolved is None:
         return
     if not resolved:
-        yield Finding.error(
-            "config-not-as-asked", f"you asked for {asked.label}, but it runs without speculation.", where=name
-        )
+        yield fault("config-not-as-asked", label=asked.label, name=name)
         return
     took = SpecConfig.keep(resolved)
     k, taken = asked.num_speculative_tokens, took.num_speculative_tokens
@@ -243,8 +230,7 @@ def _draft_lengths(arm: str, asked: SpecConfig, turns: Iterable[TurnRecord]) -> 
     lengths = {round(each.num_draft_tokens / each.num_drafts, 2) for each in stats if each.num_drafts}
     k = asked.num_speculative_tokens
     if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
-        text = f"every draft has {length:.0f} tokens, but you asked for {k}."
-        yield Finding.warning("drafts-shorter", text, where=arm, fix="Name the candidate after the k that it drafts.")
+        yield warning("drafts-shorter", length=length, k=k, arm=arm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +240,7 @@ class _Drafting:
     label: str
     load: float
     per_step: float
-    """Draft tokens per decoding step of a sequence."""
+    """Draft tokens per decoding step and sequence."""
 
 
 def _drafting_under_load(run: Run, arm: str, asked: SpecConfig, thresholds: Thresholds) -> Iterator[Finding]:

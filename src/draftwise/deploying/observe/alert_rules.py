@@ -22,17 +22,17 @@ _NAMED = ("namespace", "pool", "instance")
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
 _GROUP = "namespace, service, pool, revision"
 SPECULATING = 'pool!="plain"'
-"""Servers without the label count as speculating: one pool needs none."""
+"""Servers without the label count as speculative, because a single pool needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A number that production is held against."""
+    """A number that production is compared with."""
 
     record: str
     value: float | None
     lack: str
-    """Why there is no value."""
+    """Why the value is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,19 @@ class Alert:
     action: str
     """What to do first: note, probe, lower-k, restart-one, drain or rollback."""
     wait: str
-    """How long it must hold."""
+    """How long it must hold, as a Prometheus duration."""
     expression: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSet:
-    """Groups of rules, as Prometheus reads them, and what is not among them."""
+    """Groups of rules in Prometheus' format, and the alerts that were left out."""
 
     groups: Sequence[Mapping[str, Any]]
     missing: Mapping[str, str]
-    """Why an alert is not written, by its name."""
+    """Why an alert was left out, by its name."""
     series: tuple[int, int]
-    """Series that are recorded at most: of the whole service, with its plain pool, and of each replica besides."""
+    """Maximum recorded series: (of the service with its plain pool, in addition per replica)."""
 
 
 _KEPT = re.compile(r"by \(([^)]*)\)")
@@ -65,7 +65,7 @@ _POOLS = 2
 _MOST_POSITIONS = 16
 """Draft positions that are counted where no length is configured."""
 READINGS: Mapping[str, str] = read_template("rules.yaml")[0]["readings"]
-"""Expressions by the name under which they are recorded, each after those that it reads."""
+"""Expressions by the names that they are recorded under, each after those that it uses."""
 ALERTS: Sequence[Alert] = tuple(
     Alert(**{**row, "severity": Severity(row["severity"])}) for row in read_template("rules.yaml")[0]["alerts"]
 )
@@ -80,7 +80,7 @@ _ROLLBACK_CODES = {
 
 
 def make_rules(order: ServiceOrder, naming: Naming) -> RuleSet:
-    """Return the rules of a service: those whose metrics its release exports and whose numbers were measured."""
+    """Return the rules of a service whose metrics its release exports and whose numbers were measured."""
     constants = find_constants(order)
     lacking = {each.record: each.lack for each in constants if each.value is None}
     readings = []

@@ -28,15 +28,15 @@ _SIDES = {"canary": "spec", "stable": "plain"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisWindow:
-    """The stretch that one reading covers, long enough that its noise does not decide."""
+    """The period of one reading, long enough that noise does not decide."""
 
     seconds: int
     requests: int
-    """Minimum number of requests that make an answer."""
+    """Minimum number of requests for a result."""
 
 
 def find_window(promise: Promise) -> AnalysisWindow:
-    """Return the window in which three deviations of the noise fit between what was measured and the break-even."""
+    """Return the window in which three standard deviations fit between measured value and break-even."""
     margin = 1 - promise.break_even / promise.measured
     requests = ceil((_SPREAD / margin) ** 2)
     wanted = _DEFAULT_S if promise.rate_per_s is None else requests / promise.rate_per_s
@@ -44,7 +44,7 @@ def find_window(promise: Promise) -> AnalysisWindow:
 
 
 def make_analysis(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
-    """Return the AnalysisTemplate: failure under the break-even, success from the wanted gain, else inconclusive."""
+    """Return the AnalysisTemplate: failure below break-even, success from the wanted gain on, else inconclusive."""
     window, least = find_window(promise), promise.worthwhile
     canary, stable = (_query_seconds_per_token(naming, window, f'pool="{{{{args.{side}}}}}"') for side in _SIDES)
     metrics = [
@@ -78,7 +78,7 @@ def make_setup_map(order: ServiceOrder) -> dict[str, Any]:
 
 
 def make_metric_template(order: ServiceOrder, naming: Naming, promise: Promise) -> dict[str, Any]:
-    """Return the MetricTemplate of Flagger; its threshold stands in a Canary (`make_canary_metric`)."""
+    """Return Flagger's MetricTemplate; its threshold is in a Canary (`make_canary_metric`)."""
     pods = ('namespace="{{ namespace }}"', 'pod=~"{{ target }}-[0-9a-zA-Z]+(-[0-9a-zA-Z]+)"')
     query = _query_tokens_per_step(naming, find_window(promise), *pods)
     return _fill("metric_template", order, prometheus=PROMETHEUS, query=query)
@@ -90,7 +90,7 @@ def _fill(part: str, order: ServiceOrder, **values: object) -> dict[str, Any]:
 
 
 def make_canary_metric(order: ServiceOrder, promise: Promise) -> dict[str, Any]:
-    """Return the item of a Canary's `analysis.metrics` that fails under the break-even."""
+    """Return the item of a Canary's `analysis.metrics` that fails below break-even."""
     name = f"{order.service}-tokens-per-step"
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""PromQL as the deployed release and its exporter need it: written here with vLLM's own names, of one service."""
+"""Adapts PromQL with vLLM's own names to the deployed release, its exporter and one service."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import Release, get_release
 
 PROMETHEUS = "http://prometheus-operated.monitoring:9090"
-"""Where the operator's Prometheus is reached inside of a cluster, unless it was installed otherwise."""
+"""Default address of the Prometheus Operator's server inside a cluster."""
 VLLM = "vllm:"
-"""How vLLM's own /metrics begins its names; Ray's exporter writes `ray_vllm_`."""
+"""Prefix of vLLM's own metrics; Ray's exporter writes `ray_vllm_`."""
 _PREFIX = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
 _SERIES = re.compile(rf"\b({VLLM}|draftwise:|(?=(?:up|process_start_time_seconds)\b))([\w:]+)(?:\{{([^}}]*)\}})?")
 """A name of the exporter's, of a recording rule's or of the target's own, and what it has to match."""
@@ -27,11 +27,11 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """What a service's metrics are called."""
+    """Names and labels of a service's metrics."""
 
     release: Release
     model: str
-    """The label `model_name`: the name that requests ask for."""
+    """Label `model_name`: the model name in requests."""
     service: str
     """The label `service`, which the scrape takes from the pods."""
     revisions: tuple[str, ...]
@@ -39,18 +39,18 @@ class Naming:
     prefix: str = VLLM
 
     def find_missing(self, expression: str) -> str:
-        """Return the first sample of an expression that the release does not export; empty for none."""
+        """Return the first sample in an expression that the release does not export; empty if it exports all."""
         exported = set(self._list_samples())
         names = (name for origin, name, _ in _SERIES.findall(expression) if origin == VLLM)
         return next((name for name in names if name not in exported), "")
 
     @property
     def matchers(self) -> tuple[str, ...]:
-        """What each series has to match."""
+        """Label matchers of each series."""
         return f"service={json.dumps(self.service)}", f'revision=~"{"|".join(self.revisions)}"'
 
     def write(self, expression: str, *matchers: str) -> str:
-        """Return an expression whose series are of this service, and match more labels where these are given."""
+        """Return an expression restricted to this service and to further label matchers."""
 
         def select(found: re.Match[str]) -> str:
             origin, name, own = found.groups()
@@ -65,10 +65,10 @@ class Naming:
 
 
 def name_for(order: ServiceOrder, prefix: str) -> Naming:
-    """Return how the metrics of an order's server are named.
+    """Return the metric names and labels of an order's server.
 
     Raises:
-        InvalidSetup: no metric's name begins like that.
+        InvalidSetup: the prefix is not valid in a metric name.
     """
     if not _PREFIX.fullmatch(prefix):
         raise refusal("metrics-prefix", prefix=prefix)

@@ -36,28 +36,28 @@ _UNJUDGED = "There is no canary analysis: no run of `draftwise decide` that adop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is written, and what is not."""
+    """The files for observability, and what they lack."""
 
     files: Mapping[str, tuple[str, str]]
-    """What each file is for and its text, by its name."""
+    """(purpose, text) of each file, by its name."""
     missing: tuple[str, ...]
-    """What a reader could look for in vain, a sentence each."""
+    """What a reader might expect but is missing, one sentence each."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """What puts them into force, by what it does."""
+    """Commands that apply them, by description."""
 
     def describe(self) -> Mapping[str, str]:
-        """Return what each file is for, by its name."""
+        """Return the purpose of each file, by its name."""
         return {name: about for name, (about, _) in self.files.items()}
 
 
 def observe(order: ServiceOrder, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
-    """Return what watches a service.
+    """Return the files that monitor a service.
 
     Args:
-        order: of the side that speculates.
-        in_cluster: whether it runs in Kubernetes, where objects tell operators what to do.
-        prefix: how the names of its metrics begin, where an exporter has changed them.
-        port: where they are shown; by default on the server's own.
+        order: order of the speculative twin.
+        in_cluster: whether it runs on Kubernetes, with objects for operators.
+        prefix: prefix of its metrics, if an exporter has changed it.
+        port: port of its metrics; by default the server's own.
     """
     naming = name_for(order, prefix)
     rules = make_rules(order, naming)

@@ -1,4 +1,4 @@
-"""Holds a run's promise of the adopted setup, in the numbers that production is compared with."""
+"""A run's promise for the adopted setup: the numbers to compare production with."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """Tokens per step, where their break-even is the highest of all that the run adopted."""
+    """Tokens per step in the adopted cell with the highest break-even."""
 
     break_even: float
-    """Tokens per step below which the measured gain is gone."""
+    """Tokens per step below which the measured gain is lost."""
     measured: float
-    """What the run measured there."""
+    """Tokens per step measured in that cell."""
     wanted_gain: float
-    """Share by which a change has to be faster to be worth it."""
+    """Minimum speed-up worth a change, as a share."""
     rate_per_s: float | None
-    """Requests that arrived; None where the load was given otherwise."""
+    """Requests per second; None if the load was no rate."""
 
     @property
     def worthwhile(self) -> float:
-        """Tokens per step from which the change is worth it."""
+        """Tokens per step from which on the change is worth it."""
         return self.break_even * (1 + self.wanted_gain)
 
 
 def find_promise(order: ServiceOrder) -> Promise | None:
-    """Return what the run promised; None where none adopted the setup by its counters."""
+    """Return the run's promise; None if no run adopted the setup by its counters."""
     strictest = _find_strictest(order.evidence.rollback)
     if strictest is None or strictest.measured is None:
         return None
@@ -58,14 +58,14 @@ def _find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
 
 
 def find_crossover(order: ServiceOrder) -> float | None:
-    """Return the requests in flight on a server beyond which it does not pay, the fewest of all workloads."""
+    """Return the requests in flight per server beyond which it does not pay: the minimum over workloads."""
     in_flight = LOAD_SIGNALS["concurrency"].name
     ends = [rule.value for rule in _rules(order, RollbackBasis.BAND_END) if rule.metric == in_flight]
     return min(ends, default=None)
 
 
 def find_expected_coverage(order: ServiceOrder) -> float | None:
-    """Return the share of the run's steps that had a draft; None where it did not count, or a schedule leaves some."""
+    """Return the share of the run's steps with a draft; None if not counted, or if a schedule skips steps."""
     expected, spec = order.evidence.expected, order.setup.spec
     if expected is None or spec is None or _SCHEDULE in spec.options:
         return None
@@ -73,7 +73,7 @@ def find_expected_coverage(order: ServiceOrder) -> float | None:
 
 
 def find_configured_k(order: ServiceOrder) -> int | None:
-    """Return the tokens of every draft; None where the setup lets them vary, or the method drafts what it finds."""
+    """Return the fixed number of draft tokens; None if the setup or the method varies it."""
     spec = order.setup.spec
     method = None if spec is None else find_method(spec.method)
     if spec is None or method is None or method.drafts_from == "text" or _SCHEDULE in spec.options:
@@ -86,9 +86,9 @@ def _rules(order: ServiceOrder, basis: RollbackBasis) -> list[Rollback]:
 
 
 def find_expected(decision: Decision, arm: str) -> Expected | None:
-    """Return what was counted of an arm where its break-even is the highest; None where nothing was counted.
+    """Return an arm's counts in the cell with its highest break-even; None if nothing was counted.
 
-    An arm that was not adopted has no break-even: then it is what was counted under its last, heaviest condition.
+    For an arm that was not adopted, they are those of its last, heaviest condition.
     """
     cells = [each for each in decision.comparisons if each.candidate == arm and each.counters.generation_tokens]
     strictest = _find_strictest(rule for rule in decision.rollback if rule.arm == arm)

@@ -1,6 +1,6 @@
-"""Puts proxies in front of both twins: routing past the speculative pool, a canary's share, draining, a way out.
+"""Proxies in front of both twins: they bypass the speculative pool, set a canary's share, drain, and roll back.
 
-They do not route by load: with the same servers, two equal pools were better than a split at every load
+They do not route by load: with the same number of servers, two equal pools were better than a split at every load
 (docs/reference/deploying.md has the numbers).
 """
 

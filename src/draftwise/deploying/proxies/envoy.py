@@ -1,7 +1,7 @@
-"""Configures Envoy: fields of a body become metadata that routes match; a script finds whether a field is there.
+"""Configures Envoy: fields of a body become metadata that routes match; a script detects whether a field is present.
 
-The filter that turns JSON into metadata takes texts and numbers only: objects and lists it treats as absent (1.40).
-The script finds fields as text: quotes inside of strings are escaped in JSON, so that no prompt can pretend to be one.
+The filter that turns JSON into metadata reads only texts and numbers, and treats objects and lists as absent (1.40).
+The script finds fields as text: JSON escapes quotes inside strings, so a prompt cannot imitate a field.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ end
 
 
 def set_share(percent: int, _service: str = "") -> str:
-    """Return the command that gives the speculative pool another share of a running proxy's requests."""
+    """Return the command that changes the speculative pool's share of a running proxy's requests."""
     shares = f"{_SPACE}.shared.spec={percent}&{_SPACE}.shared.plain={100 - percent}"
     return f"curl -X POST 'http://127.0.0.1:9901/runtime_modify?{shares}'"
 

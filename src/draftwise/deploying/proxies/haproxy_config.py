@@ -1,6 +1,6 @@
 """Configures HAProxy: routes requests by their bodies, without another program.
 
-Fields are found as text: quotes inside of strings are escaped in JSON, so that no prompt can pretend to be a field.
+Fields are found as text: JSON escapes quotes inside strings, so a prompt cannot imitate a field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SOCKET = "/run/haproxy/admin.sock"
 
 
 def set_share(percent: int, _service: str = "") -> str:
-    """Return the command that gives the speculative pool another share of a running proxy's requests."""
+    """Return the command that changes the speculative pool's share of a running proxy's requests."""
     weights = {"spec": percent, "plain": 100 - percent}
     told = "; ".join(f"set server shared/{pool} weight {weight}" for pool, weight in weights.items())
     return f'echo "{told}" | socat stdio {_SOCKET}'

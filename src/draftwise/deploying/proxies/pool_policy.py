@@ -18,16 +18,16 @@ ProxyKind = Literal["haproxy", "envoy", "httproute", "epp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Where they are, and how requests that may go to both are shared."""
+    """Addresses of both pools, and how they share requests that either can serve."""
 
     name: str
     """Name of the service."""
     spec: str
-    """Host and port of the servers that speculate."""
+    """HOST:PORT of the speculative pool."""
     plain: str
-    """And of those that do not."""
+    """HOST:PORT of the plain pool."""
     share: int
-    """Percent of the requests for the pool that speculates."""
+    """Percent of the requests that go to the speculative pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +36,27 @@ class ProxyOptions:
 
     kind: ProxyKind
     share: int = 10
-    """Percent of the requests for the pool that speculates."""
+    """Percent of the requests that go to the speculative pool."""
     spec: str = ""
-    """Where that pool is, as the proxy reaches it: host and port; empty for what the platform calls it."""
+    """HOST:PORT where the proxy reaches that pool; empty for the platform's name."""
     plain: str = ""
-    """And its twin."""
+    """HOST:PORT of the plain pool, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """What stands in front of both twins."""
+    """The proxy in front of both twins."""
 
     steps: Mapping[str, StepFile] = field(default_factory=dict)
     """Its files by name."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """What changes it while it runs, by what that does."""
+    """Commands that change it while it runs, by description."""
     limits: tuple[Finding, ...] = ()
-    """What it does not do."""
+    """What it does not support."""
 
 
 POOL_HEADER = "x-draftwise-pool"
-"""A request that carries it with the value `plain` goes there: clients and gateways may know more of it."""
+"""Header that sends a request to the plain pool with the value `plain`, for clients and gateways."""
 _FATES: Mapping[str, str] = {"rejected": "refuses", "ignored": "ignores"}
 """What a release makes of a parameter while it speculates, where that is another answer than the plain pool's."""
 _BYTES_PER_TOKEN = 3
@@ -74,47 +74,47 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What goes to the plain pool."""
+    """Which requests go to the plain pool."""
 
     parameters: Mapping[str, str]
-    """Fields of a request's body -> why, a sentence."""
+    """Fields of a request's body -> the reason, as a sentence."""
     structured: str = ""
-    """Why requests with structured outputs do; empty where they need not."""
+    """Why requests with structured outputs go there; empty if they need not."""
     tools: str = ""
-    """Why requests with tools do; empty where they need not."""
+    """Why requests with tools go there; empty if they need not."""
     context: int | None = None
-    """Tokens of prompt and answer beyond which a request does; None for no bound."""
+    """Maximum tokens of prompt and answer for the speculative pool; None for no limit."""
     models: tuple[str, ...] = ()
-    """Names that do not; empty where every name is the same model."""
+    """Model names that the speculative pool serves; empty if every name is the same model."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a body that send a request to the plain pool by being there, whatever their value."""
+        """Fields of a body that send a request to the plain pool, with any value."""
         structured, tools = _STRUCTURED_FIELDS if self.structured else (), ("tools",) if self.tools else ()
         return (*self.parameters, *structured, *tools)
 
     @property
     def longest_body(self) -> int | None:
-        """Bytes of a request whose prompt takes half of the context; None for no bound."""
+        """Maximum bytes of a request: its prompt takes half of the context; None for no limit."""
         return None if self.context is None else _BYTES_PER_TOKEN * (self.context // 2)
 
     @property
     def longest_answer(self) -> int | None:
-        """Tokens of an answer that takes the other half; None for no bound."""
+        """Maximum tokens of an answer: the other half; None for no limit."""
         return None if self.context is None else self.context // 2
 
     @property
     def needs_body(self) -> bool:
-        """Whether a request's body tells where it goes."""
+        """Whether the decision needs a request's body."""
         return bool(self.parameters or self.structured or self.tools or self.context or self.models)
 
     def describe(self) -> Iterator[str]:
-        """Yield each class of requests that goes to the plain pool, and why, a sentence each."""
+        """Yield a sentence for each class of requests that goes to the plain pool, with the reason."""
         yield f"Requests with the header `{POOL_HEADER}: plain`."
         yield from self.describe_classes()
 
     def describe_classes(self) -> Iterator[str]:
-        """Yield the classes that a request is in by what it asks for."""
+        """Yield the classes that depend on a request's parameters."""
         yield from (f"Requests with {name}: {why}" for name, why in self.parameters.items())
         if self.structured:
             yield f"Requests with structured outputs: {self.structured}"
@@ -131,7 +131,7 @@ class Policy:
 
 
 def find_policy(setup: Setup) -> Policy:
-    """Return what the speculative pool of a setup must not get."""
+    """Return which requests the speculative pool of a setup must not get."""
     report = check(setup)
     found = {finding.code: finding for finding in reversed(report.findings)}
     release = get_release(setup.engine_version)
@@ -180,13 +180,13 @@ requests 17 to 28 % slower."""
 
 
 def bound_gain(speed_ups: Mapping[str, float]) -> float:
-    """Return by which share a split gives at most more tokens per second than the better of two equal pools.
+    """Return the maximum gain of a split in tokens per second over the better of two equal pools, as a share.
 
-    Every class has the same share of the work, and every server is always busy: what a split loses to an idle pool is
-    left out.
+    Assumes that every class has the same share of the work and that every server is always busy, so losses from idle
+    pools are left out.
 
     Args:
-        speed_ups: tokens per second with speculation over those without it, by class.
+        speed_ups: ratio of tokens per second with and without speculation, by class.
     """
     spec = len(speed_ups) / sum(1 / ratio for ratio in speed_ups.values())
     split = len(speed_ups) / sum(1 / max(1.0, ratio) for ratio in speed_ups.values())
@@ -194,7 +194,7 @@ def bound_gain(speed_ups: Mapping[str, float]) -> float:
 
 
 def judge_split(speed_ups: Mapping[str, float]) -> Iterator[Finding]:
-    """Yield what a split by class would bring; nothing for a run of a single class."""
+    """Yield the possible gain of a split by class; nothing for a run of a single class."""
     if len(speed_ups) < 2:
         return
     gain, slower = bound_gain(speed_ups), sorted(name for name, ratio in speed_ups.items() if ratio < 1)

@@ -1,6 +1,6 @@
 """Describes one proxy in front of both twins: its file, the commands that share and drain, and its limits.
 
-Both see headers and no bodies: what has to be told from a body, a client or a gateway in front says by a header.
+Both read headers but no bodies: a client or gateway in front must set a header for what depends on the body.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ PROXIES: Mapping[ProxyKind, _Proxy] = {
 
 
 def put_in_front(order: ServiceOrder, wanted: ProxyOptions, address: str, policy: Policy) -> Front:
-    """Return the proxy's file with its commands, and what it does not do.
+    """Return the proxy's file with its commands and limits.
 
     Raises:
-        InvalidSetup: where the pools are is not known.
+        InvalidSetup: the address of a pool is unknown.
     """
     proxy, pools = PROXIES[wanted.kind], _find_pools(order, wanted, address)
     step = StepFile(

@@ -1,4 +1,4 @@
-"""A compose file with one service: texts are escaped, as compose fills in variables."""
+"""A compose file with one service; texts are escaped, because compose expands variables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes Flagger objects: a Deployment, and a Canary that splits requests between the running and the changed one.
 
-Flagger copies the Deployment as `NAME-primary` and makes the Services itself, so that no Service is written. It knows
-pods by the label `app`, of which it writes the copy's anew (pkg/canary/deployment_controller.go).
+Flagger copies the Deployment as `NAME-primary` and creates the Services, so no Service is written. It selects pods by
+the label `app`, which it rewrites for the copy (pkg/canary/deployment_controller.go).
 """
 
 from __future__ import annotations

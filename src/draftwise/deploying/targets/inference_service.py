@@ -1,6 +1,6 @@
-"""KServe: an InferenceService with a ServingRuntime of its own, so that release and flags are those of the setup.
+"""KServe: an InferenceService with its own ServingRuntime, so that release and flags are those of the setup.
 
-Next to the manifests this module writes what fills the place of the weights, and the canary.
+In addition to the manifests, this module writes the files that stage the weights, and the canary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""LeaderWorkerSet: a server whose ranks lie on several hosts, as a group of pods that start and end together.
+"""LeaderWorkerSet: a server with ranks on several hosts, as a group of pods that start and stop together.
 
 The first pod answers; the others run vLLM's workers without an API (`--headless`) and find it by the name that the
-controller puts into their environment (lws 0.9: pkg/utils/pod/pod_utils.go). From `--nnodes`, `--node-rank` and
-`--master-addr` vLLM derives which ranks are whose (vllm 0.26.0: engine/arg_utils.py).
+controller sets in their environment (lws 0.9: pkg/utils/pod/pod_utils.go). vLLM assigns ranks from `--nnodes`,
+`--node-rank` and `--master-addr` (vllm 0.26.0: engine/arg_utils.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """KServe's LLMInferenceService: vLLM behind llm-d's scheduler, from KServe's own template.
 
-The template hands the arguments to `eval`, so that a shell reads them once more and JSON would lose its quotes. The
+The template passes the arguments to `eval`, so a shell reads them again, and JSON would lose its quotes. The
 speculative config is therefore written key by key (`--speculative-config.method=eagle3`), which reads the same with and
 without a shell.
 """

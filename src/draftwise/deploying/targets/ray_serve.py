@@ -1,7 +1,7 @@
 """Ray Serve LLM on KubeRay: a RayService whose application starts one engine of vLLM.
 
-Ray passes engine arguments by their field names, the config as a mapping. It names the model by itself, and brings the
-workers up by itself (ray 2.60, llm/_internal/serve/engines/vllm/vllm_models.py).
+Ray passes engine arguments by their field names, and the config as a mapping. It names the model and starts the workers
+itself (ray 2.60, llm/_internal/serve/engines/vllm/vllm_models.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Argo Rollouts: a Rollout in the place of a Deployment, and a canary of it that an analysis judges.
+"""Argo Rollouts: a Rollout in place of a Deployment, and a canary that an analysis judges.
 
-A canary is a change of a Rollout's pods. So `canary.yaml` is the twin's Rollout with pods that speculate, in steps; the
-twin's own file has no steps, and applying it goes back at once.
+A canary is a change to a Rollout's pods. So `canary.yaml` is the twin's Rollout with speculative pods, in steps; the
+twin's own file has no steps, and applying it rolls back at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads platforms, one row each: the settings a target's files can carry, its commands, and its template's code.
+"""Reads platforms, one row each: the settings that a target's files can hold, its commands, and its code.
 
-The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates`, and a module of
-this folder where the template needs values of its own, or the platform limits, files or a check of its own.
+The rows are in `knowledge/data/deploy_targets.json`. A row names a template of `deploying/templates` and, if the
+platform needs its own values, limits, files or checks, a module of this folder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Hooks:
     """The code of a platform, in a module of `deploying/targets`, as its constant `HOOKS`."""
 
     list_values: Callable[[ServiceOrder], Mapping[str, object]] = lambda _order: {}
-    """The placeholders of the template that are the platform's own."""
+    """Returns the template's placeholders that only this platform has."""
     render: Callable[[ServiceOrder], str] | None = None
-    """Writes a server's file, for a format that is not YAML; None for the template."""
+    """Writes a server's file if its format is not YAML; None to use the template."""
     prepare: Callable[[ServiceOrder], ServiceOrder] = lambda order: order
-    """Settles what the platform leaves open, such as where the weights lie; refuses what it cannot run."""
+    """Fills in what the platform leaves open, such as the place of the weights; refuses what it cannot run."""
     write_more: Callable[[ServiceOrder, ServiceOrder, Observation], Mapping[str, StepFile]] = (
         lambda _spec, _plain, _watched: {}
     )
     """Further files by name, from both twins and what watches them."""
     find_limits: Callable[[ServiceOrder], Iterable[Finding]] = _nothing
-    """What the platform does not grant."""
+    """Yields what the platform does not support."""
     describe: Callable[[ServiceOrder], Iterable[str]] = _nothing
-    """Where the weights lie and why, a sentence each."""
+    """Yields the place of the weights and the reason, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,74 +52,74 @@ class DeployTarget:
     name: str
     """Name of the platform, a value of `--to`."""
     template: str = ""
-    """File of `deploying/templates`; empty where the hooks render."""
+    """File of `deploying/templates`; empty if the hooks render."""
     hooks: str = ""
-    """Module of `deploying/targets`; empty where the template needs nothing of its own."""
+    """Module of `deploying/targets`; empty if the template is enough."""
     suffix: str
-    """End of the names of its files."""
+    """Suffix of its files."""
     lost: tuple[str, ...] = ()
-    """Fields of a setup that its files have no place for."""
+    """Fields of a setup that its files cannot hold."""
     apply: str
-    """The command that puts a file into force; `{file}`, `{name}` and `{startup}` are filled in."""
+    """Command that applies a file; `{file}`, `{name}` and `{startup}` are filled in."""
     remove: str
-    """The command that takes it away."""
+    """Command that removes it."""
     in_place: bool = False
-    """Whether a new revision takes the port and the GPUs of the one before, which ends first."""
+    """Whether a new revision reuses port and GPUs of the previous one, which stops first."""
     compare: str = ""
-    """The command that shows what applying a file would change (exit code 1: something); empty for no such command."""
+    """Command that shows what applying a file would change (exit code 1 for changes); empty without one."""
     leaves: str = ""
-    """What stays on the platform after the service with speculation was taken away, a sentence; empty where that
-    depends on the layout of the weights."""
+    """What remains on the platform after the speculative service is removed, as a sentence; empty if that depends on
+    the layout of the weights."""
     scaled: str = ""
-    """What an autoscaler of the cluster scales: apiVersion, kind and name; empty where the platform does it itself."""
+    """Object that a cluster's autoscaler scales: apiVersion, kind and name; empty if the platform scales itself."""
     brings_weights: bool = False
     """Whether its files put the weights where the server looks for them."""
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where its files take what stands around a server (`surroundings.Part`): the paths by part, under `kind` the kind
-    of the object that has them."""
+    """Where its files hold a server's surroundings (`surroundings.Part`): paths by part, with the object's kind under
+    `kind`."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     spans_hosts: bool = False
-    """Whether its files start ranks on other hosts, too."""
+    """Whether its files also start ranks on other hosts."""
     options: tuple[str, ...] = ()
-    """Fields of a `Platform` that an operator may choose."""
+    """Fields of `Platform` that an operator can choose."""
     kind: str = ""
-    """Kind of the object whose schemas (`knowledge.kinds`) tell which releases of the platform are known."""
+    """Object kind whose schemas (`knowledge.kinds`) define the platform's known releases."""
     since: Mapping[str, str] = field(default_factory=dict)
-    """First release of the platform with a feature, by the feature."""
+    """First release of the platform with each feature, by feature."""
     deadline_s: int | None = None
-    """Seconds that the platform gives a start, where no field changes that."""
+    """Startup deadline in seconds that no field changes; None if it is configurable."""
     address: str = ""
-    """How a proxy reaches a server, with `{name}` and `{port}`; empty where the platform does not settle it."""
+    """Address of a server for a proxy, with `{name}` and `{port}`; empty if the platform does not define one."""
     metrics_prefix: str = VLLM
-    """How the names of the server's metrics begin there."""
+    """Prefix of the server's metrics on this platform."""
     metrics_port: int | None = None
-    """Where they are shown; None for the server's own port."""
+    """Port of the metrics; None for the server's own port."""
 
     @property
     def code(self) -> Hooks:
-        """The platform's code; its module is imported with the first use."""
+        """The platform's code; its module is imported on first use."""
         return _load(self.hooks)
 
     def render(self, order: ServiceOrder) -> str:
         """Return the file of a server.
 
         Raises:
-            InvalidSetup: the platform does not take what was ordered.
+            InvalidSetup: the platform cannot hold the order.
         """
         code = self.code
         return code.render(order) if code.render else write_template(self.template, order, code.list_values(order))
 
     def prepare(self, order: ServiceOrder) -> ServiceOrder:
-        """Return an order with what the platform leaves open.
+        """Return an order completed for the platform.
 
         Raises:
-            InvalidSetup: the platform does not run what was ordered.
+            InvalidSetup: the platform cannot run the order.
         """
         return self.code.prepare(order)
 
     def has(self, feature: str, release: Version) -> bool:
-        """Say whether a release of the platform has a feature of `since`."""
+        """Return whether a release of the platform has a feature of `since`."""
         return release >= Version(self.since[feature])
 
 

@@ -40,7 +40,7 @@ def _render(order: ServiceOrder) -> str:
 
 
 def quote_word(word: str) -> str:
-    """Return a word that systemd reads as it is (systemd.syntax(7)); in commands `$` is doubled before."""
+    """Return a word quoted for systemd (systemd.syntax(7)); in commands, double each `$` first."""
     escaped = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 

@@ -1,9 +1,9 @@
 """A VLLMRuntime, which the operator of vLLM's production-stack turns into a Deployment.
 
-The operator decides much by itself (operator/internal/controller/vllmruntime_controller.go at a6c01db0): the program
-that it starts, the probes, and that prefixes are not cached nor prefills chunked unless the object says so. It copies
-the object's labels into the Deployment's selector, which never changes: what differs from one revision to the next is
-an annotation of the pods, or the way back would be refused.
+The operator decides much itself (operator/internal/controller/vllmruntime_controller.go at a6c01db0): the program to
+start, the probes, and, unless the object says otherwise, no prefix caching or chunked prefill. It copies the object's
+labels into the Deployment's selector, which is immutable. So values that differ between revisions are annotations of
+the pods; otherwise a rollback would be rejected.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
     """Return the objects that kubectl printed.
 
     Raises:
-        UnreadableSource: nothing was printed, or why kubectl did not get them.
+        UnreadableSource: kubectl printed nothing, or an error.
         InvalidSetup: the text is not YAML.
     """
     said = source.text.strip().partition("\n")[0]
@@ -55,7 +55,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
 
 
 def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
-    """Yield each difference between a running object and what was ordered, and why it is not ready."""
+    """Yield each difference between a running object and the order, and why it is not ready."""
     where = _name(value)
     is_plain = get_mapping(value, "metadata", "labels").get(_POOL) == "plain"
     ordered = without_speculation(setup) if is_plain else setup
@@ -144,10 +144,7 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
             why = f", last by {last.get('reason')} with exit code {last.get('exitCode')}" if last else ""
-            text = f"{where} has restarted {each['restartCount']} times{why}."
-            yield Finding.warning(
-                "restarted", text, where=where, fix="Read the previous container's log: kubectl logs POD --previous."
-            )
+            yield warning("restarted", where=where, count=each["restartCount"], why=why)
 
 
 def _list_container_reasons(status: Mapping[str, Any]) -> Iterator[str]:
@@ -183,7 +180,7 @@ def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iter
 
 
 def list_commands(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield what to look at next and the command for it, with the names of the first object filled in."""
+    """Yield (what to check next, command), with the names of the first object filled in."""
     value = objects[0]
     metadata, name = get_mapping(value, "metadata"), _name(value)
     space = f" -n {metadata['namespace']}" if metadata.get("namespace") else ""

@@ -1,4 +1,4 @@
-"""Verifies that a file starts a setup its release takes: findings of `check` and `size`, and every difference."""
+"""Verifies that a file starts a setup that its release accepts: findings of `check` and `size`, and differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.deploying.deployment_folder import DEPLOYMENT, MEMO, SETUP, Recor
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.twin import Pool, count_device, without_speculation
 from draftwise.deploying.weights_layout import rename_upstream
-from draftwise.knowledge.messages import refusal, unreadable
+from draftwise.knowledge.messages import note, refusal, unreadable
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import SetupReading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
@@ -21,10 +21,10 @@ _NOT_MOUNTED = "directory-not-mounted"
 
 
 def find_ordered(path: Path) -> Setup | None:
-    """Return what a file is to start, by the setup.json next to it; None without one.
+    """Return the ordered setup of a file, from the setup.json next to it; None without one.
 
     Raises:
-        UnreadableSource: what lies there cannot be read.
+        UnreadableSource: that file cannot be read.
     """
     folder = path.parent
     if not (folder / SETUP).is_file():
@@ -37,10 +37,10 @@ def find_ordered(path: Path) -> Setup | None:
 
 
 def read_setup(path: Path) -> Setup:
-    """Return the setup that a file holds, e.g. the setup.json of a deployment, or of a folder that `deploy` wrote.
+    """Return the setup in a file, such as setup.json, or of a folder that `deploy` wrote.
 
     Raises:
-        UnreadableSource: it is not there, or holds no setup with its target and release.
+        UnreadableSource: it does not exist, or has no setup with target and release.
     """
     (source,) = find_texts(path / SETUP if path.is_dir() else path)
     try:
@@ -53,21 +53,21 @@ def read_setup(path: Path) -> Setup:
 
 
 def report_of(*findings: Finding, setup: Setup | None = None) -> Report:
-    """Return findings as the report that they are shown in, without what a release makes of a setup."""
+    """Return a report of only these findings, without a judgement of a setup."""
     setup = setup or Setup(engine="")
     return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
 
 
 def prove_deployment(folder: Path, record: Record) -> Iterator[Finding]:
-    """Yield each way in which the folder of a deployment is not what `deploy` wrote."""
+    """Yield each difference between a deployment's folder and what `deploy` wrote."""
     return prove(folder, needed=(DEPLOYMENT, SETUP, MEMO, *(side.file for _, side in record.files)))
 
 
 def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str, Report]]:
-    """Yield what is wrong with a folder that `deploy` wrote: with the folder, and with the file of each twin.
+    """Yield what is wrong with a folder that `deploy` wrote, and with the file of each twin.
 
     Raises:
-        UnreadableSource: the folder is no deployment's.
+        UnreadableSource: the folder is not a deployment's.
     """
     record, setup = read_record(folder), read_setup(folder / SETUP)
     yield str(folder), report_of(*prove_deployment(folder, record))
@@ -82,14 +82,14 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
 def verify_text(
     source: SourceText, ordered: Setup, *, gpu: str | None = None, platform_release: str = "", index: int | None = None
 ) -> Report:
-    """Return what a text starts, judged, with each difference from what was ordered.
+    """Return the judged setup of a text, with each difference from the order.
 
     Args:
         source: a manifest, a unit or a command line.
-        ordered: that it is to start.
-        gpu: on which it runs, where the text does not say it.
-        platform_release: of the project that defines the kinds of its objects; by default the newest that is known.
-        index: of the server, in a text with several.
+        ordered: the ordered setup.
+        gpu: GPU that it runs on, if the text does not name it.
+        platform_release: release of the project that defines its objects' kinds; by default the newest known one.
+        index: index of the server, in a text with several.
     """
     try:
         refused = tuple(validate_text(source.text, name=source.name, release=platform_release))
@@ -136,8 +136,7 @@ def _find_lost(found: Setup) -> Iterator[str]:
 def _tell_lost(name: str, lost: tuple[str, ...]) -> Iterator[Finding]:
     words = {"device": "how many GPUs the server gets", "engine_version": "which vLLM release it starts"}
     if lost:
-        text = f"{name} does not show {' or '.join(words[field] for field in lost)}."
-        yield Finding.info("not-told", text, where=name)
+        yield note("not-told", case="text", name=name, names=" or ".join(words[field] for field in lost))
 
 
 def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
@@ -150,7 +149,6 @@ def _size(found: Setup, gpu: str | None) -> Iterator[Finding]:
     try:
         sizing = size(found, gpu=gpu)
     except InvalidSetup as error:
-        text = f"Cannot tell whether it fits its GPUs. {error.findings[0].message}"
-        yield Finding.info("not-told", text, where=error.findings[0].where)
+        yield note("not-told", case="memory", message=error.findings[0].message, where=error.findings[0].where)
     else:
         yield from (each for each in sizing.findings if each.severity is Severity.ERROR)

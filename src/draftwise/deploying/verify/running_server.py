@@ -11,6 +11,7 @@ from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.output_checks import is_tie
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
 from draftwise.setups.read import SourceText
@@ -53,7 +54,7 @@ def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, 
 
 
 def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
-    """Yield each difference that a log tells, why the start failed, and what the log does not tell."""
+    """Yield each difference that a log shows, why the start failed, and what the log does not show."""
     lines, log = source.text.splitlines(), StartupLog(0.0)
     log.take(lines, 0.0)
     yield from _compare_release(setup, log.values.get("engine_version"), source.name)
@@ -82,10 +83,10 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     """Yield each difference, what was seen, and what could not be seen.
 
     Args:
-        setup: that was ordered.
-        probed: what the servers were seen to do.
-        where: the server is.
-        expected: tokens per step that the same prompts had before.
+        setup: the ordered setup.
+        probed: results of probing the servers.
+        where: address of the server.
+        expected: earlier tokens per step of the same prompts.
     """
     server = probed.server
     yield from _compare_release(setup, _get_text(server, "version"), where)
@@ -99,13 +100,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     if probed.plain is not None:
         yield from _check_outputs(setup, probed, where)
         if setup.spec is not None:
-            text = (
-                "Log-probabilities were not compared. Under speculation, equal outputs do not imply equal "
-                "log-probabilities."
-            )
-            yield Finding.info(
-                "logprobs-drift", text, where=where, fix="Run evaluations that need them on the plain server."
-            )
+            yield note("logprobs-drift", where=where)
 
 
 def _get_text(server: ServerProbe, key: str) -> str | None:

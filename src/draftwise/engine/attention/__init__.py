@@ -1,4 +1,4 @@
-"""Attends over pages: decides which positions each row reads, and picks the fastest code for it.
+"""Attends over pages: picks the fastest implementation for the rows of a pass.
 
 Shape letters: N new tokens of the step, B decoding sequences, Q query tokens each (padded), X = B * Q with padding, C
 tokens of a prefill chunk, T tokens of context (padded), A query heads, G key-value heads, Y = Q * A / G queries of a
@@ -18,12 +18,12 @@ __all__ = ["attend", "attend_by_kernel", "attend_by_torch", "has_kernel", "has_r
 
 
 def has_kernel(dtype: torch.dtype) -> bool:
-    """Say whether a GPU has a kernel for this type; without one, torch attends, by lengths that the host knows."""
+    """Return whether a GPU has a kernel for this type. Otherwise, torch attends, with lengths known to the host."""
     return dtype != torch.float64
 
 
 def has_row_kernel(q_NAD: Tensor, kv: PagedKV) -> bool:
-    """Say whether a CPU has a kernel for such rows, in which a row's bits depend on nothing but that row."""
+    """Return whether a CPU has a kernel for such rows, whose bits depend only on the row itself."""
     fits = q_NAD.dtype in (torch.bfloat16, torch.float32) and not kv.is_narrow and q_NAD.shape[-1] % 16 == 0
     return q_NAD.device.type == "cpu" and fits and len(q_NAD) > 0
 
@@ -37,11 +37,11 @@ def attend(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already.
+    """Return the attention output [N, A * D] of the new tokens. Their keys and values must be stored already.
 
     Args:
-        scale: of the scores; None: one over the root of D.
-        window: tokens up to its own that a token looks at; None: all. Only in a causal pass.
+        scale: factor on the scores. None: 1 / sqrt(D).
+        window: number of positions, own included, that a token attends to. None: all. Causal passes only.
     """
     if window is not None and window >= plan.most_tokens:
         window = None
@@ -64,7 +64,7 @@ def attend_by_kernel(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return what `attend` does."""
+    """Return the same as `attend`, by the GPU kernel."""
     from draftwise.engine.kernels.cuda.paged_attention import decode_attention  # Triton is there where CUDA is
 
     spans, pages, scale = plan.spans, kv.layers[layer], scale or q_NAD.shape[-1] ** -0.5
@@ -106,7 +106,7 @@ def attend_by_torch(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return what `attend` does: on a CPU, in float64, and as the contract of the kernels."""
+    """Return the same as `attend`, in torch: on a CPU, in float64, and as the kernels' reference."""
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
     how = plan.biases.setdefault(window, {}), scale, window
     for group in plan.decodes:

@@ -1,1 +1,1 @@
-"""Manages the pages of the KV cache: their number, owners and contents."""
+"""Manages the pages of the KV cache: number, owners and contents."""

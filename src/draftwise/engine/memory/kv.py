@@ -16,18 +16,18 @@ from draftwise.core import ModelShape
 
 
 class PagedKV:
-    """Key and value pages of all layers, allocated once.
+    """Keys and values of all layers in pages, allocated once.
 
     Args:
-        num_pages: pages that sequences can hold. One more is scratch: rows without a place are written there.
-        dtype: what keys and values are stored as; float8_e4m3fn is widened when it is read.
+        num_pages: number of pages for sequences. One more is the scratch page for rows without a place.
+        dtype: storage type of keys and values. float8_e4m3fn is widened when read.
 
     Attributes:
-        shape: as given.
-        layers: for each layer [num_pages + 1, block_size, 2, G, D]; a token's keys and values are adjacent,
-            so that one copy gathers both.
+        shape: the model's shape.
+        layers: [num_pages + 1, block_size, 2, G, D] per layer. A token's keys and values are adjacent, so one copy
+            gathers both.
         num_bytes: memory of all layers.
-        is_narrow: whether keys and values are stored in one byte and must be widened.
+        is_narrow: whether elements are stored in one byte and need widening.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PagedKV:
             flat.index_copy_(0, slots_N, kv_N2GD)
 
     def gather(self, layer: int, pages_BP: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [B, G, P * block_size, D] each, of B lists of pages."""
+        """Return keys and values of B page lists, [B, G, P * block_size, D] each."""
         pages = self.layers[layer]
         stored = pages.view(torch.uint8) if self.is_narrow else pages
         tokens = stored.index_select(0, pages_BP.flatten()).view(pages_BP.shape[0], -1, *pages.shape[2:])

@@ -16,16 +16,16 @@ from draftwise.knowledge.memory_overheads import get_embedded_overheads
 from draftwise.knowledge.messages import refusal
 
 _FREE_CPU_SHARE = 0.8
-"""Part of the free memory that the page pool may take on a CPU when its size is not given."""
+"""Default share of free memory for the page pool on a CPU."""
 _LIBRARIES_BYTES = get_embedded_overheads().libraries
 _HIGHEST_SHARE = 0.98
-"""A larger share is no good advice: the driver keeps some memory for itself."""
+"""Largest share to advise: the driver reserves some memory."""
 _LOGITS_BYTES = 2 + 4 + 4
-"""A logit as the model gives it, in float32, and once more as a probability."""
+"""Bytes per logit: the model's own, in float32, and as a probability."""
 
 
 class LoadedModel(Protocol):
-    """The properties of a target that memory depends on, once its weights are loaded."""
+    """The properties of a loaded target that determine memory."""
 
     shape: ModelShape
 
@@ -35,7 +35,7 @@ class LoadedModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the weights."""
 
 
 def num_pages(
@@ -46,13 +46,13 @@ def num_pages(
     activation_bytes: int = 0,
     graph_bytes: int = 0,
 ) -> int:
-    """Return the number of pages of the pool for a resolved config; call it when all weights are loaded.
+    """Return the number of pages for a resolved config. Call it after all weights are loaded.
 
     Args:
-        config: with max_model_len filled in.
-        extra_bytes_per_token: bytes that a proposer keeps in each page in addition to the target's keys and values.
-        activation_bytes: work space of the largest step, `activation_bytes` or a measured peak; counts on CUDA.
-        graph_bytes: memory set aside for CUDA graphs (`CapturePlan.num_bytes`); counts on CUDA.
+        config: config with max_model_len resolved.
+        extra_bytes_per_token: bytes per token that a proposer stores in addition to the target's keys and values.
+        activation_bytes: work space of the largest step, from `activation_bytes` or a measured peak. CUDA only.
+        graph_bytes: memory reserved for CUDA graphs (`CapturePlan.num_bytes`). CUDA only.
 
     Raises:
         InvalidSetup: the pool cannot hold a single sequence of max_model_len.
@@ -76,9 +76,9 @@ def num_pages(
 def graph_budget(
     config: EngineConfig, model: LoadedModel, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
 ) -> int | None:
-    """Return the bytes that CUDA graphs may take (`plan_capture`), None without a limit, as on a CPU.
+    """Return the bytes that CUDA graphs may take (`plan_capture`); None: no limit, as on a CPU.
 
-    Graphs go before pages, but the pool must still hold one sequence of max_model_len, or what was asked for.
+    Graphs take precedence over pages, but the pool must hold one sequence of max_model_len, or its configured size.
     """
     if model.device.type != "cuda":
         return None
@@ -106,21 +106,21 @@ def kv_bytes_per_value(kv_cache_dtype: str, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The memory of one GPU, in bytes, once the weights are loaded and before the pool is."""
+    """The memory of one GPU in bytes, after loading weights and before allocating the pool."""
 
     total: int
     share: float
-    """Part of `total` that the engine may use."""
+    """Share of `total` that the engine may use."""
     free: int
-    """Memory that the driver has left: less than the share leaves when other processes hold memory."""
+    """Free memory according to the driver; other processes reduce it."""
     weights: int
-    """Tensors so far: target and drafter."""
+    """Bytes of the target's and drafter's tensors."""
     activations: int
     graphs: int
 
     @property
     def pool_bytes(self) -> int:
-        """What pages may take: the share without everything else, and no more than is free."""
+        """Bytes for pages: the share minus everything else, limited by free memory."""
         return max(min(self._planned, self.free) - _LIBRARIES_BYTES - self.activations - self.graphs, 0)
 
     @property
@@ -128,7 +128,7 @@ class DeviceMemory:
         return int(self.total * self.share) - self.weights
 
     def share_for(self, pool_bytes: int) -> float | None:
-        """Return the smallest share, in hundredths, that leaves so much for pages; None: other memory must go first."""
+        """Return the smallest share, in steps of 0.01, that leaves `pool_bytes` for pages; None if no share does."""
         needed = pool_bytes + _LIBRARIES_BYTES + self.activations + self.graphs
         share = math.ceil(100 * (needed + self.weights) / self.total) / 100
         return share if needed <= self.free and share <= _HIGHEST_SHARE else None
@@ -148,7 +148,7 @@ class DeviceMemory:
 
 
 def read_device_memory(device: torch.device, share: float, activations: int, graphs: int) -> DeviceMemory:
-    """Return what a CUDA device and torch's allocator say now."""
+    """Read the memory of a CUDA device from the driver and torch's allocator."""
     torch.cuda.empty_cache()  # what loading left behind in the allocator is no weight
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(
@@ -170,17 +170,17 @@ def activation_bytes(
     num_aux_layers: int = 0,
     mlp_values: int | None = None,
 ) -> int:
-    """Return a bound on what the largest step allocates in addition to weights and pages.
+    """Return an upper bound on the largest step's allocations, without weights and pages.
 
-    The widest moment of a layer holds the residual (also in float32, in the norm), the normed rows and the two
-    halves of the MLP with their product, or queries, keys, values and the attention's answer (which reads the pages
-    where they are); the logits come after the layers, and only the larger of the two counts.
+    At its peak, a layer holds the residual (also in float32, in the norm), the normed rows, and either the two halves
+    of the MLP with their product, or queries, keys, values and the attention output (attention reads pages in place).
+    Logits come after the layers, and only the larger of the two counts.
 
     Args:
-        rows: tokens computed in one step at most (max_num_batched_tokens).
-        logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
-        num_aux_layers: layers whose hidden states a proposer reads.
-        mlp_values: that a token takes in the MLP; None: three times the intermediate size.
+        rows: maximum tokens per step (max_num_batched_tokens).
+        logits_rows: rows whose logits are computed together: max_num_seqs x (k + 1).
+        num_aux_layers: number of layers whose hidden states a proposer reads.
+        mlp_values: values per token in the MLP. None: three times the intermediate size.
     """
     hidden = shape.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -1,4 +1,4 @@
-"""Target and draft models: decoders loaded from Hugging Face checkpoints."""
+"""Target and draft models, loaded from Hugging Face checkpoints."""
 
 from draftwise.engine.models.causal_lm import CausalLM
 from draftwise.engine.models.weight_loading import load_model

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlp:
-    """Weights of an MLP; gate and up are one matrix."""
+    """Weights of a gated MLP; gate and up are one matrix."""
 
     gate_up: Linear
     down: Linear
     gelu: bool = False
-    """Whether the gate is activated by GELU, and not by SiLU."""
+    """Whether the gate's activation is GELU instead of SiLU."""
 
     def __call__(self, kernels: Kernels, x_NH: Tensor) -> Tensor:
         """Return what the layer adds for the normed rows x."""
@@ -49,7 +49,7 @@ class Layer:
     """Weights of one decoder layer; q, k, v are one matrix."""
 
     input_norm: Tensor | None
-    """None where the layer's caller norms its input (EAGLE heads)."""
+    """None if the layer's caller norms its input (EAGLE heads)."""
     qkv: Linear
     qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
@@ -57,9 +57,9 @@ class Layer:
     mlp: Callable[[Kernels, Tensor], Tensor]
     """`GatedMlp` or `ExpertsMlp`."""
     output_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
-    """Weights of norms over what attention and the MLP add to the residual stream."""
+    """Weights of norms over the outputs of attention and the MLP."""
     kind: int = 0
-    """Which of the model's kinds of attention it has."""
+    """Index of its kind among the model's kinds of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKind:
-    """How some of a model's layers attend."""
+    """Attention settings shared by some of a model's layers."""
 
     rope: Rope
     window: int | None = None
-    """Tokens up to its own that a token looks at; None: all."""
+    """Number of positions, own included, that a token attends to; None: all."""
 
 
 def decoder_layer(
@@ -98,17 +98,17 @@ def decoder_layer(
     """Run one decoder layer and store its keys and values.
 
     Args:
-        kernels: those of the model; they know its heads and epsilon.
-        index: which layer of `kv` is its own.
-        x_NH: the residual stream that enters.
-        normed_NX: what attention reads: usually x after the input norm; X is the width of `layer.qkv`'s input.
-        is_last: whether nobody reads what it returns for rows that are not wanted (`AttentionPlan.wanted`).
-        scale: of the scores of attention; None: one over the root of D.
-        window: tokens up to its own that a token looks at; None: all.
+        kernels: the model's kernels, which know its heads and epsilon.
+        index: index of the layer in `kv`.
+        x_NH: incoming residual stream.
+        normed_NX: input of attention, usually x after the input norm. X is the width of `layer.qkv`'s input.
+        is_last: whether only wanted rows are read afterwards (`AttentionPlan.wanted`).
+        scale: factor on attention scores. None: 1 / sqrt(D).
+        window: number of positions, own included, that a token attends to. None: all.
 
     Returns:
-        the residual stream after attention, and what the MLP adds to it, before its output norm if the layer has one;
-        of a last layer, of the wanted rows.
+        the residual stream after attention, and the MLP's output before its output norm, if any; for a last layer, only
+        of the wanted rows.
     """
     qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
@@ -129,11 +129,11 @@ def join_layers(
     window: int | None = None,
     is_normed: bool = False,
 ) -> QuantizedLayers | None:
-    """Return quantized layers as one call, as `decoder_layer` runs them; None where some are of a kind that it does
-    not know.
+    """Return quantized layers as a single call equivalent to `decoder_layer`; None if any layer is of an unsupported
+    kind.
 
     Args:
-        is_normed: whether the caller norms what the first layer reads.
+        is_normed: whether the caller norms the first layer's input.
     """
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
     from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
@@ -157,7 +157,7 @@ def join_layers(
 
 
 def rows_of(plan: AttentionPlan) -> Rows:
-    """Return the rows of a plan as one call of all layers reads them."""
+    """Return a plan's rows in the form for a single call of all layers."""
     from draftwise.engine.kernels.cpu_layers import Rows
 
     wanted_R = None if plan.wanted is None else plan.wanted.rows_R.contiguous()
@@ -167,16 +167,16 @@ def rows_of(plan: AttentionPlan) -> Rows:
 
 
 class CausalLM:
-    """A model ready to run, on one device in one dtype; call it under `torch.inference_mode`.
+    """A model on one device in one dtype. Call it under `torch.inference_mode`.
 
     Attributes:
-        shape: its dimensions; max_position_embeddings is the longest context it can compute.
-        config: config.json as read.
-        mixture: its experts; None: every layer has an MLP.
-        multipliers: its family's.
-        windows: the sliding windows of its layers; None: some attend to all tokens.
-        is_quantized: whether matrices of four to eight bits are multiplied as they are; all else is float32.
-        notes: remarks for the operator on how it was loaded.
+        shape: dimensions. max_position_embeddings is the longest context that it can compute.
+        config: parsed config.json.
+        mixture: shape of its experts. None: every layer has an MLP.
+        multipliers: the family's multipliers.
+        windows: sliding windows of its layers. None: some layers attend to all tokens.
+        is_quantized: whether 4- to 8-bit matrices are multiplied directly. The rest is then float32.
+        notes: findings for the operator on how it was loaded.
     """
 
     def __init__(
@@ -215,17 +215,17 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self.weights.embedding_VH.device
 
     @property
     def mlp_values(self) -> int:
-        """Values that a token takes in the widest MLP: both halves and their product, or all of its experts."""
+        """Values per token in the widest MLP: both halves and their product, or all of its experts."""
         experts = self.mixture.row_values(self.shape.hidden_size) if self.mixture else 0
         return max(3 * self.shape.intermediate_size, experts)
 
     def compile(self) -> None:
-        """Compile the kernels that its first step would compile otherwise, and those of its drafters."""
+        """Compile its kernels, and those of its drafters, which the first step would compile otherwise."""
         self._kernels.compile()
         if self._at_once is not None:
             self._at_once.compile()
@@ -254,20 +254,20 @@ class CausalLM:
         aux_layers: tuple[int, ...] = (),
         features_NF: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run the step's tokens, all sequences after each other, and store their keys and values.
+        """Run a step's tokens, sequence after sequence, and store their keys and values.
 
         Args:
             tokens_N: int64 token ids.
             positions_N: int64 position of each token in its sequence.
-            plan: made by `plan_attention` for the same step.
-            aux_layers: i is the residual stream that enters layer i; the number of layers L is what the last one
-                leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
-            features_NF: where given, the auxiliary hidden states are put there, concatenated: F = H times their
-                number.
+            plan: from `plan_attention`, for the same step.
+            aux_layers: hidden states to return. i is the input of layer i, L (the number of layers) the last layer's
+                output before the final norm (vLLM's numbering for EAGLE-3), and L + 1 the same after it.
+            features_NF: output buffer for the concatenated auxiliary hidden states; F = H times their number.
 
         Returns:
-            hidden_NH after the final norm, of the wanted rows if not all are (`AttentionPlan.wanted`; then no auxiliary
-            hidden state may come after the last layer), and the auxiliary hidden states in the order of `aux_layers`.
+            hidden_NH after the final norm, only of the wanted rows if the plan selects some (`AttentionPlan.wanted`;
+            without auxiliary states after the last layer), and the auxiliary hidden states in the order of
+            `aux_layers`.
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         assert plan.wanted is None or max(aux_layers, default=0) < last
@@ -333,7 +333,7 @@ class CausalLM:
     __call__ = forward
 
     def chain(self) -> QuantizedChain | None:
-        """Return this model as a drafter whose tokens are made in one call; None where they cannot be."""
+        """Return this model as a drafter that makes all tokens in one call; None if unsupported."""
         if self._at_once is None:
             return None
         from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
@@ -354,7 +354,7 @@ class CausalLM:
         return QuantizedChain(self._at_once, parts, self._kernels.rope)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return logits_RV, in the model's dtype, of hidden states after the final norm."""
+        """Return logits_RV in the model's dtype, from hidden states after the final norm."""
         factor = self.multipliers.logits
         return self.weights.head(hidden_RH if factor == 1.0 else hidden_RH * factor)
 

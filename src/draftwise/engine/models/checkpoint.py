@@ -20,24 +20,24 @@ from draftwise.core import InvalidSetup, cause_of
 from draftwise.knowledge.messages import fault, refusal
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
-"""A matrix of one expert; newer files hold those of a layer in one tensor [experts, rows, columns], gate above up."""
+"""Name of an expert's matrix. Newer files have one tensor per layer, [experts, rows, columns], gate above up."""
 
 
 _MOST_MISSING = 2**26
-"""Values of tensors that a checkpoint lacks for which memory is taken, so that all of them can be named."""
+"""Maximum values to allocate for missing tensors, so that all of them can be reported."""
 
 
 class CheckpointReader:
-    """A checkpoint on disk; tensors are read when asked for and not kept.
+    """A checkpoint on disk. Tensors are read on request and not kept.
 
     Args:
-        dummy: read no weights; each tensor comes back random (norms as ones, biases as zeros), so that config.json is
-            enough to measure speed.
+        dummy: read no weights, and return random tensors (norms 1, biases 0). config.json is then enough to measure
+            speed.
 
     Attributes:
-        config: the parsed config.json.
-        files: the file of each tensor, by the tensor's name.
-        read_exactly: reads a tensor from where the checkpoint was made of, without the rounding of its type.
+        config: parsed config.json.
+        files: file of each tensor, by tensor name.
+        read_exactly: reads a tensor from the checkpoint's source, without rounding to its type.
     """
 
     def __init__(self, path: str | Path, *, dummy: bool = False) -> None:
@@ -54,9 +54,9 @@ class CheckpointReader:
         self._read: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...], *, out: Tensor | None = None) -> Tensor:
-        """Return tensor `name`, or copy it into `out` (and return that).
+        """Return tensor `name`, or copy it to `out` and return that.
 
-        A tensor that the checkpoint lacks is remembered for `check_complete` and comes back as zeros.
+        A missing tensor is recorded for `check_complete` and returned as zeros.
 
         Raises:
             InvalidSetup: the file is damaged, or the tensor has another shape.
@@ -90,9 +90,9 @@ class CheckpointReader:
         return tensor
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise InvalidSetup before any memory is taken for a tensor that is stored in another shape.
+        """Raise InvalidSetup, before allocating memory, for a tensor stored in another shape.
 
-        One that the checkpoint lacks is remembered; those that are too large together are refused here, too.
+        A missing tensor is recorded. If missing tensors get too large in total, they are reported here, too.
         """
         source, part = self._find(name)
         if self._dummy:
@@ -122,7 +122,7 @@ class CheckpointReader:
         return source, _Part(shape=(end - first, shape[2]), place=(number, slice(first, end)))
 
     def check_complete(self) -> None:
-        """Raise InvalidSetup naming every tensor that was asked for in vain, or that holds NaN or infinity."""
+        """Raise InvalidSetup with every tensor that is missing, or that holds NaN or infinity."""
         if self._missing:
             least = "at least " if self._num_missing > _MOST_MISSING else ""
             raise refusal(
@@ -138,11 +138,11 @@ class CheckpointReader:
             )
 
     def unread(self) -> list[str]:
-        """Return the names of the tensors that nobody asked for; vLLM refuses most drafters that have some."""
+        """Return the names of unread tensors. vLLM rejects most drafters with such tensors."""
         return sorted(self.files.keys() - self._read)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of tensor `name` without reading it, None if there is no such tensor."""
+        """Return the shape of tensor `name` without reading it; None if missing."""
         tensor = self._tensors.get(name)
         return None if tensor is None else tensor.shape
 
@@ -163,7 +163,7 @@ _ROPE_NUMBERS = (
     *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
     *("mscale", "mscale_all_dim", "partial_rotary_factor", "original_max_position_embeddings"),
 )
-"""Numbers of a rotation; what else stands there may be a list of numbers, such as a factor for each dimension."""
+"""Scalar values of a rotation. Others may be lists, such as a factor per dimension."""
 _LARGEST_SIZE = 2**31
 _LARGEST_NUMBER = 1e30
 
@@ -191,7 +191,7 @@ _CHECKED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
 
 
 def check_config(config: Mapping[str, Any], *, where: str) -> None:
-    """Raise InvalidSetup with a finding for each value of a config.json that a model cannot be built from."""
+    """Raise InvalidSetup with a finding for each invalid value of a config.json."""
     faults = [
         (name, kind, config[name])
         for names, kind, holds in _CHECKED
@@ -236,9 +236,9 @@ class _Part(NamedTuple):
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that others may read as they may any new file.
+    """Write a safetensors file with the usual permissions of a new file.
 
-    The library makes it readable to its owner alone, and the server may run as somebody else.
+    The library makes it readable only to its owner, but the server may run as another user.
     """
     save_file(dict(tensors), file, metadata={"format": "pt"})
     mask = os.umask(0)

@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mask:
-    """Stands in for a token that is not known yet when several tokens are drafted in one pass."""
+    """Placeholder for an unknown token if several tokens are drafted in one pass."""
 
     token_id: int
     features_F: Tensor | None = None
-    """What the drafter reads in place of the target's states; None for a network that reads no states."""
+    """Input in place of the target's states; None for a network that reads no states."""
 
 
 class DraftNetwork(Protocol):
-    """What proposers must know of every network that keeps keys and values."""
+    """The interface of every drafting network with keys and values."""
 
     aux_layers: tuple[int, ...]
-    """Hidden states of the target that it reads (see `Proposer.aux_layers`); none for a draft model."""
+    """Hidden states of the target that it reads (see `Proposer.aux_layers`); empty for a draft model."""
     kv_shape: ModelShape
-    """Its own cache: layers, key-value heads, head dimension; max_position_embeddings bounds how far it drafts."""
+    """Shape of its own cache: layers, key-value heads, head dimension. max_position_embeddings limits its drafts."""
     vocab_size: int
     """V."""
     target_ids_U: Tensor | None
-    """int64, the target's id of each token it can name; None: they are the target's own."""
+    """int64, target id of each token in its vocabulary; None: its vocabulary is the target's."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,15 +70,15 @@ class DraftNetwork(Protocol):
 
 
 class ChainDrafter(DraftNetwork, Protocol):
-    """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
+    """A network that drafts token by token. Each row gives the next token's input and the next row's state."""
 
     mask: Mask | None
     """Mask for parallel drafting; None if the head was not trained for it."""
     chain: QuantizedChain | None
-    """Makes the likeliest draft tokens in one call; None where its weights are not quantized."""
+    """Makes the likeliest draft tokens in one call; None if its weights are not quantized."""
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return what `forward` gets, [N, H], for the target's states."""
+        """Return the input of `forward` for the target's states, [N, H]."""
 
     def forward(
         self, tokens_N: Tensor, carry_NH: Tensor | None, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
@@ -87,20 +87,20 @@ class ChainDrafter(DraftNetwork, Protocol):
 
         Args:
             tokens_N: int64 token ids.
-            carry_NH: from `enter` or from the row before; None for a network that reads no states.
+            carry_NH: state from `enter` or from the row before; None for a network that reads no states.
             positions_N: int64 position of each row.
 
         Returns:
-            hidden_NH for `logits`, and what the row for the next draft token gets; both of the rows that `plan` wants.
+            hidden_NH for `logits`, and the state for the next draft token's row; both of the rows that `plan` wants.
         """
 
 
 class DraftLayers:
-    """Decoder layers over pages of their own, at the target's positions.
+    """Decoder layers with separate pages, at the target's positions.
 
     Attributes:
-        kernels: those of the layers, for what a head does around them.
-        at_once: all layers as one call; None where they are not quantized, or of another kind.
+        kernels: the layers' kernels, also for a head's own operations.
+        at_once: all layers as one call; None if they are not quantized or unsupported.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class DraftLayers:
         """Run all layers.
 
         Args:
-            x_NH: the residual stream that enters.
-            normed_NX: what the first layer's attention reads.
+            x_NH: incoming residual stream.
+            normed_NX: input of the first layer's attention.
             positions_N: int64 position of each row.
-            plans: for these rows; one for all layers, or one for each.
+            plans: plan for these rows; one for all layers, or one per layer.
 
         Returns:
-            the residual stream after the last attention, and what the last MLP adds to it, of the wanted rows if not
-            all are (`AttentionPlan.wanted`).
+            the residual stream after the last attention, and the last MLP's output, only of the wanted rows if the plan
+            selects some (`AttentionPlan.wanted`).
         """
         rotations = self.kernels.rotations(positions_N)
         plan, alike = plans[0], all(plan is plans[0] for plan in plans)
@@ -144,21 +144,21 @@ class DraftLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeadVocabulary:
-    """How a head reads tokens, and how it names them."""
+    """The input and output vocabulary of a head."""
 
     embedding_VH: Table
     head: Linear
     logit_scale: float = 1.0
     target_ids_U: Tensor | None = None
-    """int64, the target's id of each token it can name; None: they are the target's own."""
+    """int64, target id of each token in its vocabulary; None: its vocabulary is the target's."""
 
 
 class DraftHead:
-    """The part of a drafter (see `ChainDrafter`) that does not depend on its kind.
+    """Base class of drafters (see `ChainDrafter`).
 
     Attributes:
         aux_layers: hidden states of the target that it reads.
-        kv_shape: what its own pages hold.
+        kv_shape: shape of its own pages.
         vocab_size: V.
         target_ids_U: see `HeadVocabulary`.
         mask: mask for parallel drafting; None if the head was not trained for it.
@@ -194,11 +194,11 @@ class DraftHead:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: with the target."""
+        """Device of the head: the target's."""
         return self._embedding_VH.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return what `forward` gets, [N, H], for the target's states: themselves."""
+        """Return the input of `forward` for the target's states, [N, H]: the states themselves."""
         return features_NF
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -212,24 +212,24 @@ _NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos
 
 
 class HeadCheckpoint:
-    """The directory of a head, opened for one target; its weights are read in the target's dtype to its device.
+    """A head's checkpoint directory, opened for one target. Weights are read in the target's dtype to its device.
 
-    Heads without decoder layers use this class as it is, heads with such layers `LayeredHead`.
+    Heads with decoder layers use `LayeredHead`; others use this class.
 
     Args:
         path: directory with config.json and safetensors.
-        target: the model that the head was trained for.
-        width_key: key of config.json for the width of the state that the head reads.
+        target: target model of the head.
+        width_key: key in config.json for the width of the state that the head reads.
 
     Attributes:
-        config: the parsed config.json.
+        config: parsed config.json.
         where: path of config.json, for messages.
         files: its tensors.
         reader: reads its weights.
-        target: as given.
+        target: the target model.
 
     Raises:
-        InvalidSetup: the config names another width or vocabulary than the target's.
+        InvalidSetup: the width or vocabulary differs from the target's.
     """
 
     def __init__(self, path: str | Path, target: CausalLM, *, width_key: str = "hidden_size") -> None:
@@ -253,15 +253,15 @@ class HeadCheckpoint:
         return iter(self.files.files)
 
     def check_read(self, ignored: Callable[[str], bool] | None = None) -> None:
-        """Check that every tensor was there, and that none is left over.
+        """Check that no tensor is missing and no tensor is left over.
 
-        vLLM 0.32 loads most heads with tensors missing, which costs acceptance in silence, but refuses extra ones.
+        vLLM 0.32 silently loads most heads with missing tensors, which lowers acceptance, but rejects extra ones.
 
         Args:
-            ignored: says of a name that the head may bring such a tensor for nothing.
+            ignored: returns whether an extra tensor of this name is allowed.
 
         Raises:
-            InvalidSetup: some are missing, or some are unknown.
+            InvalidSetup: tensors are missing or unknown.
         """
         self.files.check_complete()
         unread = [name for name in self.files.unread() if not name.endswith(_NEVER_READ)]
@@ -272,21 +272,21 @@ class HeadCheckpoint:
 
 
 class LayeredHead(HeadCheckpoint):
-    """The directory of a head with decoder layers: EAGLE, EAGLE-3, MTP, DFlash.
+    """Checkpoint directory of a head with decoder layers: EAGLE, EAGLE-3, MTP, DFlash.
 
     Args:
-        families: decoder family of its layers, by the `architectures` that it may name.
+        families: decoder family of its layers, by allowed architecture.
 
     Attributes:
         config: config.json in vLLM's plain format.
-        shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894), unless
-            a sliding window of theirs is shorter.
-        rope: its rotation.
+        shape: the head's shape, but with the target's number of positions (vLLM PR 48894), unless the head's sliding
+            window is shorter.
+        rope: its rotary embedding.
         eps: epsilon of its norms.
 
     Raises:
-        InvalidSetup: the config is incomplete, of another architecture or quantized, or its vocabulary is not as
-            large as the target's.
+        InvalidSetup: the config is incomplete, of another architecture or quantized, or its vocabulary size differs
+            from the target's.
     """
 
     def __init__(self, path: str | Path, target: CausalLM, families: Mapping[str, Family]) -> None:
@@ -312,9 +312,9 @@ class LayeredHead(HeadCheckpoint):
         return DraftLayers(self.shape, layers, self.rope, self.eps, like, is_quantized=quantized)
 
     def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> HeadVocabulary:
-        """Return what a head with these weights reads and names.
+        """Return the vocabulary of a head with these weights.
 
-        It reads the target's own embedding, not a copy, if the directory holds none or an equal one.
+        Shares the target's embedding if the directory holds none or an equal one.
         """
         own, embedding_VH = "embed_tokens.weight", self.target.weights.embedding_VH
         if own in self or embedding_VH.shape[1] != self.shape.hidden_size:
@@ -325,10 +325,10 @@ class LayeredHead(HeadCheckpoint):
         return HeadVocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
 
     def own_vocabulary(self) -> HeadVocabulary:
-        """Return what a head that may have an `lm_head` of its own, for all tokens or for `d2t`'s, reads and names.
+        """Return the vocabulary of a head that may have its own `lm_head`, for all tokens or for `d2t`'s.
 
         Raises:
-            InvalidSetup: `d2t` is wrong.
+            InvalidSetup: `d2t` is invalid.
         """
         target, hidden, vocab_size = self.target, self.shape.hidden_size, self.shape.vocab_size
         num_named = self.config.get("draft_vocab_size") or vocab_size
@@ -337,7 +337,7 @@ class LayeredHead(HeadCheckpoint):
         return self.vocabulary(head, None if num_named == vocab_size else self._target_ids(num_named))
 
     def flat(self, name: str, size: int) -> Tensor:
-        """Return a tensor of `size` values in whatever shape as [size], in the target's dtype."""
+        """Return a tensor of `size` values, in any shape, as [size] in the target's dtype."""
         shape = self.files.shape_of(name) or ()
         tensor = self.files.read(name, shape if math.prod(shape) == size else (size,))
         return tensor.flatten().to(self.reader.device, self.reader.dtype)
@@ -346,10 +346,10 @@ class LayeredHead(HeadCheckpoint):
         """Check that the head reads states as wide as the target's.
 
         Args:
-            may_differ: whether the head itself may have another width, if it states `target_hidden_size`.
+            may_differ: whether the head may have another width, if it gives `target_hidden_size`.
 
         Raises:
-            InvalidSetup: they are not.
+            InvalidSetup: the widths differ.
         """
         stated = self.config.get("target_hidden_size") if may_differ else None
         key, width = ("target_hidden_size", stated) if stated else ("hidden_size", self.shape.hidden_size)

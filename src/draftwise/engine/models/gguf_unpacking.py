@@ -1,4 +1,4 @@
-"""GGUF files: unpacked once, weights and tokenizer, into a Hugging Face checkpoint in the cache."""
+"""Unpacks GGUF files, weights and tokenizer, once into a Hugging Face checkpoint in the cache."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from draftwise.knowledge.messages import refusal
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
 _SAMPLES, _SAMPLE = 64, 65536
-"""Stretches of the weights that tell one file from another of the same header, and their bytes."""
+"""Number and bytes of weight samples that distinguish files with the same header."""
 _SHARD_BYTES = 2 * 2**30
 _SOURCE = "source.gguf"
-"""Link in a checkpoint folder to the file that it was unpacked from."""
+"""Link in a checkpoint folder to its source file."""
 _ROOM = 1.05
-"""Disk space, relative to a checkpoint's weights."""
+"""Required disk space, relative to a checkpoint's weights."""
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens (`llama_token_type`)."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -54,7 +54,7 @@ _CASED = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS = {"llama3": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}", "tekken": _CASED, "gpt2": "", "digits": ""}
-"""Kind of pre-tokenizer -> its pattern; empty for GPT-2's own, with every digit for itself in `digits`."""
+"""Kind of pre-tokenizer -> pattern; empty for GPT-2's own. In `digits`, every digit is separate."""
 _KINDS: Mapping[str, str] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), "llama3"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), "qwen2"),
@@ -64,7 +64,7 @@ _KINDS: Mapping[str, str] = {
 }
 """`tokenizer.ggml.pre` -> kind."""
 _WHOLE_WORDS = frozenset({"llama3", "tekken"})
-"""Kinds in which a word that is a token is that token, whatever the merges would make of it."""
+"""Kinds in which a word that is a token becomes that token, regardless of merges."""
 _NAMES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -74,17 +74,16 @@ _NAMES = {
 
 
 def checkpoint_of(model: str, say: Callable[[str], None] = lambda _text: None) -> str:
-    """Return the checkpoint folder of a model: for a GGUF file the one it is unpacked into, else what was given.
+    """Return the checkpoint folder of a model: for a GGUF file, the unpacked one; otherwise, `model` itself.
 
-    Processes that ask at the same time wait for the one that unpacks. A folder is there whole or not at all.
+    Concurrent processes wait for the one that unpacks. A folder appears only when complete.
 
     Args:
         model: a folder, a name or a GGUF file.
-        say: is called with a notice before the unpacking begins.
+        say: called with a notice before unpacking begins.
 
     Raises:
-        InvalidSetup: the file is damaged, or holds a model that is not supported; all of it is found before the first
-            weight is read.
+        InvalidSetup: the file is damaged, or its model is not supported. Checked before reading any weight.
         StorageError: the cache has no room for it.
     """
     if not is_gguf(model):
@@ -111,11 +110,11 @@ def _link(place: Path, file: Path) -> None:
 
 
 class GgufWeights(BlockSource):
-    """The weights of the file that a checkpoint folder was unpacked from, as they are there.
+    """The original weights of the file that a checkpoint folder was unpacked from.
 
     Attributes:
-        file: where it is.
-        is_quantized: whether matrices in it have fewer than sixteen bits a weight.
+        file: path of the GGUF file.
+        is_quantized: whether its matrices have fewer than 16 bits per weight.
     """
 
     def __init__(self, header: GgufHeader, config: dict[str, Any]) -> None:
@@ -126,7 +125,7 @@ class GgufWeights(BlockSource):
 
     @classmethod
     def of(cls, folder: Path, config: dict[str, Any]) -> GgufWeights | None:
-        """Return those of a folder; None: it was not unpacked from a file, or that is no longer there."""
+        """Return the weights of a folder; None if it was not unpacked from a file, or the file is gone."""
         file = folder / _SOURCE
         if not file.is_file():
             return None
@@ -140,7 +139,7 @@ class GgufWeights(BlockSource):
         return _read(self._header, name, self._places[name], self._config).float()
 
     def kind_of(self, name: str) -> str:
-        """See `BlockSource`: types that are not multiplied as they are become eight bits."""
+        """See `BlockSource`. Types that cannot be multiplied directly become 8-bit."""
         return KINDS.get(self._places[name].dtype, "q8") if name in self._places else "q8"
 
     def read(self, kind: str, name: str, values: Callable[[], Tensor]) -> Blocks:
@@ -155,7 +154,7 @@ class GgufWeights(BlockSource):
 def unpack_models(
     config: EngineConfig, spec: SpecConfig | None, say: Callable[[str], None] = lambda _text: None
 ) -> tuple[EngineConfig, SpecConfig | None]:
-    """Return what to build with the checkpoint folders of its models, see `checkpoint_of`."""
+    """Return the config and spec with checkpoint folders in place of GGUF files, see `checkpoint_of`."""
     if spec is not None and spec.model is not None:
         spec = replace(spec, model=checkpoint_of(spec.model, say))
     return replace(config, model=checkpoint_of(config.model, say)), spec
@@ -272,7 +271,7 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into a folder.
 
     Raises:
-        InvalidSetup: the tokenizer is of a kind that is not known, or incomplete.
+        InvalidSetup: the tokenizer is of an unknown kind, or incomplete.
     """
     tokens = _get(header, "tokens", list)
     kinds = {"gpt2": _make_byte_level, "llama": _make_sentencepiece}

@@ -1,4 +1,4 @@
-"""Matrix products with a model's weights, in the layout that is fastest for the device.
+"""Matrix products with a model's weights, in the device's fastest layout.
 
 Shape letters: R rows, O outputs, K inputs.
 """
@@ -17,8 +17,8 @@ Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
 ALIGNMENT = 64
-"""Outputs of a product on a GPU come in multiples of this: cuBLAS takes 15 to 18 % longer for a step with an odd
-vocabulary (benchmarks/h200/NOTES.md). vLLM pads its vocabularies to 64 as well."""
+"""Outputs of a product on a GPU are padded to a multiple of this: a step with an odd vocabulary takes cuBLAS 15 to 18 %
+longer (benchmarks/h200/NOTES.md). vLLM also pads vocabularies to 64."""
 
 _INSTRUCTIONS, _WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 
@@ -36,17 +36,17 @@ def make_linear(
 ) -> Linear:
     """Return x -> x @ weight.T + bias.
 
-    On the CPU the weight is copied once into oneDNN's blocked layout, where a row's result has the same bits for
-    numbers of rows up to `find_most_alike`; torch's plain product, which copies bfloat16 weights in every call, takes
-    half as long again. `copy=False` prevents it.
+    On the CPU, the weight is copied once to oneDNN's blocked layout, in which a row's bits are the same for up to
+    `find_most_alike` rows. torch's plain product copies bfloat16 weights in every call and takes 1.5 times as long.
+    `copy=False` avoids the copy.
 
     Args:
         weight_OK: in the model's type.
         bias_O: the same type.
         copy: whether the weight may be copied.
-        quantization: `fp8`: the weights are rounded to float8_e4m3fn, with a scale for each output; a device without
-            such products computes with the rounded weights in the model's type.
-        for_sum: whether only `Kernels.add_norm` reads the results, which may then be float32 [parts, R, out].
+        quantization: `fp8` rounds weights to float8_e4m3fn, with a scale per output. A device without fp8 products
+            computes with the rounded weights in the model's type.
+        for_sum: whether only `Kernels.add_norm` reads the result, which may then be float32 [parts, R, out].
     """
     weight_OK, scale_O = quantized(weight_OK, quantization)
     if weight_OK.is_cuda:
@@ -57,12 +57,12 @@ def make_linear(
 
 
 class PackedLinear:
-    """A product on the CPU with weights in oneDNN's layout.
+    """A matrix product on the CPU with weights in oneDNN's layout.
 
     Args:
         packed: from `pack`.
         bias_O: the same type.
-        memory: what holds the packed weights, if they do not do so themselves.
+        memory: owner of the packed weights' memory, if it is a separate object.
     """
 
     def __init__(self, packed: Tensor, bias_O: Tensor | None = None, memory: Tensor | None = None) -> None:
@@ -80,12 +80,12 @@ class PackedLinear:
 
 
 def pack(weight_OK: Tensor) -> Tensor:
-    """Return a copy in oneDNN's blocked layout, opaque to other operations; it does not depend on the threads."""
+    """Return a copy in oneDNN's blocked layout, which is opaque to other operations and independent of threads."""
     return torch.ops.mkldnn._reorder_linear_weight(weight_OK, None)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether such a layout is there, and faster."""
+    """Return whether such a layout exists and is faster."""
     limit_instructions()
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -96,7 +96,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def limit_instructions() -> str | None:
-    """Have oneDNN leave AMX out, and return the most instructions that it uses, or None for all.
+    """Make oneDNN leave AMX out. Return its maximum instruction set, or None for all.
 
     With AMX, the bits of a row in bfloat16 depend on the number of rows and threads: in 8 of 19 runs on a Xeon, drafts
     changed the output, without AMX in none. Without it, 2 rows of 2,048 x 8,192 take 0.6 of the time, 32 rows 3.3 times
@@ -116,12 +116,12 @@ def limit_instructions() -> str | None:
 
 
 def find_most_alike(dtype: torch.dtype) -> int:
-    """Return up to how many rows of a product on the CPU each row has the bits that it has alone (oneDNN 3.12)."""
+    """Return the number of rows up to which each row of a CPU product has the same bits as alone (oneDNN 3.12)."""
     return 32 if dtype == torch.bfloat16 else 128
 
 
 def quantized(weight_OK: Tensor, quantization: str | None) -> tuple[Tensor, Tensor | None]:
-    """Return the weights as a device computes with them, and their scales or None; see `make_linear`."""
+    """Return the weights in the device's compute form, and their scales or None; see `make_linear`."""
     if quantization != "fp8":
         return weight_OK, None
     dtype = weight_OK.dtype
@@ -140,7 +140,7 @@ def quantize(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def align(size: int, multiple: int = ALIGNMENT) -> int:
-    """Return the next multiple of a size."""
+    """Round a size up to the next multiple."""
     return -(-size // multiple) * multiple
 
 
@@ -161,7 +161,7 @@ def _with_aligned_outputs(weight_OK: Tensor) -> Tensor:
 
 
 class CudaLinear:
-    """A product on a GPU: kernels of our own for few rows, cuBLAS for many.
+    """A matrix product on a GPU: our kernels for few rows, cuBLAS for many.
 
     Attributes:
         weight: [out, in], `out` aligned; gate above up in a gated pair.

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of an MLP: each token goes to the few that its router chooses (Qwen3-MoE's layout).
+"""A mixture of experts in place of an MLP: each token goes to a few chosen experts (Qwen3-MoE's layout).
 
 Shape letters: N tokens, H hidden size, E experts, K experts a token, I inner size of an expert, P = N * K pairs of a
 token and an expert chosen for it, token by token.
@@ -18,31 +18,31 @@ from draftwise.engine.kernels import Kernels
 from draftwise.engine.models.linear import Linear, quantized
 
 Mlp = Callable[[Kernels, Tensor], Tensor]
-"""(kernels, normed rows) -> what they add, [N, H]."""
+"""(kernels, normed rows) -> MLP output, [N, H]."""
 
 Experts = Callable[[Kernels, Tensor, Tensor, Tensor], Tensor]
-"""(kernels, x_NH, weights_NK, chosen_NK) -> the weighted sum of what each token's experts make of it, [N, H]."""
+"""(kernels, x_NH, weights_NK, chosen_NK) -> weighted sum of each token's expert outputs, [N, H]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureShape:
-    """What config.json says of a family's experts."""
+    """Shape of a model's experts, from config.json."""
 
     num_experts: int
     num_chosen: int
     """K."""
     inner_size: int
     normalize: bool
-    """Whether the weights of the chosen experts are made to sum to 1."""
+    """Whether the chosen experts' weights are normalized to sum to 1."""
     layers: frozenset[int]
-    """Layers with experts; the others have an MLP."""
+    """Indexes of layers with experts. Others have an MLP."""
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], *, where: str) -> MixtureShape:
         """Return the shape that a config.json of Qwen3-MoE describes.
 
         Raises:
-            InvalidSetup: a number is missing or cannot be.
+            InvalidSetup: a number is missing or invalid.
         """
         count = config.get("num_experts") or config.get("num_local_experts")  # transformers 5 writes the latter
         sizes: dict[str, Any] = {"num_experts": count}
@@ -66,7 +66,7 @@ class MixtureShape:
         )
 
     def row_values(self, hidden_size: int) -> int:
-        """Return the values that one token's experts keep at a time: inputs, both halves, products and results."""
+        """Return the values that one token's experts hold at a time: inputs, both halves, products and results."""
         return self.num_chosen * (2 * hidden_size + 3 * self.inner_size) + self.num_experts
 
 
@@ -86,10 +86,10 @@ class ExpertsMlp:
 
 
 class CpuExperts:
-    """Runs expert after expert over its tokens.
+    """Runs one expert after another over its tokens.
 
     Args:
-        experts: the MLP of each.
+        experts: MLP of each expert.
     """
 
     def __init__(self, experts: Sequence[Mlp]) -> None:
@@ -107,11 +107,11 @@ class CpuExperts:
 
 
 class CudaExperts:
-    """Runs all chosen experts together, without a look at which they are, so that steps can be captured.
+    """Runs all chosen experts together without reading the choice on the host, so steps can be captured.
 
     Args:
-        gate_up_OH: gate above up of each expert, the experts below each other.
-        down_OI: the same of down.
+        gate_up_OH: gate above up of each expert, stacked over experts.
+        down_OI: down matrices, stacked over experts.
         num_experts: E.
         quantization: as in `make_linear`.
 
@@ -139,7 +139,7 @@ class CudaExperts:
 def run_all(
     kernels: Kernels, x_NH: Tensor, weights_NK: Tensor, chosen_NK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
 ) -> Tensor:
-    """Return the same from all experts, most of them with weight 0: for types and sizes without kernels."""
+    """Return the same by running all experts, most with weight 0: for types and sizes without kernels."""
     shares_NE = weights_NK.new_zeros(len(x_NH), len(down_EHI)).scatter_(1, chosen_NK.long(), weights_NK)
     both_EN = torch.matmul(x_NH, gate_up_E2IH.transpose(1, 2))
     y_ENH = torch.bmm(kernels.silu_mul(both_EN.flatten(0, 1)).view(*both_EN.shape[:2], -1), down_EHI.transpose(1, 2))

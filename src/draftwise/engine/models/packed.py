@@ -1,7 +1,7 @@
-"""A checkpoint's matrices as oneDNN wants them, packed once and mapped by every process that computes with them.
+"""A checkpoint's matrices in oneDNN's layout, packed once and mapped by every process that uses them.
 
-Packing copies all weights, so each server of a machine would hold a copy of its own. Here the copies are files in the
-cache folder: processes that map the same file share its memory.
+Packing copies all weights, so each server would hold its own copy. Here, the copies are files in the cache folder:
+processes that map the same file share its memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from draftwise.engine.models.linear import PackedLinear, can_pack, limit_instruc
 from draftwise.machine.folders import cache_folder, one_at_a_time
 
 _LEAST_BYTES = 32 * 2**20
-"""Size of a checkpoint from which on it matters that processes share it."""
+"""Minimum size of a checkpoint for sharing."""
 _UNUSED_S = 30 * 24 * 3600.0
 """Seconds after which an unopened file is removed."""
 _WEIGHTS, _INDEX = "weights.bin", "index.json"
@@ -40,11 +40,11 @@ _Place = dict[str, Any]
 
 
 class PackedFile:
-    """Matrices by name, mapped from a file; while it is written, those that are not there yet are packed and added.
+    """Matrices by name, mapped from a file. While the file is being written, missing ones are packed and added.
 
     Args:
-        folder: of the file and its index.
-        places: what a complete index says; None: a new file is written.
+        folder: folder of the file and its index.
+        places: contents of a complete index. None: write a new file.
     """
 
     def __init__(self, folder: Path, places: Mapping[str, _Place] | None) -> None:
@@ -55,7 +55,7 @@ class PackedFile:
         self._whole = None if self._is_new else _map(self._file, 0, 0)
 
     def linear(self, name: str, load: Callable[[], Tensor], bias_O: Tensor | None) -> PackedLinear:
-        """Return the product with a matrix; `load` returns it and is called when it is not there yet."""
+        """Return the product with a matrix. If the file lacks it, `load` provides it."""
         if name in self._places:
             return self._mapped(name, bias_O)
         weight_OK = load()
@@ -75,7 +75,7 @@ class PackedFile:
         return own
 
     def table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, load: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor as it is; `load` as above."""
+        """Return a tensor unchanged. If the file lacks it, `load` provides it."""
         if name not in self._places:
             tensor = load().contiguous()
             if not self._add(name, tensor.data_ptr(), tensor.nbytes, {}):
@@ -83,11 +83,11 @@ class PackedFile:
         return self._bytes(name).view(dtype).view(shape)
 
     def close(self) -> None:
-        """Close the file; what is mapped stays."""
+        """Close the file. Mappings stay valid."""
         self._file.close()
 
     def complete(self) -> bool:
-        """Write the index; return False where nothing is to be kept."""
+        """Write the index. Return False if the file should not be kept."""
         if self._is_new:
             os.fsync(self._file.fileno())
             with (self.folder / _INDEX).open("w", encoding="utf-8") as index:
@@ -135,16 +135,16 @@ def _map(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
 def open_packed(
     files: Iterable[Path], dtype: torch.dtype, device: torch.device, how: str = ""
 ) -> Iterator[PackedFile | None]:
-    """Open the packed matrices of a checkpoint; None where they are not shared.
+    """Open the packed matrices of a checkpoint; None if they are not shared.
 
-    The first process packs and writes them, and the others wait for it. They belong to exactly these files, this
-    version of torch and this processor.
+    The first process packs and writes them; others wait. They are valid only for these files, this version of torch and
+    this processor.
 
     Args:
-        files: all that the weights depend on; none: they are not shared.
-        dtype: of the weights in memory.
-        device: where the model runs.
-        how: what else tells these matrices from others of the same files.
+        files: all files that the weights depend on; empty: not shared.
+        dtype: type of the weights in memory.
+        device: device of the model.
+        how: further distinction among matrices of the same files.
     """
     chosen = sorted(set(files))
     size = sum(file.stat().st_size for file in chosen)

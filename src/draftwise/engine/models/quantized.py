@@ -1,4 +1,4 @@
-"""Matrices of four to eight bits in the layout of the CPU kernels, from GGUF blocks or rounded while loading.
+"""4- to 8-bit matrices in the CPU kernels' layout, from GGUF blocks or rounded while loading.
 
 Shape letters: O outputs, K inputs, B blocks of 32 inputs, H halves of a block with a scale each, R rows, N tokens,
 G groups of 16 outputs.
@@ -17,22 +17,22 @@ from torch import Tensor
 from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUTS
 
 _CHUNK = 2**24
-"""Weights that are packed at a time."""
+"""Number of weights to pack at a time."""
 
 
 class Blocks(NamedTuple):
-    """Weights (stored - offset) * scale + minimum of a matrix; the offset belongs to the kind."""
+    """A matrix as (stored - offset) * scale + minimum. The offset depends on the kind."""
 
     stored_OK: Tensor
     """uint8."""
     scale_OBH: Tensor
     """float16; H is 2 for `q6`, else 1."""
     minimum_OB: Tensor | None
-    """float16, of `q4` and `q5`."""
+    """float16, for `q4` and `q5`."""
 
 
 def num_bytes(kind: str, rows: int, width: int) -> int:
-    """Return the memory of a packed matrix."""
+    """Return the bytes of a packed matrix."""
     return -(-rows // GROUP) * LAYOUTS[kind].group_bytes(width // BLOCK)
 
 
@@ -185,11 +185,11 @@ _READERS: Mapping[str, tuple[str, Callable[[np.ndarray], _Read], int]] = {
 """GGUF's type -> kind, what reads its blocks, and their bytes."""
 
 KINDS: Mapping[str, str] = {name: kind for name, (kind, _, _) in _READERS.items()}
-"""GGUF's types that are multiplied as they are -> their kind."""
+"""GGUF types that are multiplied directly -> kind."""
 
 
 def read_blocks(dtype: str, data_OX: np.ndarray) -> Blocks:
-    """Return the blocks of rows of a GGUF's type, which `KINDS` has."""
+    """Return the blocks of rows in a GGUF type from `KINDS`."""
     kind, read, size = _READERS[dtype]
     rows = len(data_OX)
     stored, scales, minima = read(data_OX.reshape(rows, -1, size))
@@ -206,7 +206,7 @@ def read_blocks(dtype: str, data_OX: np.ndarray) -> Blocks:
 
 
 def join_blocks(parts: Sequence[Blocks]) -> Blocks:
-    """Return matrices of a kind below each other."""
+    """Stack matrices of one kind."""
     if len(parts) == 1:
         return parts[0]
     stored, scales, minima = zip(*parts, strict=True)
@@ -214,17 +214,17 @@ def join_blocks(parts: Sequence[Blocks]) -> Blocks:
 
 
 class BlockSource(Protocol):
-    """Says as what matrices are held, and reads them so."""
+    """Decides how matrices are stored, and reads them in that form."""
 
     def kind_of(self, name: str) -> str:
         """Return the kind of a matrix."""
 
     def read(self, kind: str, name: str, values: Callable[[], Tensor]) -> Blocks:
-        """Return a matrix as blocks of a kind, which may be `q8` though it is another; `values` reads its values."""
+        """Return a matrix as blocks of `kind`, which may be `q8` for any matrix. `values` reads its values."""
 
 
 class RoundedBlocks(BlockSource):
-    """Rounds matrices while they are loaded: those of layers to a kind, embeddings and heads to eight bits."""
+    """Rounds matrices while loading: those of layers to a kind, embeddings and heads to 8 bits."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: frequencies for every scaling that the dense families use.
+"""Rotary position embeddings, with every scaling that the dense families use.
 
 Source: `modeling_rope_utils.py` of transformers; YaRN is arXiv 2309.00071.
 """
@@ -21,21 +21,21 @@ _LARGEST_HEAD = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Frequencies of the rotation and how far they reach."""
+    """Frequencies of the rotation, and their range."""
 
     frequencies_D: Tensor
     """float32 radians per position, [head_dim / 2]."""
     attention_scale: float
     """Factor on both cosine and sine."""
     context_limit: int
-    """Positions that the frequencies are meant for."""
+    """Number of positions that the frequencies are meant for."""
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], shape: ModelShape, *, where: str = "config.json") -> Rope:
         """Return the rotation that a config.json describes, in its old or its transformers-5 layout.
 
         Raises:
-            InvalidSetup: the scaling is unknown or lacks a value.
+            InvalidSetup: the scaling is unknown, or a value is missing.
         """
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
         params = {"rope_theta": config.get("rope_theta") or 10000.0} | {k: v for k, v in given.items() if v is not None}
@@ -60,9 +60,9 @@ class Rope:
         return cls(frequencies_D=frequencies_D, attention_scale=scale, context_limit=limit)
 
     def table(self) -> Tensor:
-        """Return cosines and, behind them, sines of all positions up to the limit: float32, [context_limit + 1, D].
+        """Return cosines followed by sines for all positions up to the limit: float32, [context_limit + 1, D].
 
-        It is made where the frequencies are, from which a position's rotation differs in no bit.
+        It is computed on the frequencies' device, with exactly the same bits as `rotations`.
         """
         positions_T = torch.arange(self.context_limit + 1, device=self.frequencies_D.device)
         return torch.cat(self.rotations(positions_T, torch.float32), dim=-1)

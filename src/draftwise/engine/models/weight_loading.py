@@ -1,4 +1,4 @@
-"""Turns a checkpoint directory into a model that can run; knows how the decoder families differ."""
+"""Loads a checkpoint directory as a model, for all decoder families."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CPU_QUANTIZATIONS = ("int8", "int4")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 _WHOLE_COLUMNS = 256
-"""Columns of a row of weights, folded in four, that our kernels read in whole tiles. An MLP of 14,400 takes a sixth
-longer than one of 14,592 on an H200 (benchmarks/h200/results/alignment.json)."""
+"""Columns of a weight row, folded in four, that our kernels read as whole tiles. On an H200, an MLP of 14,400 takes a
+sixth longer than one of 14,592 (benchmarks/h200/results/alignment.json)."""
 
 _MOST_DUPLICATED = 512 * 2**20
-"""Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
+"""Maximum bytes of a tied embedding to hold twice, the second time in the head's fast layout."""
 
 
 def load_model(
@@ -58,17 +58,17 @@ def load_model(
 
     Args:
         path: directory with config.json and safetensors, single or sharded.
-        dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
-        device: `auto` is CUDA when there is one, else the CPU.
-        load_format: `auto` reads the weights, `dummy` makes random ones.
-        quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel. On a CPU
-            `int8` and `int4` do so in blocks of 32 inputs, the head and the embedding to eight bits. Quantized blocks
-            of a GGUF file are multiplied as they are on a CPU, whatever this says, unless a type is asked for.
-        keep_blocks: whether they are; None: where the type is `auto`.
+        dtype: `auto` (the checkpoint's), bfloat16, float16, float32 or float64.
+        device: `auto` is CUDA if available, else the CPU.
+        load_format: `auto` reads the weights; `dummy` makes random ones.
+        quantization: `fp8` quantizes layer matrices while loading, one scale per output channel. On a CPU, `int8` and
+            `int4` use blocks of 32 inputs, with 8 bits for head and embedding. A GGUF file's quantized blocks are
+            multiplied directly on a CPU, regardless of this, unless `dtype` names a type.
+        keep_blocks: whether to use these blocks. None: if `dtype` is `auto`.
 
     Raises:
-        InvalidSetup: the checkpoint's family is not in `engine.families`, it is incomplete, or the
-            dtype or device cannot be had.
+        InvalidSetup: the checkpoint's family is not in `engine.families`, it is incomplete, or the dtype or device is
+            not available.
     """
     checkpoint = CheckpointReader(path, dummy=load_format == "dummy")
     config, where = checkpoint.config, str(Path(path) / "config.json")
@@ -190,10 +190,10 @@ def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device that a setting means.
+    """Return the device for a setting.
 
     Raises:
-        InvalidSetup: it cannot be had.
+        InvalidSetup: the device is not available.
     """
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -228,9 +228,9 @@ def _read_weights(
 
 
 class WeightReader:
-    """Reads a checkpoint's tensors into their fused places, in one dtype on one device.
+    """Reads a checkpoint's tensors as fused matrices, in one dtype on one device.
 
-    Missing tensors are noted by the checkpoint; its `check_complete` names them.
+    The checkpoint records missing tensors; its `check_complete` reports them.
     """
 
     def __init__(
@@ -270,8 +270,8 @@ class WeightReader:
             prefix: such as `model.layers.0.`.
             num_in: width of the attention's input; None: the hidden size.
             input_norm: whether the layer has an input norm.
-            mixture: what its experts are; None: it has an MLP.
-            kind: which of the model's kinds of attention it has.
+            mixture: shape of its experts. None: it has an MLP.
+            kind: index of its kind of attention.
         """
         shape, attention, mlp, hidden = self._shape, prefix + "self_attn.", prefix + "mlp.", self._shape.hidden_size
         width = num_in or hidden
@@ -338,18 +338,18 @@ class WeightReader:
         exact: bool = False,
         for_sum: bool = False,
     ) -> Linear:
-        """Return one product with the matrices [size, num_in] of these names below each other.
+        """Return one product with the named matrices [size, num_in], stacked.
 
         Args:
-            prefix: of the names.
-            names: without `.weight` and `.bias`.
-            sizes: outputs of each.
-            num_in: inputs.
+            prefix: prefix of the names.
+            names: names without `.weight` and `.bias`.
+            sizes: number of outputs of each.
+            num_in: number of inputs.
             bias: whether they have biases.
             quantization: see `make_linear`.
-            room: rows that each matrix takes at least, with zeros after its own; the same for biases.
-            room_in: columns that they take at least, likewise.
-            exact: whether they are never quantized.
+            room: minimum rows of each matrix, padded with zeros; the same for biases.
+            room_in: minimum columns, padded with zeros.
+            exact: never quantize them.
             for_sum: see `make_linear`.
         """
         weights = [f"{prefix}{name}.weight" for name in names]
@@ -408,7 +408,7 @@ class WeightReader:
         return PackedMatrix(kind, memory, rows, num_in // BLOCK)
 
     def table(self, name: str, rows: int, width: int) -> Table:
-        """Return the matrix `name` [rows, width] as it is, which nobody writes to."""
+        """Return the matrix `name` [rows, width]. Treat it as read-only."""
         if self._blocks is not None and width % BLOCK == 0:
             return QuantizedTable(self._quantized([name], [rows], width)[0])
         if self._packed is None:
@@ -416,7 +416,7 @@ class WeightReader:
         return self._packed.table(name, (rows, width), self.dtype, lambda: self.fused([name], [rows], width))
 
     def tied_head(self, embedding_VH: Table) -> Linear:
-        """Return the product with the embedding, of which a large one is not held a second time."""
+        """Return the product with the embedding. A large embedding is not copied."""
         if isinstance(embedding_VH, QuantizedTable):
             from draftwise.engine.kernels.cpu import QuantizedLinear  # as above
 
@@ -431,7 +431,7 @@ class WeightReader:
         return self.fused([name], [size])
 
     def norm(self, name: str, size: int) -> Tensor:
-        """Return the weights of a norm [size]; those around 0 are kept around 1, in float32 at least."""
+        """Return a norm's weights [size]. Weights centered at 0 are shifted to 1, in float32 at least."""
         if not self._is_gemma:
             return self.vector(name, size)
         dtype = torch.promote_types(self.dtype, torch.float32)
@@ -439,7 +439,7 @@ class WeightReader:
         return self._checkpoint.read(name, (size,), out=weights).add_(1.0)
 
     def fused(self, names: list[str], sizes: list[int], *rest: int, room: int = 0, room_in: int = 0) -> Tensor:
-        """Return the named tensors, [size, *rest] each, below each other in one; `linear` explains the room."""
+        """Return the named tensors, [size, *rest] each, stacked. For `room`, see `linear`."""
         for name, size in zip(names, sizes, strict=True):
             self._checkpoint.check_shape(name, (size, *rest))
         rooms = [max(size, room) for size in sizes]

@@ -1,4 +1,4 @@
-"""Holds one request's sampling parameters, with vLLM's names, meanings and defaults."""
+"""Sampling parameters of one request, with vLLM's names, meanings and defaults."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from draftwise.core import Finding, InvalidSetup
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _ELSEWHERE = ("disable_additional_properties", "structural_tag")
-"""Keys that only vLLM takes."""
+"""Keys that only vLLM supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """One of five ways to say what a completion must match from its first token to its last.
+    """The format of a whole completion, in exactly one of five forms.
 
     Raises:
-        InvalidSetup: none or several of them are given, or one is not what it must be.
+        InvalidSetup: no form or several forms are given, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema, as text or object."""
+    """A JSON schema, as text or mapping."""
     regex: str | None = None
-    """Pattern of the whole completion, in the dialect of Rust's regex crate without look-around."""
+    """Regex for the whole completion, in the syntax of Rust's regex crate, without look-around."""
     choice: Sequence[str] | None = None
     grammar: str | None = None
-    """Context-free, in llguidance's Lark dialect or in GBNF."""
+    """Context-free grammar, in llguidance's Lark dialect or in GBNF."""
     json_object: bool | None = None
-    """Any JSON object."""
+    """True: any JSON object."""
     disable_any_whitespace: bool = False
-    """Whether JSON has no whitespace between its parts."""
+    """Forbid whitespace between parts of JSON."""
     whitespace_pattern: str | None = None
     """Regex of the text allowed between parts of JSON; None: up to 40 characters of whitespace."""
 
@@ -63,10 +63,10 @@ class StructuredOutputsParams:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> StructuredOutputsParams:
-        """Return what a request's `structured_outputs` object says; null counts as not given.
+        """Parse a request's `structured_outputs` object. null counts as not given.
 
         Raises:
-            InvalidSetup: it has an unknown key, or see the class.
+            InvalidSetup: it has an unknown key; or see the class.
         """
         present = {name: value for name, value in given.items() if value is not None}
         known = [each.name for each in fields(cls)]
@@ -78,12 +78,12 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Which of the ways it is."""
+        """Name of the form that is set."""
         return next(name for name in _KINDS if getattr(self, name) not in (None, False))
 
     @property
     def key(self) -> str:
-        """A text that is the same for the same requirement."""
+        """Cache key: equal for equal requirements."""
         return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
 
 
@@ -133,10 +133,10 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling settings; every one of them is honored under speculation too.
+    """Sampling settings of a request. Names, defaults and meanings are vLLM's. All of them work under speculation.
 
     Raises:
-        InvalidSetup: with a finding for each value out of range.
+        InvalidSetup: values are out of range (one finding each).
     """
 
     n: int = 1
@@ -150,7 +150,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] = field(default_factory=list)
     bad_word_ids: tuple[tuple[int, ...], ...] | None = None
-    """`bad_words` after `encode_bad_words`, where that was done already. Not in vLLM."""
+    """`bad_words` after `encode_bad_words`, if already encoded. Not in vLLM."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
@@ -159,18 +159,18 @@ class SamplingParams:
     min_tokens: int = 0
     seed: int | None = None
     logprobs: int | None = None
-    """How many top log-probabilities to return for each output token (the sampled one is added)."""
+    """Number of top log-probabilities per output token, in addition to the sampled one. None: no log-probabilities."""
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     num_speculative_tokens: int | None = None
-    """Draft at most this number of tokens a step for this request; 0 decodes it plainly. Not in vLLM."""
+    """Maximum draft tokens per step for this request; 0: plain decoding. Not in vLLM."""
     forced_token_ids: Sequence[int] | None = None
-    """Output tokens to emit whatever the target says: drafts are verified against them. The request ends with the last
-    of them. (vLLM's `trace_decode_token_ids` is the same without speculation.)"""
+    """Output tokens to emit, whatever the target predicts. Drafts are verified against them, and the request ends with
+    the last. (vLLM's `trace_decode_token_ids` is the same without speculation.)"""
 
     structured_outputs: StructuredOutputsParams | None = None
-    """A form that the output must match. The text ends where nothing more may follow, even with ignore_eos or
-    before min_tokens."""
+    """Format that the output must match. The text ends where nothing may follow, even with ignore_eos or before
+    min_tokens."""
 
     def __post_init__(self) -> None:
         findings = [
@@ -183,12 +183,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether sampling is greedy (temperature 0)."""
         return self.temperature == 0
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are sampled, and not from the whole distribution."""
+        """Whether sampling is restricted by top-k, top-p or min_p."""
         return not self.greedy and (self.min_p > 0 or self.top_k > 0 or self.top_p < 1)
 
     @property
@@ -205,10 +205,10 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether what is emitted depends on output tokens that the host must know: not for what penalties count."""
+        """Whether sampling depends on output tokens that the host must know. (Penalties count tokens on the device.)"""
         return self.min_tokens > 0 or bool(self.bad_words) or self.forced_token_ids is not None
 
     @property
     def needs_adjusting(self) -> bool:
-        """Whether the logits change before they are tempered, at this or a later step."""
+        """Whether logits change before temperature applies, at this or a later step."""
         return self.needs_history or self.penalizes or bool(self.logit_bias)

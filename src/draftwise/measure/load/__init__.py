@@ -1,1 +1,1 @@
-"""The load generator: when requests are sent, by whom, and whether it kept up."""
+"""The load generator: schedules and sends requests, and checks that it kept up."""

@@ -26,15 +26,15 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
     _USAGE,
     {},
 )
-"""Optional request fields, fullest first: what vLLM takes, down to what any server takes."""
+"""Sets of optional request fields, from vLLM's down to what any server accepts."""
 _FULL_LENGTH = ("ignore_eos", "min_tokens")
-"""Fields that make an answer as long as asked, best first: `min_tokens` also changes what may be sampled."""
+"""Fields that force an answer's length, best first: `min_tokens` also changes what may be sampled."""
 _LONG = 20
-"""Times the shortest request, which is about a block of 16 tokens."""
+"""Multiple of the shortest request, which is about one block of 16 tokens."""
 _OK = 200
 _CUT = "the stream ended before the answer did"
 _SEEDS = 2**31
-"""Servers differ in the integers they take; all take these."""
+"""Seeds lie below this: every server accepts such integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class LoadRequest:
     turn: Turn
     prompt: Prompt
     copy: int = 0
-    """How many requests with this prompt came before in the turn, background requests included."""
+    """Number of earlier requests with this prompt in the turn, including background requests."""
     measured: bool = True
-    """False for background requests, which only keep the load up."""
+    """False for a background request, which only maintains the load."""
     intended: float | None = None
-    """When an open loop is to send it."""
+    """Intended send time in an open loop, on the backend's clock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,13 +56,13 @@ class Client:
     """Sends requests to one backend.
 
     Args:
-        backend: a started one.
-        model: name to send.
-        salt: makes the prompts of this session new to the server's prefix cache.
-        optional: request fields that this server takes, found by `Client.greet`.
-        full_length: field that makes an answer as long as asked; None where the server takes none.
-        patience_s: for how long a request outside of turns is sent again when the connection breaks.
-        keeps_apart: whether the server's prefix cache was seen not to know a prompt again under another salt.
+        backend: started server.
+        model: model name to send.
+        salt: makes this session's prompts miss earlier prefix-cache entries.
+        optional: request fields that this server accepts, found by `Client.greet`.
+        full_length: field that forces an answer's length. None: the server accepts no such field.
+        patience_s: seconds for which to retry a request outside turns if the connection breaks.
+        keeps_apart: whether the server was seen to miss its prefix cache under another salt.
     """
 
     backend: Backend
@@ -75,10 +75,10 @@ class Client:
 
     @classmethod
     async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
-        """Return a client that sends the request with the most optional fields that the server accepts.
+        """Return a client that sends as many optional fields as the server accepts.
 
         Raises:
-            BackendError: it accepts none.
+            BackendError: the server accepts no form of the request.
         """
         client = cls(backend=backend, model=(await backend.describe()).model, salt=salt)
         for client.optional in _DIALECTS:
@@ -110,18 +110,18 @@ class Client:
         return before is not None and (await self.backend.counters()).prefix_hits == before
 
     async def ask(self, turn: Turn, prompt: Prompt, *, seed: int, extra: Mapping[str, Any] | None = None) -> Answer:
-        """Return the answer to a prompt outside of any turn; a refusal by the server becomes its `error`.
+        """Return the answer to a prompt outside any turn. If the server refuses, the reason is in `error`.
 
-        Nothing is measured by it, so that it is asked again when the connection breaks.
+        Nothing is measured, so the client retries if the connection breaks.
 
         Args:
-            turn: that it is asked in.
-            prompt: to answer.
-            seed: of the run.
-            extra: fields of the request's body, such as tools.
+            turn: turn whose settings to use.
+            prompt: prompt to answer.
+            seed: the run's seed.
+            extra: further fields of the request body, such as tools.
 
         Raises:
-            BackendError: the connection broke each time.
+            BackendError: the connection broke on every attempt.
         """
         request, patience = LoadRequest(turn=turn, prompt=prompt), Patience(self.patience_s)
         while True:
@@ -138,7 +138,7 @@ class Client:
         return to_answer(request, exchange, response)
 
     def encode(self, request: LoadRequest, *, seed: int, extra: Mapping[str, Any] | None = None) -> bytes:
-        """Return the body of a request; its seed follows from the run's, the prompt, the repetition and the copy."""
+        """Return the body of a request. Its seed follows from the run's seed, prompt, repetition and copy."""
         turn, prompt = request.turn, request.prompt
         content: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
         settings = {
@@ -165,12 +165,12 @@ class Client:
         return f"{self.salt}-{turn.workload}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
 
     async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
-        """Return the answer as it comes off the wire; a server that has no time is asked again when it says.
+        """Send a request and return the raw answer. If the server is busy, retry when it says.
 
         Args:
-            request: what the body is of.
+            request: request that the body encodes.
             body: from `encode`.
-            received: given what arrives as it arrives; for who may cancel this.
+            received: list that collects pieces as they arrive, also if the call is canceled.
 
         Raises:
             BackendError: the connection broke.
@@ -192,7 +192,7 @@ class Client:
             await asyncio.sleep(pause_s)
 
     async def next_best(self, token_ids: list[int], count: int) -> dict[str, float] | None:
-        """Return the most likely next tokens with their log-probabilities, None where the server cannot say."""
+        """Return the most likely next tokens with their log-probabilities; None if the server does not return any."""
         body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "logprobs": count}
         for extra in ({"return_tokens_as_token_ids": True}, {}):
             exchange = await self.backend.stream("/v1/completions", json.dumps(body | extra).encode())
@@ -218,7 +218,7 @@ def _read_best(answer: bytes) -> dict[str, float] | None:
 
 
 def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse) -> Answer:
-    """Return the answer of a response that has been parsed to its end."""
+    """Return the answer from a fully parsed response."""
     turn = request.turn
     return Answer(
         turn=turn.number,

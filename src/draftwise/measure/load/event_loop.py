@@ -1,4 +1,4 @@
-"""An event loop whose timers fire when they are due, and a watch over how late they do."""
+"""An event loop with precise timers, and a watch on how late they fire."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from draftwise.core import ClientHealth
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop that waits with the precision of the kernel's timers.
+    """Return a new event loop with the kernel's timer precision.
 
-    On Linux asyncio waits with epoll_wait, which counts whole milliseconds, so that a timer fires up to one late
-    (uvloop's do too). Give this to `asyncio.Runner(loop_factory=precise_loop)`.
+    On Linux, asyncio and uvloop wait with epoll_wait in whole milliseconds, so a timer fires up to 1 ms late. Pass this
+    function to `asyncio.Runner(loop_factory=precise_loop)`.
     """
     if sys.platform == "linux":
         return asyncio.SelectorEventLoop(_PreciseSelector())
@@ -38,7 +38,7 @@ if sys.platform == "linux":
 
 
 _MOST_FD = 1024
-"""select(2) takes no descriptor from here on; a loop that was made late waits as asyncio does."""
+"""Limit on descriptors of select(2). A loop with a larger one waits as asyncio does."""
 
 
 _PERIOD_S = 0.02
@@ -63,11 +63,11 @@ class HealthWatch:
         self._timer = self._arm()
 
     def note_lag(self, lag_s: float) -> None:
-        """Note how much later than intended a request went out."""
+        """Record by how much a request was sent late."""
         self._lags.append(lag_s)
 
     def stop(self) -> ClientHealth:
-        """Stop watching and return what was seen."""
+        """Stop watching and return the client's health."""
         self._timer.cancel()
         return ClientHealth(
             cpu_s=time.process_time() - self._cpu_s,

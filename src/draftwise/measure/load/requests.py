@@ -1,4 +1,4 @@
-"""The requests of a turn, measured and background ones, and when they are to be sent."""
+"""The requests of a turn, measured and background ones, and their send times."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hashlib import sha256
 from heapq import heapify, heapreplace
 from itertools import accumulate, chain, count, cycle, islice
 
-from draftwise.core import Arrivals, InvalidSetup, OpenLoop, Phase, Prompt, Replay
+from draftwise.core import Arrivals, OpenLoop, Phase, Prompt, Replay
+from draftwise.knowledge.messages import refusal
 from draftwise.measure.load.client import LoadRequest
 from draftwise.runs.turn_order import Turn
 
 
 def measured_requests(turn: Turn) -> Iterator[LoadRequest]:
-    """Yield the requests that a turn is about, in their order."""
+    """Yield the measured requests of a turn, in order."""
     copies = turn.copies or (0,) * len(turn.prompts)
     for prompt, copy in zip(turn.prompts, copies, strict=True):
         yield LoadRequest(turn=turn, prompt=prompt, copy=copy)
 
 
 def background_requests(turn: Turn, ramp_up: int = 0) -> Iterator[LoadRequest]:
-    """Yield requests that only keep the load up, under copies that no measured request has.
+    """Yield requests that only maintain the load, with copy numbers that no measured request has.
 
-    The first `ramp_up` of them precede the measured requests, one for each stream. Where the turn has prompts of their
-    own for them, each is sent once. Else they go on without end: those before the measured requests take the prompts
-    that are measured last, those after them the prompts that were measured first, so that what a server's prefix cache
-    holds of these speeds up no measured request any more.
+    The first `ramp_up` of them precede the measured requests, one per stream. If the turn has background prompts, each
+    is sent once. Otherwise the requests never end: those before the measured requests use the prompts measured last,
+    those after them the prompts measured first. A prefix-cache hit on them then speeds up no measured request.
     """
     used: Counter[str] = Counter()
     for request in measured_requests(turn):
@@ -48,15 +48,15 @@ def _shorten(request: LoadRequest, share: float) -> LoadRequest:
 
 
 def fill_streams(turn: Turn, streams: int, count_tokens: Callable[[Prompt], float]) -> tuple[int, float]:
-    """Return what a closed loop of several streams comes to if all of them write at one pace.
+    """Return the requests and tokens per stream of a closed loop whose streams all write at one pace.
 
     Args:
-        turn: under this load.
-        streams: its requests in flight.
-        count_tokens: the length of the answer to a prompt.
+        turn: turn under the closed loop.
+        streams: requests in flight.
+        count_tokens: returns the answer length of a prompt, in tokens.
 
     Returns:
-        The requests that are sent, and the tokens that each stream writes until the last measured request is answered.
+        The number of requests sent, and the tokens that each stream writes until the last measured answer ends.
     """
     others = background_requests(turn, streams)
     free_at = [count_tokens(request.prompt) for request in islice(others, streams)] or [0.0]
@@ -73,22 +73,22 @@ def fill_streams(turn: Turn, streams: int, count_tokens: Callable[[Prompt], floa
 
 
 def set_times(requests: Iterable[LoadRequest], times: Iterable[float], began: float) -> Iterator[LoadRequest]:
-    """Yield requests with the times at which they are to be sent, counted from `began`; ends with the shorter one."""
+    """Yield requests with their send times, counted from `began`. Ends with the shorter of the two inputs."""
     for request, time in zip(requests, times, strict=False):
         yield replace(request, intended=began + time)
 
 
 def arrival_times(load: OpenLoop, *, seed: int, key: str) -> Iterator[float]:
-    """Yield the request times of an open loop without end, in seconds from its start, ascending.
+    """Yield the send times of an open loop, in ascending seconds from its start, without end.
 
-    They come from a unit-rate process by inverting the integrated rate, so any course of rates is followed exactly.
-    Phases that all end start over when they are through: each round then has its expected number of arrivals
-    (rounded), placed as a Poisson process with that number places them.
+    They come from a unit-rate process by inverting the integrated rate, so they follow any course of rates exactly. If
+    all phases end, they repeat. Each round then has its expected number of arrivals (rounded), distributed as in a
+    Poisson process with that count.
 
     Args:
-        load: rates and kind of gaps.
-        seed: of the run.
-        key: what the times belong to; equal keys give equal times.
+        load: rates, and the distribution of gaps.
+        seed: the run's seed.
+        key: equal keys give equal times.
     """
     draws = random.Random(int.from_bytes(sha256(f"{seed}/{key}".encode()).digest()[:8], "big"))
     if load.phases[-1].duration_s is None:
@@ -97,19 +97,14 @@ def arrival_times(load: OpenLoop, *, seed: int, key: str) -> Iterator[float]:
 
 
 def replay_times(prompts: Sequence[Prompt], load: Replay) -> list[float]:
-    """Return the request times of recorded prompts, in seconds from the first of them.
+    """Return the send times of recorded prompts, in seconds from the first.
 
     Raises:
-        InvalidSetup: a prompt has no time, or they go backwards.
+        InvalidSetup: a prompt has no time, or times go backwards.
     """
     times = [prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None]
     if len(times) < len(prompts) or times != sorted(times):
-        raise InvalidSetup.because(
-            "no-arrivals",
-            "Every prompt needs an arrival time, in ascending order, to replay them.",
-            where="--replay",
-            fix="Give each line of the workload file an arrival_s, or pass --rate instead.",
-        )
+        raise refusal("no-arrivals", case="replay")
     return [(time - times[0]) / load.speed for time in times]
 
 
@@ -126,12 +121,7 @@ def _rounds(load: OpenLoop, draws: random.Random) -> Iterator[float]:
     area = sum(_area(phase) for phase in load.phases)
     length_s = sum(phase.duration_s or 0.0 for phase in load.phases)
     if area <= 0:
-        raise InvalidSetup.because(
-            "no-rate",
-            "The rate is 0 throughout.",
-            where="--rate",
-            fix="Give at least one phase a rate above 0, e.g. 60s:1-8/s.",
-        )
+        raise refusal("no-rate")
     number = max(1, round(area))
     for begin in count():
         if load.arrivals is Arrivals.CONSTANT:

@@ -1,4 +1,4 @@
-"""Parses a response after its stream has ended: server-sent events into tokens, text and arrival times."""
+"""Parses a completed response: server-sent events into tokens, text and arrival times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from draftwise.backends import Exchange, Piece
 
 _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
-"""Events that are parsed in one go, about 0.1 ms."""
+"""Events parsed at a time, about 0.1 ms."""
 _LAST_PIECES = 8
-"""Pieces in which the last event is looked for: the bytes of "[DONE]" may come one by one."""
+"""Pieces searched for the last event: the bytes of "[DONE]" may arrive one by one."""
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 """Text fields of a chat delta; vLLM has used both names for reasoning."""
 
@@ -44,18 +44,18 @@ class ParsedResponse:
 
     @property
     def is_cut(self) -> bool:
-        """Whether its stream ended before the answer did: neither a reason to finish nor the last event has come."""
+        """Whether the stream ended early: neither a finish reason nor the last event arrived."""
         if self.finish_reason is not None or self.error is not None:
             return False
         return b"[DONE]" not in b"".join(piece for _, piece in self._exchange.received[-_LAST_PIECES:])
 
     @property
     def total_exact(self) -> bool:
-        """Whether it says how many tokens it holds: by usage, or by their ids."""
+        """Whether its token count is exact: from usage or token ids."""
         return self.counts_exact or bool(self.usage.get("completion_tokens"))
 
     def steps(self) -> Iterator[None]:
-        """Parse it; yields after every few events, so that other tasks of the event loop can run."""
+        """Parse the response. Yields after every few events, to let other tasks run."""
         received = self._exchange.received
         if self._exchange.status != 200:
             body = b"".join(piece for _, piece in received)

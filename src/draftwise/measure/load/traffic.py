@@ -1,4 +1,4 @@
-"""Sends the requests of one turn, streams without a pause or at their times, and parses the responses."""
+"""Sends the requests of one turn, back to back or at their times, and parses the responses."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Which part of a turn's load a process carries: every `of`-th stream and request, from `number` on."""
+    """A process's part of a turn's load: every `of`-th stream and request, starting at `number`."""
 
     number: int = 0
     of: int = 1
 
     def part(self, everything: Iterator[T]) -> Iterator[T]:
-        """Return what falls to this process."""
+        """Return this process's items."""
         return islice(everything, self.number, None, self.of)
 
 
@@ -45,14 +45,14 @@ class TurnTraffic:
     """The load of one turn, or a process's share of it.
 
     Args:
-        client: of the turn's arm.
-        turn: what to send.
-        seed: of the run.
-        began: when the times of an open loop begin, on the backend's clock.
+        client: client of the turn's arm.
+        turn: turn to send.
+        seed: the run's seed.
+        began: start of an open loop's times, on the backend's clock.
         parser: parses finished responses.
         watch: records how late requests went out.
-        share: what of it to send.
-        on_measured: called when the last measured request has been answered; `end` is then due, and called by default.
+        share: this process's part of it; None: all.
+        on_measured: called after the last measured answer. By default it calls `end`.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class TurnTraffic:
         self._over = asyncio.Event()
 
     def end(self) -> None:
-        """Cancel whatever is in flight and send no more."""
+        """Cancel all requests in flight and send no more."""
         self._over.set()
 
     async def run(self) -> None:
-        """Keep the load up until `end`; when a request breaks, cancel the others.
+        """Maintain the load until `end`. If a request fails, cancel the others.
 
         Raises:
-            BaseExceptionGroup: of BackendErrors.
+            BaseExceptionGroup: contains the BackendErrors.
         """
         if not self._left:
             self._on_measured()
@@ -172,16 +172,16 @@ _HEAD_START_S = 0.005
 
 
 async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
-    """Answer the prompts of a turn under its condition, and return how well this process kept up.
+    """Send the prompts of a turn under its condition, and return how well this process kept up.
 
     Args:
-        client: of the turn's arm.
-        turn: what to send.
-        seed: of the run.
-        on_answer: called after each request, background ones too; a refused one is an answer with `error`.
+        client: client of the turn's arm.
+        turn: turn to send.
+        seed: the run's seed.
+        on_answer: called after each request, background ones too. A refused request gives an answer with `error`.
 
     Raises:
-        BackendError: the server broke; `on_answer` got everything that had ended.
+        BackendError: the server failed. `on_answer` has received every completed answer.
     """
     parser, watch = ResponseParser(on_answer), HealthWatch(client.backend.now)
     began = client.backend.now() + _HEAD_START_S
@@ -223,10 +223,10 @@ def limit_garbage_collection() -> Iterator[None]:
 
 
 class ResponseParser:
-    """A queue of finished responses, which are parsed one after another.
+    """Parses completed responses one after another, from a queue.
 
     Args:
-        on_answer: called with each answer once it is parsed.
+        on_answer: called with each parsed answer.
     """
 
     def __init__(self, on_answer: Callable[[Answer], None]) -> None:
@@ -241,7 +241,7 @@ class ResponseParser:
         self._woken.set()
 
     async def work(self) -> None:
-        """Parse whatever is queued, until canceled."""
+        """Parse queued responses until canceled."""
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -250,7 +250,7 @@ class ResponseParser:
                 await asyncio.sleep(0)
 
     def clear(self) -> None:
-        """Parse all that is left, at once."""
+        """Parse all remaining responses now."""
         for steps in (self._work, self._steps()):
             for _ in steps:
                 pass

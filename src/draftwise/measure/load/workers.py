@@ -1,4 +1,4 @@
-"""Worker processes that share the load of a turn, for more streams than one process keeps up with."""
+"""Worker processes that share the load of a turn, for more streams than one process can handle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Job:
     turn: Turn
     seed: int
     began: float
-    """When the times of an open loop begin; all processes of a machine have one monotonic clock."""
+    """Start of an open loop's times. All processes of a machine share one monotonic clock."""
     share: Share
 
 
@@ -60,21 +60,21 @@ class _RemoteServer(UrlBackend):
 
     @classmethod
     def of(cls, backend: UrlBackend) -> _RemoteServer:
-        """Return it for a started backend."""
+        """Return the remote server of a started backend."""
         return cls(backend.name, backend.url, headers=backend.headers)
 
     def complaint(self) -> str:
-        """Leave that to the parent."""
+        """Return nothing: the parent explains failures."""
         return ""
 
 
 def work(descriptor: int) -> None:
-    """Run jobs until the parent is gone.
+    """Run jobs until the parent closes its end.
 
     Args:
-        descriptor: of the socket to the parent. It brings a Client whose backend is not started, then Jobs and
-            _Signal.END; it takes _Signal.READY, and for each job Answers, _Signal.MEASURED, and at last a ClientHealth
-            or a _Failure.
+        descriptor: file descriptor of the socket to the parent. The parent sends a Client whose backend is not started,
+            then Jobs and _Signal.END. The worker sends _Signal.READY, and per job Answers, _Signal.MEASURED, and
+            finally a ClientHealth or a _Failure.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process in order
     pipe = Connection(descriptor)
@@ -147,9 +147,9 @@ _WORKER = "import sys; from draftwise.measure.load.workers import work; work(int
 
 
 def count_processes(streams: int) -> int:
-    """Return how many processes a load of `streams` needs: one, up to about a thousand streams.
+    """Return how many processes a load of `streams` needs: one for up to about a thousand streams.
 
-    A chunk costs a process 12 us of CPU, so a thousand streams of 50 tokens/s take 60 % of a core.
+    A chunk costs 12 us of CPU time, so a thousand streams of 50 tokens/s take 60 % of a core.
     """
     return max(1, min(-(-streams // _STREAMS_EACH), count_cores() - 1))
 
@@ -162,7 +162,7 @@ class _WorkerProcess:
     pipe: Connection
 
     def receive(self) -> object:
-        """Return its next message; a _Failure when it has ended."""
+        """Return the worker's next message, or a _Failure if it has ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -173,11 +173,11 @@ class _WorkerProcess:
 
 
 class WorkerPool:
-    """Worker processes of one backend: started with the first turn, kept, and gone when this process is.
+    """Worker processes of one backend: started with the first turn and kept. They end with this process.
 
     Args:
-        client: of the arm; its backend runs and can be reached by its URL from another process.
-        processes: how many.
+        client: client of the arm. Its backend runs, and other processes can reach its URL.
+        processes: number of workers.
     """
 
     def __init__(self, client: Client, processes: int) -> None:
@@ -196,11 +196,11 @@ class WorkerPool:
         return [worker.process.pid for worker in self._workers]
 
     async def drive(self, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
-        """Answer the prompts of a turn as `load.drive.drive` does, and return how well the processes kept up.
+        """Send the prompts of a turn as `load.traffic.drive` does, and return how well the processes kept up.
 
         Raises:
-            BackendError: the server broke, or a process ended; `on_answer` got everything that had ended.
-            InvalidSetup: a replay lacks its times.
+            BackendError: the server failed or a process ended. `on_answer` has received every completed answer.
+            InvalidSetup: the prompts of a replay have no times.
         """
         if isinstance(turn.condition.load, Replay):
             replay_times(turn.prompts, turn.condition.load)  # (a mistake in them is raised here, not in a worker)
@@ -221,7 +221,7 @@ class WorkerPool:
             raise
 
     def stop(self) -> None:
-        """End the processes; harmless without any."""
+        """End the processes. Safe to call without any."""
         workers, self._workers = self._workers, []
         for worker in workers:
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())

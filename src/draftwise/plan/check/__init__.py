@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
@@ -40,26 +40,26 @@ _WAITS: Mapping[str, tuple[str, ...]] = MappingProxyType({
 
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
-    """Return what the setup's vLLM release makes of it.
+    """Return how the setup's vLLM release treats it.
 
-    Of a target or drafter that is neither a directory here nor in the table of known models only the name is judged.
+    A target or drafter that is neither a directory here nor in the table of known models is judged only by its name.
 
     Args:
-        setup: what the operator wrote.
-        installed: optional Python packages that the server has, by their names on the index; None: not known.
-        nearest: judges by the nearest known release where the setup's own is not known; the report says so.
+        setup: the setup to judge.
+        installed: optional Python packages that the server has, by their names on the index; None if unknown.
+        nearest: whether to judge an unknown release by the nearest known one; the report says so.
 
     Raises:
-        InvalidSetup: the release is not known.
+        InvalidSetup: the release is unknown.
     """
     release = get_release(setup.engine_version or "newest", nearest=nearest)
     return check_context(get_context(setup, release, installed=installed))
 
 
 def check_context(context: Context) -> Report:
-    """Return what the release makes of a setup that was looked up before.
+    """Return how the release treats a setup that was already looked up.
 
-    Where a table of the release is missing, what was found until then stays, and the rest is not judged.
+    If a table of the release is missing, earlier findings stay, and the rest is not judged.
     """
     release = context.release
     findings: list[Finding] = []
@@ -162,11 +162,11 @@ def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
 
 
 def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
-    """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
+    """Return the report on a setup as it was read: findings of the reading, then how the release treats it.
 
-    Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
-    here, so that it hides no other setup of the same text. Where the text starts the server in several ways, the report
-    is that of one that works, and names the others: only a server that fails on every way is rejected.
+    A setup that is only partly known gets only the findings of the reading. An unknown release is a finding here, so
+    that it hides no other setup of the same text. If the text starts the server in several ways, the report is that of
+    one that works, and names the others: a server is rejected only if it fails on every way.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
     shown, report = max(ways, key=lambda way: _rank(way[1]))
@@ -184,8 +184,8 @@ _MOST_WAYS = 8
 def _rank(report: Report) -> int:
     """Return how much of a setup works: nothing, only its start, what nobody can say, or all of it."""
     unknown = 2 if _find_failures(report) else 3
-    ranks = {CheckOutcome.REJECTED: 0, CheckOutcome.FAILS_LATER: 1, CheckOutcome.NOT_JUDGED: unknown}
-    return ranks.get(report.outcome, 4)
+    ranks = {"rejected": 0, "fails later": 1, "cannot be judged": 2, "not judged": unknown, "accepted": 4}
+    return ranks[report.outcome]
 
 
 def _find_failures(report: Report) -> list[Finding]:

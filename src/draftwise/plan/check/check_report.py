@@ -1,4 +1,4 @@
-"""The result of a check: findings, and the speculative config as the server holds it."""
+"""The result of a check: findings, and the speculative config as the server resolves it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.methods import Method, get_method
 
 FailOn = Literal["error", "unknown", "warning", "never"]
-"""What fails a gate, each with all before it; `unknown` is a setup that cannot be judged in full."""
+"""What fails a gate, each including those before it; `unknown` is a setup that cannot be judged in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The speculative config as the server would hold it after start-up; None where it cannot be known offline."""
+    """The speculative config as the server resolves it at start-up; fields are None if they cannot be known offline."""
 
     method: str
     num_speculative_tokens: int | None
@@ -31,14 +31,14 @@ class Resolved:
     parallel_drafting: bool = False
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     runner: str | None = None
-    """`V1` or `V2`: which model runner takes the work on CUDA."""
+    """`V1` or `V2`: the model runner on CUDA."""
     async_scheduling: bool | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Every other key of the release, with its default where it was not given."""
+    """Every other key of the release, with its default if it was not given."""
 
     @property
     def facts(self) -> Method:
-        """What is true of the method in every release."""
+        """Facts about the method that hold in every release."""
         return get_method(self.method)
 
 
@@ -47,61 +47,61 @@ class Report:
     """One setup judged for one release."""
 
     version: str
-    """The release by whose rules it was judged."""
+    """Release whose rules judged it."""
     asked: str = ""
-    """The version that was meant, where it is not known and `version` is only the nearest; else empty."""
+    """Requested version, if it is unknown and `version` is only the nearest; else empty."""
     setup: Setup
     findings: tuple[Finding, ...]
     resolved: Resolved | None
-    """None where the config is rejected, or there is no speculation."""
+    """None if the config is rejected, or without speculation."""
     unchecked: Mapping[str, int] = field(default_factory=dict)
-    """How many rules wait for what was not given: `target`, `drafter`, `weights` or `gpu` -> rules."""
+    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights` or `gpu`."""
     defects: tuple[Defect, ...] = ()
-    """Known defects whose condition the setup meets, those that only a service's counters can tell among them."""
+    """Known defects whose condition the setup meets, including those that only a service's counters can show."""
     is_judged: bool = True
-    """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
+    """False if the server's behavior is unknown: its release, or a table of it, is unknown, or its text leaves
     something open."""
 
     @property
     def release(self) -> str:
-        """The judging release and the intended one, in words; empty for a setup that was never read."""
+        """The judging release and the requested one, in words; empty for a setup that was not read."""
         if not self.version:
             return ""
         return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"
 
     @property
     def outcome(self) -> CheckOutcome:
-        """What becomes of the setup: everything that is said of it as a whole is derived from this.
+        """What happens to the setup: the source of every statement about it as a whole.
 
-        An error of reading, such as a `--config` file that is missing, is one of the server too. What every release
-        refuses is refused where nobody knows the release.
+        An error of reading, such as a missing `--config` file, is also an error of the server. What every release
+        rejects is rejected for an unknown release too.
         """
+        of_reading = Effect.REJECTED if self.is_judged else Effect.UNKNOWN
         errors = [each for each in self.findings if each.severity is Severity.ERROR]
-        effects = {each.effect for each in errors if isinstance(each, Ruling)}
-        if self.is_judged and any(not isinstance(each, Ruling) for each in errors):
-            effects.add(Effect.REJECTED)
+        effects = {each.effect if isinstance(each, Ruling) else of_reading for each in errors}
         if Effect.REJECTED in effects:
             return CheckOutcome.REJECTED
+        if self.is_judged and effects - {Effect.UNKNOWN}:
+            return CheckOutcome.FAILS_LATER
+        if errors:
+            return CheckOutcome.CANNOT_BE_JUDGED
         if not self.is_judged:
             return CheckOutcome.NOT_JUDGED
-        if effects - {Effect.UNKNOWN}:
-            return CheckOutcome.FAILS_LATER
         told = (each for each in self.findings if isinstance(each, Ruling) and each.severity is not Severity.INFO)
         return CheckOutcome.NOT_JUDGED if any(each.effect is Effect.UNKNOWN for each in told) else CheckOutcome.ACCEPTED
 
     @property
     def accepted(self) -> bool | None:
-        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
-        return {CheckOutcome.REJECTED: False, CheckOutcome.NOT_JUDGED: None}.get(self.outcome, True)
+        """Whether the server would create its configuration objects; start-up may still fail. None if unknown."""
+        unknown = (CheckOutcome.NOT_JUDGED, CheckOutcome.CANNOT_BE_JUDGED)
+        return None if self.outcome in unknown else self.outcome is not CheckOutcome.REJECTED
 
     def fails(self, fail_on: FailOn) -> bool:
-        """Say whether the setup fails a gate: `error` is also what nothing at all could be said of."""
-        severities = {each.severity for each in self.findings}
-        is_wrong = self.outcome in (CheckOutcome.REJECTED, CheckOutcome.FAILS_LATER) or Severity.ERROR in severities
-        is_unknown = self.outcome is CheckOutcome.NOT_JUDGED
+        """Return whether the setup fails a gate; `error` includes setups that an error keeps from being judged."""
+        is_fine = self.outcome is CheckOutcome.ACCEPTED
         return {
             "never": False,
-            "error": is_wrong,
-            "unknown": is_wrong or is_unknown,
-            "warning": is_wrong or is_unknown or Severity.WARNING in severities,
+            "error": not is_fine and self.outcome is not CheckOutcome.NOT_JUDGED,
+            "unknown": not is_fine,
+            "warning": not is_fine or any(each.severity is Severity.WARNING for each in self.findings),
         }[fail_on]

@@ -40,7 +40,7 @@ _PLATFORMS: Mapping[str, tuple[str, ...]] = {
 
 
 def find_met(context: Context, resolved: Resolved, *, possibly: bool = False) -> Iterator[Defect]:
-    """Yield the rows of the release whose condition surely holds, whoever tells them; or all that may hold."""
+    """Yield the rows of the release whose condition certainly holds, for any verb; or all that may hold."""
     facts: Mapping[str, Any] | None = None
     for row in find_open(context.release.version, resolved.facts.name):
         facts = facts or read_facts(context, resolved)
@@ -50,7 +50,7 @@ def find_met(context: Context, resolved: Resolved, *, possibly: bool = False) ->
 
 
 def find_met_by_plugin(context: Context) -> Iterator[Defect]:
-    """Yield the rows of arctic-inference whose condition holds of the JSON as written: nothing else of it is known."""
+    """Yield the rows of arctic-inference whose condition holds for the JSON as written; nothing else is known."""
     facts = {"keys": context.keys, "written_method": context.keys.get("method")}
     for row in find_open(context.release.version, None):
         if row.component == "arctic-inference" and decide(row.when, facts) is True:
@@ -58,7 +58,7 @@ def find_met_by_plugin(context: Context) -> Iterator[Defect]:
 
 
 def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Finding]) -> Iterator[Ruling]:
-    """Yield the known defects that `check` tells of a setup."""
+    """Yield the known defects that `check` reports for a setup."""
     said = {each.code for each in found}
     for row in met:
         if row.told_by != "watch" and said.isdisjoint(row.rules):
@@ -66,16 +66,16 @@ def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Findin
 
 
 def contradicts(finding: Finding, rows: Iterable[Defect]) -> bool:
-    """Say whether a finding praises a feature that one of the rows is about."""
+    """Return whether a finding says that a feature works, and a row says that it has a fault."""
     fact = _PRAISED_FOR.get(finding.code)
     return fact is not None and any(fact in names_in(row.when) for row in rows)
 
 
 def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
-    """Return what rows may ask of a setup, by name; what is not known is missing or `UNKNOWN`.
+    """Return the facts about a setup for the conditions of rows, by name; unknown ones are missing or `UNKNOWN`.
 
-    `target` and `drafter` are lists of words: family, class, model type and traits. `flags`, `keys` and `env` hold what
-    was given over the defaults.
+    `target` and `drafter` are lists of words: family, class, model type and traits. `flags`, `keys` and `env` hold
+    given values over defaults.
     """
     flags, given, sizes = context.flags, context.given, context.sizes
     target = _describe_model(context.target, context.setup.target)

@@ -1,8 +1,8 @@
-"""The state that every stage of `check` starts from, and the form of a stage: a generator of findings with a result.
+"""The input of every stage of `check`, and the form of a stage: a generator of findings that returns a result.
 
 spec = yield from infer_method(context, spec)
 
-reads like vLLM's own code, keeps the findings in its order, and changes no value. Rules that lead to no new value are
+reads like vLLM's own code, keeps the findings in its order, and changes no value. Rules that produce no new value are
 plain iterators of rulings, named `find_*`.
 """
 
@@ -31,58 +31,58 @@ class Context:
     setup: Setup
     release: Release
     rules: Rulebook
-    """The rules as the release has them."""
+    """The rules of the release."""
     flags: Mapping[str, Any]
-    """Engine arguments by field name: those given, over the release's defaults."""
+    """Engine arguments by field name: given values over the release's defaults."""
     given: Mapping[str, Any]
-    """Only the engine arguments that were given, typed as the parser hands them on; faulty ones are left out."""
+    """Only the given engine arguments, typed as the parser passes them on; without faulty ones."""
     spec: Mapping[str, Any] | None
     """The speculative JSON as written, with the `--spec-*` flags merged in; None without speculation."""
     keys: Mapping[str, Any]
-    """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
+    """The speculative JSON with dashed keys as vLLM reads them; empty without speculation."""
     target: ModelConfig | None
-    """The served model; None for one that is neither on disk nor in the table."""
+    """The served model; None if it is neither on disk nor in the table."""
     drafter: ModelConfig | None
-    """None without `model`, and for one that is neither on disk nor in the table."""
+    """None without `model`, or if it is neither on disk nor in the table."""
     draft_config: Mapping[str, Any]
-    """The drafter's config.json; empty if missing or unknown here."""
+    """The drafter's config.json; empty if missing or unknown."""
     faults: tuple[Finding, ...] = ()
-    """What can be no model: directories without a readable config.json, and URLs; `where` names them."""
+    """Findings about sources that cannot be a model: directories without a readable config.json, and URLs."""
     verifier: str | None = None
-    """Name of the served model where the model that was given is a speculators checkpoint, which names it."""
+    """Name of the served model, if the given model is a speculators checkpoint that names it."""
     doubled: tuple[str, ...] = ()
-    """Flags of `SPEC_FLAGS` whose key the JSON holds too."""
+    """Flags of `SPEC_FLAGS` whose key is also in the JSON."""
     rulings: tuple[Ruling, ...] = ()
-    """What was found while flags and models were read."""
+    """Rulings from reading flags and models."""
     platform: Platform = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Directories of the server that hold a model of the hub: path -> the model's name."""
+    """Directories of the server with a model of the hub: path -> the model's name."""
     installed: frozenset[str] | None = None
-    """Optional Python packages that the server has, by their names on the index; None: they are not known here."""
+    """Optional Python packages that the server has, by their names on the index; None if unknown."""
 
     on: frozenset[str] = field(init=False)
-    """Flags that are given and neither false nor empty; the defaults of flags that are asked for here are all off."""
+    """Given flags that are neither false nor empty; all flags looked up here are off by default."""
     sizes: Mapping[str, int] = field(init=False)
-    """Flags that hold a number; one whose default depends on the GPU is not among them."""
+    """Flags that hold a number, except those whose default depends on the GPU."""
     objects: Mapping[str, Mapping[str, Any]] = field(init=False)
     """Flags that are given as a JSON object, as text or typed."""
     stages: int = field(init=False)
-    """Pipeline stages, 1 where the flag is no number."""
+    """Number of pipeline stages; 1 if the flag is not a number."""
     cudagraph_mode: str = field(init=False)
-    """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
+    """Requested mode of CUDA graphs, in capitals; empty without one."""
     runs_eagerly: bool = field(init=False)
     """Whether the operator has turned CUDA graphs off."""
     lacks_full_graphs: bool = field(init=False)
-    """Whether the mode asked for has no graphs of whole steps."""
+    """Whether the requested mode has no graphs of whole steps."""
     insists_on_v1: bool = field(init=False)
     """Whether the environment forbids the V0 engine."""
     is_known_to_v1: bool = field(init=False)
-    """Whether the first V1 engine knows the method by the name that is written."""
+    """Whether the first V1 engine knows the method by its given name."""
     runs_on_v0: bool = field(init=False)
-    """Whether the V0 engine serves the setup: the rules about V1's runners then do not apply."""
+    """Whether the V0 engine serves the setup; rules about V1's runners then do not apply."""
     chunks_prefill: bool = field(init=False)
-    """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
+    """Whether prompts may be split over steps; V0 does not split them by default while it speculates."""
 
     def __post_init__(self) -> None:
         fill = partial(object.__setattr__, self)
@@ -138,14 +138,14 @@ Step = Generator[Ruling, None, _T]
 
 
 def collect(step: Step[_T]) -> tuple[tuple[Ruling, ...], _T]:
-    """Run a step to its end and return what it found, and what it returned."""
+    """Run a step to its end; return its findings and its result."""
     found: list[Ruling] = []
     value = run(step, found.append)
     return tuple(found), value
 
 
 def run(step: Step[_T], tell: Callable[[Ruling], None]) -> _T:
-    """Run a step to its end, tell what it finds as it finds it, and return what it returns."""
+    """Run a step to its end, pass on findings as they occur, and return its result."""
     while True:
         try:
             tell(next(step))

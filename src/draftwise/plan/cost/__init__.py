@@ -1,1 +1,1 @@
-"""Models how long a step of a server lasts: the work of a pass, a few fitted constants, and residuals."""
+"""Models the time of a server's step: the work of a pass, a few fitted constants, and residuals."""

@@ -41,23 +41,23 @@ class GraphPlan:
     """The graphs that a server captures."""
 
     sizes: tuple[int, ...] = ()
-    """Tokens of a step, in order; empty where steps need no graphs, or where they are not known."""
+    """Captured tokens per step, ascending; empty if steps need no graphs, or if unknown."""
     holes: tuple[range, ...] = ()
-    """Numbers of sequences that find no full graph although a larger one is there."""
+    """Numbers of sequences that find no full graph although a larger one exists."""
     mixed_lengths: bool = False
-    """Whether steps whose sequences verify different numbers of tokens run without a full graph."""
+    """Whether steps run without a full graph if their sequences verify different numbers of tokens."""
     full: bool = True
     """Whether steps are captured as a whole."""
 
     def place(
         self, sequences: float, tokens: float, *, prefill_tokens: float = 0.0, uneven: bool = False
     ) -> tuple[Graph, float | None]:
-        """Return how a step is launched, and the tokens that it is padded to; None where it is not padded.
+        """Return how a step is launched, and the tokens that it is padded to; None without padding.
 
         Args:
-            sequences: that decode.
-            tokens: that are computed for them.
-            prefill_tokens: of prompts in the same step, which full graphs do not take.
+            sequences: number of decoding sequences.
+            tokens: tokens computed for them.
+            prefill_tokens: prompt tokens in the same step, which full graphs do not support.
             uneven: whether sequences verify different numbers of tokens.
         """
         if not self.sizes:
@@ -76,7 +76,7 @@ def plan_graphs(setup: Setup) -> tuple[GraphPlan, Resolved | None]:
     """Return the graphs of a vLLM setup and its speculative config as the release resolves it.
 
     Raises:
-        InvalidSetup: the release is not known.
+        InvalidSetup: the release is unknown.
     """
     context = get_context(setup)
     resolved = check_context(context).resolved
@@ -110,7 +110,7 @@ _FIRST_SPREAD = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A measured point, and what a model of all other points predicts for it."""
+    """A measured point, and its prediction by a model of all other points."""
 
     point: StepPoint
     predicted_ms: float
@@ -125,7 +125,7 @@ class CalibratedCosts:
     """The cost model of a calibration, fitted when it is made.
 
     Raises:
-        InvalidSetup: its config.json is not that of a decoder, or its release is not known.
+        InvalidSetup: its config.json does not describe a decoder, or its release is unknown.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -152,11 +152,11 @@ class CalibratedCosts:
 
         Args:
             setting: name of the server.
-            k: most tokens that it drafts a sequence; the baseline has 0.
-            sequences: that decode.
-            context: mean length, in tokens.
-            drafted: mean draft tokens a sequence; None for k.
-            prefill_tokens: of prompts in the same step.
+            k: maximum draft tokens per sequence; 0 for the baseline.
+            sequences: number of decoding sequences.
+            context: their mean length in tokens.
+            drafted: mean draft tokens per sequence; None for k.
+            prefill_tokens: prompt tokens in the same step.
         """
         server = self._servers[setting]
         drafting = server.drafting(k) if k else None
@@ -176,17 +176,17 @@ class CalibratedCosts:
         )
 
     def predict(self, steps: Sequence[DecodeStep]) -> Prediction:
-        """Return how long steps last, and how sure that is."""
+        """Return the times of steps, with their uncertainty."""
         return self.model.predict(steps)
 
     def reach(self, setting: str) -> float:
-        """Return the largest batch that was measured on a server, or on any server where it was measured on none."""
+        """Return the largest batch measured on a server, or on any server if that one has no points."""
         own = [point.batch for point in self.calibration.points_of(setting)]
         return max(own or [point.batch for point in self.calibration.points], default=0.0)
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Each point with the prediction of a model fitted to all others."""
+        """Each point, with its prediction by a model fitted to all others."""
         points, near = self.calibration.points, self.model.machine.constants
         return tuple(
             LeftOut(
@@ -197,7 +197,7 @@ class CalibratedCosts:
         )
 
     def left_out_error(self, quantile: float = 0.5) -> float:
-        """Return a quantile of the absolute errors of points that were left out."""
+        """Return a quantile of the absolute leave-one-out errors."""
         return float(np.quantile([abs(each.error) for each in self.left_out], quantile)) if self.left_out else math.nan
 
     def _fit(self, points: Sequence[StepPoint], near: Constants | None = None) -> CostModel:

@@ -1,4 +1,4 @@
-"""The time of any step from few measured ones: fitted physics, and a Gaussian process over its residuals."""
+"""The time of any step from a few measured ones: fitted physics, and a Gaussian process over its residuals."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LEAST_DAMPING, _FIRST_DAMPING, _MOST_DAMPING = 1e-9, 1e-3, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A kind of step and how long it took."""
+    """A kind of step and its measured time."""
 
     step: DecodeStep
     seconds: float
     noise: float = 0.012
-    """Standard deviation of the logarithm: how far a repetition would be off."""
+    """Standard deviation of the logarithm between repetitions."""
     moment: str = ""
-    """What was measured at the same time has the same: it shares what the machine did then."""
+    """Label of the moment; steps measured at the same moment share the machine's state."""
 
 
 def covary_noise(measured: Sequence[MeasuredStep], noises: Sequence[float]) -> NDArray[np.float64]:
-    """Return the covariance of the errors of measured steps: their own, and that of the moment that some share."""
+    """Return the covariance of the errors of measured steps: each one's own, and that of a shared moment."""
     moments = np.array([each.moment for each in measured], dtype=object)
     shared = (moments[:, None] == moments[None, :]) & (moments != "")[:, None]
     found: NDArray[np.float64] = np.diag(np.square(noises)) + _MOMENT_SD**2 * shared
@@ -45,16 +45,16 @@ def covary_noise(measured: Sequence[MeasuredStep], noises: Sequence[float]) -> N
 
 
 def log_seconds(machine: Machine, steps: Sequence[DecodeStep]) -> NDArray[np.float64]:
-    """Return the logarithm of the seconds that the physics gives each step."""
+    """Return the logarithm of each step's seconds by the physics."""
     return np.log([machine.seconds(step) for step in steps])
 
 
 def fit_machine(
     machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], near: Constants | None = None
 ) -> Machine:
-    """Return the machine with the constants that its measured steps and the prior agree on best.
+    """Return the machine with the constants that fit its measured steps and the prior best.
 
-    What no measured step depends on keeps its prior value.
+    Constants that no measured step depends on keep their prior value.
     """
     names = _find_free(machine, measured)
     misses = _make_misses(machine, prior, measured, names)
@@ -65,8 +65,8 @@ def fit_machine(
 def find_expert_doubt(
     fitted: Machine, prior: Prior, measured: Sequence[MeasuredStep], steps: Sequence[DecodeStep]
 ) -> NDArray[np.float64]:
-    """Return the covariance of the logarithms of steps that comes from not knowing how far tokens share experts: steps
-    that read all of them say nothing of those that read few."""
+    """Return the covariance of the logarithms of steps from not knowing how far tokens share experts: steps that read
+    all experts do not show the time of steps that read few."""
     names = _find_free(fitted, measured)
     if not set(_SPREADS) <= set(names):
         return np.zeros((len(steps), len(steps)))
@@ -157,22 +157,22 @@ _Value = Callable[[DecodeStep], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Logarithms of the seconds of several steps, and how sure they are together."""
+    """Logarithms of the seconds of several steps, with their joint uncertainty."""
 
     logs: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    """Covariance of the logarithms: steps of one kind are wrong together, which cancels in their ratio."""
+    """Covariance of the logarithms: errors of similar steps correlate, and cancel in their ratio."""
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """How long each step lasts."""
+        """Seconds of each step."""
         seconds: NDArray[np.float64] = np.exp(self.logs)
         return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """A fitted machine, and what its physics missed of the measured steps."""
+    """A fitted machine, and the residuals of the measured steps."""
 
     machine: Machine
     prior: Prior
@@ -183,7 +183,7 @@ class CostModel:
     """Inverse of the covariance of the measured steps."""
 
     def predict(self, steps: Sequence[DecodeStep]) -> Prediction:
-        """Return how long steps last."""
+        """Return the times of steps."""
         near = _covary(self.prior, steps, [each.step for each in self.measured])
         experts = find_expert_doubt(self.machine, self.prior, self.measured, steps)
         return Prediction(
@@ -192,14 +192,14 @@ class CostModel:
         )
 
     def seconds(self, step: DecodeStep) -> float:
-        """Return how long one step lasts."""
+        """Return the seconds of one step."""
         return float(self.predict([step]).seconds[0])
 
 
 def fit_cost_model(
     machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], near: Constants | None = None
 ) -> CostModel:
-    """Return the model of measured steps; without any, that of the prior."""
+    """Return the model of measured steps; without any, the prior's."""
     fitted = fit_machine(machine, prior, measured, near) if measured else replace(machine, constants=prior.constants)
     steps = [each.step for each in measured]
     noise = covary_noise(measured, [each.noise for each in measured])

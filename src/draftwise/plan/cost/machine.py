@@ -22,28 +22,28 @@ class Constants:
     step_s: float
     """Fixed seconds of every step."""
     row_s: float
-    """Seconds of each token that a step verifies: logits and sampling."""
+    """Seconds per token that a step verifies, for logits and sampling."""
     bytes_per_s: float
-    """Rate at which weights are read."""
+    """Bytes per second of reading weights."""
     flops_per_s: float
-    """Rate at which matrix products are computed."""
+    """FLOP/s of matrix products."""
     kv_bytes_per_s: float
-    """Rate at which attention reads keys and values."""
+    """Bytes per second of attention reading keys and values."""
     sharpness: float
-    """Exponent p of (reading^p + computing^p)^(1/p): how far the two overlap; the larger, the more."""
+    """Exponent p of (reading^p + computing^p)^(1/p); the larger, the more the two overlap."""
     sync_s: float
-    """Seconds added to a step that is not scheduled asynchronously."""
+    """Seconds added to a step without asynchronous scheduling."""
     sync_per_sequence_s: float
     piecewise_s: float
-    """Seconds added to a step without a full CUDA graph, where others of its size have one, or with prompts."""
+    """Seconds added to a step without a full CUDA graph, if others of its size have one, or with prompts."""
     uncaptured_s: float
-    """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
+    """Minimum seconds of a drafting step beyond the largest captured size, whose kernels are launched one by one."""
     batch_spread: float = 1.0
-    """Exponent for a mixture: n sequences choose as many experts as n ** batch_spread independent tokens."""
+    """Exponent for a mixture of experts: n sequences choose as many experts as n ** batch_spread independent tokens."""
     draft_spread: float = 1.0
-    """The same exponent for the n tokens of one sequence that a step verifies, which may choose more alike."""
+    """Likewise for the n tokens that a step verifies of one sequence, which may choose more similarly."""
     drafting: Mapping[str, float] = field(default_factory=dict)
-    """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `knowledge.advice`; 1 where none is given."""
+    """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `knowledge.advice`; 1 by default."""
 
     def with_logs(self, names: Sequence[str], logs: Sequence[float]) -> Constants:
         """Return the constants with some of them set to the exponentials of numbers.
@@ -66,7 +66,7 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is known of a machine's constants before anything is measured on it."""
+    """What is known about a machine's constants before any measurement."""
 
     constants: Constants
     spread: Mapping[str, float]
@@ -74,11 +74,11 @@ class Prior:
     drafting_spread: float
     """Standard deviation of the logarithm of each method's factor on its overhead."""
     tolerance: float = 0.03
-    """Relative error that the physics may add to that of the measurement (kernels that switch, tiles)."""
+    """Relative error of the physics in addition to the measurement's (kernel switches, tiles)."""
     rows_sd: float = 0.04
-    """What the physics misses of steps with as many rows (standard deviation of the logarithm)."""
+    """Error of the physics that steps with equal rows share (standard deviation of the logarithm)."""
     rows_reach: float = 0.9
-    """Ratio of rows (e^reach) over which that changes."""
+    """Logarithm of the ratio of rows over which that error changes."""
 
     def spread_of(self, name: str) -> float:
         """Return the standard deviation of a constant's logarithm."""
@@ -115,7 +115,7 @@ _CPU_SPREAD = {
 
 
 def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
-    """Return what a data sheet says of a GPU, at the shares of it that were measured (`knowledge.advice`)."""
+    """Return the constants from a GPU's data sheet, scaled by measured shares (`knowledge.advice`)."""
     costs = read_step_costs()
     tflops = gpu.fp8_tflops if fast_arithmetic and gpu.fp8_tflops else gpu.bf16_tflops
     constants = Constants(
@@ -134,9 +134,9 @@ def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
 
 
 def cpu_prior() -> Prior:
-    """Return orders of magnitude for a processor: a calibration decides.
+    """Return orders of magnitude for a CPU; a calibration decides.
 
-    What more rows cost is measured with weights of four bits (benchmarks/cpu/packed_rows.py): 4 rows take 1.31 of one.
+    The cost of more rows was measured with 4-bit weights (benchmarks/cpu/packed_rows.py): 4 rows take 1.31 times one.
     """
     constants = Constants(
         step_s=1e-3,
@@ -161,9 +161,9 @@ class Graph(StrEnum):
     FULL = "full"
     """One CUDA graph, or no need for one."""
     PIECEWISE = "piecewise"
-    """Graphs between attentions: steps of mixed lengths, with a prompt's tokens, or in a hole of the grid."""
+    """Graphs between attention layers: steps of mixed lengths, with prompt tokens, or in a hole of the grid."""
     NONE = "none"
-    """One by one: beyond the largest captured size."""
+    """No graph: beyond the largest captured size, kernels are launched one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def _kept_by_layer(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """What determines how long a method takes to draft."""
+    """What determines the drafting time of a method."""
 
     method: str
     work: Work | None
@@ -199,9 +199,9 @@ class Drafting:
     asynchronous: bool
     """Whether the server keeps asynchronous scheduling with it."""
     kv_bytes_per_token: float = 0.0
-    """Bytes a token of the drafter's own layers, on each GPU."""
+    """KV bytes per token of the drafter's own layers, on each GPU."""
     parallel: bool = False
-    """Whether a drafter that usually makes one pass a token makes one for all (`parallel_drafting`)."""
+    """Whether a drafter that usually makes one pass per token makes one for all (`parallel_drafting`)."""
 
     @property
     def one_pass(self) -> bool:
@@ -210,7 +210,7 @@ class Drafting:
 
     @property
     def kind(self) -> str:
-        """What drafters of equal overhead have in common: the method, and whether it drafts in parallel."""
+        """Label that drafters of equal overhead share: the method, and whether it drafts in parallel."""
         return f"{self.method} parallel" if self.parallel else self.method
 
     @property
@@ -227,14 +227,14 @@ class DecodeStep:
     drafting: Drafting | None = None
     """None without speculation."""
     drafted: float = 0.0
-    """Tokens drafted a sequence, for the next step."""
+    """Draft tokens per sequence, made for the next step."""
     verified: float = 0.0
-    """Draft tokens verified a sequence; fewer than are drafted under a schedule that verifies less."""
+    """Draft tokens verified per sequence; fewer than drafted under a schedule that verifies less."""
     prefill_tokens: float = 0.0
-    """Tokens of prompts that are computed in the same step."""
+    """Prompt tokens computed in the same step."""
     graph: Graph = Graph.FULL
     padded_rows: float | None = None
-    """Tokens that the step is padded to by its graph; None where it is not padded."""
+    """Tokens to which its graph pads the step; None without padding."""
 
     @property
     def rows(self) -> float:
@@ -244,7 +244,7 @@ class DecodeStep:
 
     @property
     def sampled_rows(self) -> float:
-        """Rows whose next token is chosen: all but those of prompts."""
+        """Rows whose next token is sampled: all except those of prompts."""
         return self.rows - self.prefill_tokens
 
 
@@ -278,12 +278,12 @@ class Machine:
         return self.seconds(DecodeStep(batch=batch))
 
     def drafting_s(self, batch: DecodeBatch, drafting: Drafting, k: int) -> float:
-        """Return the seconds of a step that drafts and verifies k tokens a sequence."""
+        """Return the seconds of a step that drafts and verifies k tokens per sequence."""
         return self.seconds(DecodeStep(batch=batch, drafting=drafting, drafted=k, verified=k))
 
     def idle_s(self, batch: DecodeBatch, drafting: Drafting) -> float:
-        """Return the seconds of a step that verifies nothing while the drafter makes one pass, as k = 0 in a schedule
-        does: it stays in step with the target."""
+        """Return the seconds of a step that verifies nothing while the drafter makes one pass to keep its cache
+        complete, as with k = 0 in a schedule."""
         return self.seconds(DecodeStep(batch=batch, drafting=drafting, drafted=1, verified=0))
 
     def break_even(self, batch: DecodeBatch, drafting: Drafting, k: int) -> float:
@@ -322,7 +322,7 @@ class Machine:
         return time + keys / self.constants.kv_bytes_per_s
 
     def choosers(self, sequences: float, rows: float) -> float:
-        """Return the number of tokens choosing independently that would choose as many experts as these rows do."""
+        """Return the number of independent tokens that would choose as many experts as these rows."""
         constants = self.constants
         return float(sequences**constants.batch_spread * (rows / sequences) ** constants.draft_spread)
 

@@ -31,12 +31,12 @@ class Work:
     """Fraction of the routed experts that one token activates."""
     flops_per_row: float
     head_flops_per_row: float = 0.0
-    """Part of `flops_per_row` that chooses tokens: a drafter's first pass has it for the rows that it drafts at."""
+    """Part of `flops_per_row` for choosing tokens; a drafter's first pass has it only for rows that it drafts at."""
     weights: int
     """Parameters of the whole model, on all GPUs."""
 
     def bytes_for(self, tokens: float) -> float:
-        """Return the bytes of weights that a pass reads for `tokens` that choose experts independently."""
+        """Return the bytes of weights that a pass reads for `tokens` with independent choices of experts."""
         return self.dense_bytes + self.expert_bytes * self.expert_share(tokens)
 
     def expert_share(self, tokens: float) -> float:
@@ -45,7 +45,7 @@ class Work:
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:
-    """Return the work of a language model; None for a config that is not a decoder's."""
+    """Return the work of a language model; None if the config is not a decoder's."""
     text = read_text_config(config)
     try:
         shape = read_shape(text)
@@ -62,11 +62,11 @@ def find_drafter_work(
     """Return the work of one pass of a head or module; None for methods without weights and unknown shapes.
 
     Args:
-        method: as vLLM spells it.
-        k: tokens that it drafts: how many heads Medusa has.
+        method: method in vLLM's spelling.
+        k: draft tokens, which is the number of Medusa's heads.
         target: the target's config.json.
         drafter: the drafter's config.json; None assumes the usual layout of its method.
-        precision: of the target's own modules; heads and models of their own are in 16 bit.
+        precision: precision of the target's own modules; separate heads and models have 16 bits.
         tensor_parallel_size: GPUs that share every layer.
     """
     text = read_text_config(target)
@@ -88,10 +88,10 @@ def find_drafter_work(
 def count_drafter_kv(
     method: str, k: int, target: Config, drafter: Config | None, tensor_parallel_size: int = 1
 ) -> float:
-    """Return the bytes that a drafter's own layers keep of a token on each GPU, in 16 bit; 0 for one that keeps none.
+    """Return the KV bytes per token of a drafter's own layers on each GPU, in 16 bits; 0 without such layers.
 
     Raises:
-        InvalidSetup: the drafter's shape is not known.
+        InvalidSetup: the drafter's shape is unknown.
     """
     described = describe_drafter(method, k, read_text_config(target), drafter)
     if described.shape is None or not described.facts.keeps_kv:

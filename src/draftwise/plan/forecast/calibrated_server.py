@@ -1,4 +1,4 @@
-"""Calibrated servers on one kind of traffic: their steps, how long requests wait, and which of them were replayed."""
+"""Calibrated servers on one kind of traffic: step times, waiting times, and which of them were replayed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class CalibratedServer:
     """The steps of a calibrated server at one draft length, on one kind of traffic.
 
     Args:
-        costs: what is known of its steps.
-        setting: its name.
-        k: most tokens that it drafts; 0 for the baseline.
-        context: mean length of the sequences, in tokens.
-        drafted: mean draft tokens a sequence; None for k.
+        costs: cost model of its steps.
+        setting: name of the server.
+        k: maximum draft tokens; 0 for the baseline.
+        context: mean length of the sequences in tokens.
+        drafted: mean draft tokens per sequence; None for k.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class CalibratedServer:
 
 
 def match_settings(profile: Profile, calibration: Calibration) -> list[tuple[CalibratedSetting, Acceptance]]:
-    """Return the calibrated servers with what was replayed of them, by temperature and group.
+    """Return the calibrated servers with their replayed acceptance, by temperature and group.
 
-    A server that tells its resolved config may have more keys than what was replayed: where a method is calibrated
-    once and replayed in one form, they are the same.
+    A server that reports its resolved config may have more keys than the replayed one. If a method is calibrated once
+    and replayed in one form, they count as the same.
     """
     found = []
     for setting in calibration.candidates:
@@ -79,9 +79,9 @@ _MAX_WAIT_STEPS = 4.0
 
 
 def find_waiting(costs: CalibratedCosts, setting: str) -> Waiting:
-    """Return what first tokens took beyond the steps that computed their prompts; nothing where that was not measured.
+    """Return the wait for first tokens beyond the steps that compute their prompts; zero if not measured.
 
-    With one request in flight it is the front end's time, with several also steps that were under way.
+    With one request in flight, it is the front end's time; with several, also steps under way.
     """
     k = next(each.k for each in costs.calibration.settings if each.name == setting)
     firsts = [each for each in costs.calibration.firsts if each.setting == setting]

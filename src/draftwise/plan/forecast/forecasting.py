@@ -54,18 +54,18 @@ def forecast(
     prompt_tokens: float | None = None,
     output_tokens: float | None = None,
 ) -> Forecast:
-    """Return what is expected of every calibrated server at every k that was replayed, under each load.
+    """Return the forecast for every calibrated server at every replayed k, under each load.
 
     Args:
-        profile: what `draftwise replay` found on the traffic.
-        calibration: what `draftwise calibrate` measured on the servers.
+        profile: acceptance on the traffic, from `draftwise replay`.
+        calibration: step times of the servers, from `draftwise calibrate`.
         concurrency: requests in flight.
-        rates: requests a second, of arrivals that wait for nothing.
-        prompt_tokens: of a request, in the mean; None for the log's median.
-        output_tokens: of an answer; None for the log's mean.
+        rates: requests per second, sent without waiting for answers.
+        prompt_tokens: mean tokens per prompt; None for the log's median.
+        output_tokens: mean tokens per answer; None for the log's mean.
 
     Raises:
-        InvalidSetup: no server of the calibration was replayed, or the lengths of requests are not known.
+        InvalidSetup: no server of the calibration was replayed, or the lengths of requests are unknown.
     """
     costs = CalibratedCosts(calibration)
     traffic = _read_traffic(profile, prompt_tokens, output_tokens)
@@ -208,7 +208,7 @@ def _find_serving_sd(calibration: Calibration) -> float:
 
 
 def find_crossovers(rows: Sequence[ForecastCell]) -> tuple[ForecastCrossover, ...]:
-    """Return where the speed-up of each server and k falls to 1, over each axis with two loads or more."""
+    """Return where the speed-up of each server and k falls to 1, on each axis with at least two loads."""
     found = []
     for sweep, each in groupby(sorted(rows, key=_sweep_of), key=_sweep_of):
         line = sorted(each, key=lambda row: row.load)
@@ -263,7 +263,7 @@ def find_doubts(
     matched: Sequence[tuple[CalibratedSetting, Acceptance]],
     rows: Sequence[ForecastCell],
 ) -> Iterator[Finding]:
-    """Yield what the forecast rests on that may not hold."""
+    """Yield assumptions of the forecast that may not hold."""
     if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
         yield warning("not-replayed", names=join_names(left))
     if far := [row for row in rows if row.is_extrapolated]:

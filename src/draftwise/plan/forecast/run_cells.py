@@ -29,9 +29,9 @@ def find_hopeless(
 ) -> dict[str, str]:
     """Return the candidates that are not worth measuring, each with a clause that says why.
 
-    In every cell the interval of such a candidate ends below the beginning of the best one's, or below the smallest
-    change worth making. One of which nothing is forecast in some cell is always worth it. So is the most promising
-    one: that nothing pays is for a measurement to say.
+    In every cell, the interval of such a candidate ends below the start of the best one's, or below the smallest change
+    worth making. A candidate without a forecast in some cell is always worth measuring. So is the most promising one:
+    only a measurement can show that nothing pays.
     """
     best: dict[tuple[str, str], Expectation] = {}
     for each in expected:
@@ -63,7 +63,7 @@ def _compare(mine: Expectation, best: Expectation, bar: float) -> tuple[float, s
 
 
 def is_config_of(spec: SpecConfig, other: SpecConfig) -> bool:
-    """Return whether two configs are of one drafter: no key that both have differs, but for k."""
+    """Return whether two configs use one drafter: apart from k, all keys that both have are equal."""
     one, two = spec.to_dict(), other.to_dict()
     return all(one[key] == two[key] for key in one.keys() & two.keys() - {"num_speculative_tokens"}) and (
         one.get("model") == two.get("model")
@@ -71,7 +71,7 @@ def is_config_of(spec: SpecConfig, other: SpecConfig) -> bool:
 
 
 def accept_everything(calibration: Calibration, temperatures: Iterable[float]) -> Profile:
-    """Return a profile in which every draft token is accepted: its forecast is the most that a server can gain."""
+    """Return a profile in which every draft token is accepted: its forecast is the maximum gain of a server."""
     entries = tuple(
         Acceptance(
             candidate=setting.spec,
@@ -102,7 +102,7 @@ def _accept_all(k: int) -> AcceptanceAtK:
 
 
 def hold_against(cell: ForecastCell, comparison: Comparison) -> HeldAgainst:
-    """Return a comparison with what was forecast of it."""
+    """Return a comparison with its forecast."""
     found, measured = cell.speedup, comparison.deciding
     return HeldAgainst(
         setting=comparison.candidate,
@@ -119,7 +119,7 @@ def hold_against(cell: ForecastCell, comparison: Comparison) -> HeldAgainst:
 
 
 def find_cell(made: Forecast, setting: str, k: int, workload: str, condition: Condition) -> ForecastCell | None:
-    """Return what is forecast of a server on a workload, by the workload's own requests where the log has them."""
+    """Return a server's forecast for a workload, from the workload's own requests if the log has them."""
     same = [
         each
         for each in made.cells

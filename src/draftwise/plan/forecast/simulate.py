@@ -1,4 +1,4 @@
-"""Latencies of a forecast's servers, request by request: arrivals and lengths differ, which means do not show."""
+"""Simulates latencies of a forecast's servers request by request, with varying arrivals and lengths."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SEED = 0
 def simulate_services(
     made: Forecast, profile: Profile, calibration: Calibration, lengths: Sequence[tuple[float, float]]
 ) -> Iterator[SimulatedService]:
-    """Yield how requests fare under each load of a forecast: without speculation, and on every server at its best k.
+    """Yield simulated latencies under each load of a forecast: without speculation, and on every server at its best k.
 
-    The same requests arrive at the same times everywhere. Groups of the log are not told apart.
+    The same requests arrive at the same times on every server. Groups of the log are not distinguished.
     """
     costs, matched = CalibratedCosts(calibration), match_settings(profile, calibration)
     for axis, load in dict.fromkeys((each.axis, each.load) for each in made.cells):

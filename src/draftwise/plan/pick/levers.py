@@ -22,7 +22,7 @@ class Weight(StrEnum):
     """How strong a reason against speculation is."""
 
     ENDS = "ends"
-    """There is nothing that speculation could speed up: no method is proposed."""
+    """Speculation has nothing to speed up: no method is proposed."""
     OFF = "off"
     """Leave it off; methods are still shown, in case this changes."""
     DOUBT = "doubt"
@@ -38,13 +38,13 @@ class Lever:
 
 
 def find_levers(case: PickCase) -> tuple[Lever, ...]:
-    """Return every reason against speculation that does not depend on the method, the strongest first."""
+    """Return every reason against speculation that does not depend on the method, strongest first."""
     found = [lever for find in _FINDERS for lever in find(case)]
     return tuple(sorted(found, key=lambda lever: list(Weight).index(lever.weight)))
 
 
 def make_lever(code: str, **values: object) -> Lever:
-    """Return the lever that a rule stands for; `values` fill in its texts."""
+    """Return the lever of a rule; `values` fill its texts."""
     return Lever(weight=Weight(get_advice(code).weight), finding=give_advice(code, **values))
 
 
@@ -154,7 +154,7 @@ class MemoryCheck:
 
     case: PickCase
     plain: Sizing | None
-    """None where the target's size cannot be computed."""
+    """None if the target's size cannot be computed."""
     levers: tuple[Lever, ...]
 
     def size(self, setup: Setup) -> Sizing | None:
@@ -162,7 +162,7 @@ class MemoryCheck:
         return _size(self.case, setup)
 
     def find_shorter_context(self, sizing: Sizing) -> int | None:
-        """Return a context length that fits if the model's own does not; None if none is needed or one was given.
+        """Return a context length that fits if the model's own does not; None if it fits, or if one was given.
 
         A tenth is left free, and the traffic's own length must fit.
         """
@@ -186,7 +186,7 @@ class MemoryCheck:
         return ""
 
     def find_caveats(self, sizing: Sizing) -> Iterator[Finding]:
-        """Yield what `size` warns of because of the drafter, and that the target alone takes most of the memory."""
+        """Yield warnings of `size` about the drafter, and one if the target alone takes most of the memory."""
         known = {each.code for each in self.plain.findings} if self.plain is not None else set()
         known.discard(_TARGET_TAKES_MOST)
         for finding in sizing.findings:
@@ -195,7 +195,7 @@ class MemoryCheck:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one sequence of the traffic when it is complete."""
+        """Tokens of a complete sequence of the traffic."""
         return self.case.requirements.traffic.prompt_tokens + self.case.requirements.traffic.output_tokens
 
 

@@ -43,14 +43,14 @@ class RankedMethod:
     method: str
     setup: Setup
     report: Report
-    """What `check` says: the release accepts the setup, and the server starts."""
+    """Report of `check`: the release accepts the setup, and the server starts."""
     sizing: Sizing | None
-    """Memory of each GPU; None where the target's size cannot be computed."""
+    """Memory of each GPU; None if the target's size cannot be computed."""
     estimate: SpeedupEstimate | None
     scheduled: Mapping[str, Any] | None
     """The config with k by batch size, for varying load; None if one k is best, or the release has no such key."""
     place: int
-    """Position in the guides' order of methods: the smallest is tried first."""
+    """Position in the guides' order of methods; the smallest is tried first."""
     at_hand: bool
     """Whether the operator gave its drafter."""
     reasons: tuple[Finding, ...]
@@ -60,7 +60,7 @@ class RankedMethod:
 
     @property
     def pays(self) -> bool:
-        """Whether its expected acceptance reaches break-even, as far as that can be estimated."""
+        """Whether its expected acceptance reaches break-even; true if that cannot be estimated."""
         return self.estimate is None or self.estimate.gain is None or self.estimate.gain >= 1
 
 
@@ -306,14 +306,14 @@ class MethodRanking:
     requirements: Requirements
     version: str
     levers: tuple[Lever, ...]
-    """Reasons against speculation, the heaviest first."""
+    """Reasons against speculation, strongest first."""
     ranked: tuple[RankedMethod, ...]
     """Each is accepted by the release and fits into memory."""
     refused: tuple[Refusal, ...]
 
     @property
     def is_against(self) -> bool:
-        """Whether something speaks against speculation so strongly that no method is recommended."""
+        """Whether a reason against speculation is so strong that no method is recommended."""
         return any(lever.weight is not Weight.DOUBT for lever in self.levers)
 
     @property

@@ -25,12 +25,12 @@ from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16, Precision, get_precision, precision_of
 
 STRUCTURED_OUTPUT = "structured_outputs"
-"""Name under which `Traffic.parameters` says that requests ask for JSON, a grammar or tool calls."""
+"""Name in `ExpectedTraffic.parameters` for requests with JSON, a grammar or tool calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTraffic:
-    """What requests look like."""
+    """Properties of the requests."""
 
     kind: str | None = None
     overlap: Overlap
@@ -40,19 +40,19 @@ class ExpectedTraffic:
     repetitive: bool = False
     """Whether answers repeat earlier answers."""
     temperature: float = 0.0
-    """The median over requests."""
+    """Median over requests."""
     mixed_temperatures: bool = False
     concurrency: int = 1
-    """Requests that decode together, the median."""
+    """Median number of requests that decode together."""
     peak_concurrency: int
     prompt_tokens: int = 1024
     output_tokens: int = 256
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     parameters: frozenset[str] = frozenset()
-    """Sampling parameters that requests use besides temperature, top_p and top_k."""
+    """Sampling parameters that requests use in addition to temperature, top_p and top_k."""
     text_in_pictures: bool = False
-    """Whether what answers repeat of the prompt is in pictures, and not in its tokens."""
+    """Whether answers repeat text from pictures, not from the prompt's tokens."""
 
     @property
     def context(self) -> int:
@@ -115,7 +115,7 @@ class Requirements:
     """Whether the server cannot fetch anything."""
     can_train: bool = False
     calibration: Calibration | None = None
-    """How long steps last on the deployment's machine; None estimates that from the GPU's data sheet."""
+    """Measured step times on the deployment's machine; None to estimate them from the GPU's data sheet."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))
@@ -131,20 +131,20 @@ class GivenDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickCase:
-    """What every rule of `pick` may look at."""
+    """Input of every rule of `pick`."""
 
     requirements: Requirements
     release: Release
     target: ModelConfig
     precision: Precision
     machine: Machine | None
-    """None if the target's shape or the GPU's speed is unknown: then nothing is estimated."""
+    """None if the target's shape or the GPU's speed is unknown; then nothing is estimated."""
     given: tuple[GivenDrafter, ...]
     published: tuple[PublishedDrafter, ...]
     names: tuple[str, ...]
     """Names of the target and of checkpoints with the same config."""
     similar: tuple[PublishedDrafter, ...]
-    """Made for another checkpoint of the same config: the base of an instruct model, a directory of the same name."""
+    """Drafters for another checkpoint with the same config: the base of an instruct model, or a same-named folder."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -152,7 +152,7 @@ class PickCase:
         return _tensor_parallel_size(self.requirements)
 
     def batch(self, sequences: int | None = None) -> DecodeBatch:
-        """Return a batch of sequences of the traffic's length, as many as the median concurrency by default."""
+        """Return a batch of sequences of the traffic's length, by default with the median concurrency."""
         traffic = self.requirements.traffic
         return DecodeBatch(sequences=sequences or traffic.concurrency, context=traffic.context)
 

@@ -1,4 +1,4 @@
-"""The acceptance that a method needs at the operator's load, the one to expect, and how many tokens to draft."""
+"""The acceptance that a method needs at your load, the acceptance to expect, and how many tokens to draft."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ExpectedAcceptance:
     high: float
     expected: float
     cautious: float
-    """Acceptance to choose the draft length from: a length that is too large costs more than one too small."""
+    """Acceptance for choosing the draft length: too large a length costs more than too small a one."""
     factor: float = 1.0
-    """What the traffic's temperature has taken off: the other numbers have it in them."""
+    """Factor for the traffic's temperature, already applied to the other numbers."""
     source: str
 
 
 def expect(case: PickCase, proposal: Proposal) -> ExpectedAcceptance | None:
     """Return what to expect of a proposal at the traffic's temperature; None for a method without a prior.
 
-    Nothing is expected that is higher than what was measured: of this kind of traffic, else of any. A drafter that was
-    trained for one kind is not expected to do better on another.
+    The expectation never exceeds measured acceptance, on this kind of traffic or else on any. A drafter trained for one
+    kind is not expected to do better on another.
     """
     traffic, advice = case.requirements.traffic, get_method(proposal.method).advice
     prior, seen = advice.find_prior(traffic.overlap), advice.seen_acceptance
@@ -60,7 +60,7 @@ def expect(case: PickCase, proposal: Proposal) -> ExpectedAcceptance | None:
 
 
 def find_context_factor(case: PickCase, proposal: Proposal) -> float:
-    """Return how often a draft token is accepted at the traffic's context length, relative to a short one.
+    """Return the factor on acceptance at the traffic's context length, relative to a short one.
 
     A lookup finds as much in a long text as in a short one.
     """
@@ -124,7 +124,7 @@ _PRIOR_WIDTH = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEvidence:
-    """What was measured or published of a target and a method, as far as it stands for the estimate or limits it."""
+    """Measured or published results of a target and a method that replace the estimate or limit it."""
 
     expected: float
     low: float
@@ -133,14 +133,14 @@ class PairEvidence:
 
     @classmethod
     def at_most(cls, most: float, span: tuple[float, float], reason: Finding) -> PairEvidence:
-        """Return the bound of an estimate that a reading exceeds in no load."""
+        """Return the bound for an estimate whose readings stay below `most` at every load."""
         high = min(span[1], most * _PRIOR_WIDTH)
         return cls(expected=most, low=min(span[0], most / _PRIOR_WIDTH), high=max(most, high), reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupEstimate:
-    """Expected acceptance against break-even, for one k and one load."""
+    """Expected acceptance compared with break-even, for one k and one load."""
 
     k: int
     sequences: int
@@ -150,11 +150,11 @@ class SpeedupEstimate:
     baseline_s: float | None
     """Seconds of a step without drafting: the baseline's time per output token."""
     bound: PairEvidence | None = None
-    """What was read of the pair, which counts instead; None where nothing was, or it is no limit."""
+    """Result of the pair that replaces the estimate; None without one, or if it is no limit."""
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per output token at the expected acceptance; None where nothing is estimated."""
+        """Seconds per output token at the expected acceptance; None if nothing is estimated."""
         if self.baseline_s is None or self.gain is None:
             return None
         return self.baseline_s / self.gain
@@ -166,20 +166,20 @@ class SpeedupEstimate:
 
     @property
     def length_range(self) -> tuple[float, float]:
-        """Tokens per step at both ends of what may be expected."""
+        """Tokens per step at both ends of the expected acceptance."""
         low, high = self.expectation.low, self.expectation.high
         return compute_acceptance_length(low, self.k), compute_acceptance_length(high, self.k)
 
     @property
     def needed_acceptance(self) -> float | None:
-        """Acceptance that reaches break-even; None if none does, or if nothing is estimated."""
+        """Acceptance that reaches break-even; None if no acceptance does, or if nothing is estimated."""
         if self.break_even is None or self.break_even > self.k + 1:
             return None
         return find_acceptance(self.break_even, self.k)
 
     @property
     def modelled(self) -> float | None:
-        """What acceptance and costs say of the speed-up, whatever was measured; None if nothing is estimated."""
+        """Speed-up from acceptance and costs, regardless of measurements; None if nothing is estimated."""
         return None if self.break_even is None else self.expected_length / self.break_even
 
     @property
@@ -189,7 +189,7 @@ class SpeedupEstimate:
 
     @property
     def gain_range(self) -> tuple[float, float] | None:
-        """The speed-up at both ends of what may be expected; None if nothing is estimated."""
+        """Speed-up at both ends of the expected acceptance; None if nothing is estimated."""
         if self.bound is not None:
             return self.bound.low, self.bound.high
         if self.break_even is None:
@@ -296,7 +296,7 @@ def _middle(values: list[float]) -> float:
 
 
 def choose_k(case: PickCase, proposal: Proposal, drafting: Drafting) -> int:
-    """Return the k that emits most tokens per second at the median load; the smallest allowed if nothing is known.
+    """Return the k with the most tokens per second at the median load; the smallest allowed if nothing is known.
 
     It is never larger than at a lower load: k falls with load and with temperature.
     """
@@ -307,7 +307,7 @@ def choose_k(case: PickCase, proposal: Proposal, drafting: Drafting) -> int:
 def choose_schedule(case: PickCase, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
     """Return ranges (first batch size, last, k) up to the traffic's peak, 0 where drafting nothing is faster.
 
-    Empty if nothing can be estimated, or where the gain over the best fixed k is too small to be worth it.
+    Empty if nothing can be estimated, or if the gain over the best fixed k is too small.
     """
     chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
     expectation, machine = expect(case, proposal), _find_machine(case, drafting)

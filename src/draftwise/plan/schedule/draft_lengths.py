@@ -21,9 +21,9 @@ def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[R
     """Return the ranges of a schedule, neighbors with the same k joined.
 
     Args:
-        ends: the largest batch size of each range and its k, in ascending order. Infinity ends the schedule: that range
-            is one batch size wide, as vLLM goes on with the last k for all larger batches.
-        first: where the first range begins.
+        ends: (largest batch size, k) of each range, ascending. Infinity ends the schedule: that range is one batch
+            size wide, because vLLM uses the last k for all larger batches.
+        first: start of the first range.
     """
     rows: list[Range] = []
     for end, k in ends:
@@ -37,31 +37,31 @@ def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[R
 
 
 def make_schedule_keys(ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return the keys of a speculative config that follow a schedule: the largest k, and the ranges."""
+    """Return the keys of a speculative config for a schedule: the largest k, and the ranges."""
     return {"num_speculative_tokens": max(k for _, _, k in ranges), KEY: [list(each) for each in ranges]}
 
 
 WORTH_A_CHANGE = 1.02
-"""Least gain of a schedule over the best fixed k: below it a setting that changes is not worth its risk."""
+"""Minimum gain of a schedule over the best fixed k; below it, a changing setting is not worth its risk."""
 _WORTH_A_RANGE = 0.005
 """Least share of all tokens that one more range has to gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthChoice:
-    """What to draft at the loads that were looked at."""
+    """What to draft at the examined loads."""
 
     fixed_k: int
     fixed_speedup: float
-    """Mean speed-up of the best fixed k over plain decoding, over the loads by their weight."""
+    """Weighted mean over the loads of the best fixed k's speed-up over plain decoding."""
     ranges: tuple[Range, ...]
-    """The best schedule of few ranges; one range where a fixed k is best."""
+    """The best schedule with few ranges; one range if a fixed k is best."""
     schedule_gain: float
-    """Mean speed-up of that schedule over that of the best fixed k."""
+    """Mean speed-up of that schedule over the best fixed k."""
 
     @property
     def is_schedule_worth_it(self) -> bool:
-        """Whether the schedule gains more than a setting that changes is worth."""
+        """Whether the schedule's gain exceeds `WORTH_A_CHANGE`."""
         return len(self.ranges) > 1 and self.schedule_gain >= WORTH_A_CHANGE
 
 
@@ -75,15 +75,15 @@ def choose_lengths(
 ) -> LengthChoice:
     """Return the best fixed k and the best schedule.
 
-    A schedule's k never rises with the batch: in a mixture of experts, where it could, the gain is small.
+    A schedule's k never rises with the batch; in a mixture of experts it could, but the gain is small.
 
     Args:
         batches: ascending numbers of sequences; a range of the schedule ends at one of them.
-        lengths: values of k; 0 among them is no drafting.
-        fixed: speed-up over plain decoding, from sequences and draft tokens, if that k is fixed.
-        scheduled: the same under a schedule that goes up to the largest of `lengths`, which may cost more than a fixed
-            k; None: the same as fixed.
-        weights: of each batch size, e.g. how often it occurs; None for equal ones.
+        lengths: values of k; 0 means no drafting.
+        fixed: (sequences, draft tokens) -> speed-up over plain decoding, with that k fixed.
+        scheduled: likewise under a schedule up to the largest of `lengths`, which may cost more than a fixed k; None
+            if it costs the same.
+        weights: weight of each batch size, e.g. how often it occurs; None for equal weights.
     """
     share = [1.0] * len(batches) if weights is None else list(map(float, weights))
     share = [each / fsum(share) for each in share]
@@ -125,22 +125,22 @@ _FULL_DRAFTS = "schedule-drafts-in-full"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSchedule:
-    """A schedule as a release sees it."""
+    """How a release treats a schedule."""
 
     is_honoured: bool
     drafts_in_full: bool
-    """Whether the drafter drafts the largest k in every batch, and only fewer tokens are verified."""
+    """Whether the drafter always drafts the largest k, and the schedule only reduces verification."""
     acts_as_written: bool
-    """Whether it is followed, and costs nothing else: neither drafts in full nor a loss of CUDA graphs."""
+    """Whether the release follows it without side costs: neither full drafts nor lost CUDA graphs."""
     remarks: tuple[str, ...]
-    """What `check` says of it, with what to do."""
+    """Remarks of `check` with their fixes."""
 
 
 def judge_schedule(setup: Setup) -> JudgedSchedule:
-    """Return what the setup's release makes of the schedule in its speculative config.
+    """Return how the setup's release treats the schedule in its speculative config.
 
     Raises:
-        InvalidSetup: the release is not known.
+        InvalidSetup: the release is unknown.
     """
     about = [each for each in check(setup).findings if each.where == KEY]
     rulings = [each for each in about if isinstance(each, Ruling)]

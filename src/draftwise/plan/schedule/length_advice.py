@@ -1,4 +1,4 @@
-"""The best k of calibrated servers on replayed traffic, and a schedule in the form of each engine."""
+"""The best k of calibrated servers on replayed traffic, and a schedule in each engine's format."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class LengthAdvice:
     group: str | None
     temperature: float
     choice: LengthChoice
-    """Draft lengths, given how the release treats a schedule."""
+    """Draft lengths, under the release's treatment of schedules."""
     ideal_gain: float
     """Gain of a schedule over the best fixed k, on a release that follows schedules."""
     judged: JudgedSchedule | None
-    """What the release makes of the schedule; None where its rules are not known, or a fixed k is best anyway."""
+    """How the release treats the schedule; None if its rules are unknown, or a fixed k is best anyway."""
 
     @property
     def fixed(self) -> SpecConfig:
@@ -43,7 +43,7 @@ class LengthAdvice:
 
     @property
     def scheduled(self) -> SpecConfig | None:
-        """The config with the schedule; None where it is not worth it, or the release does something else with it."""
+        """The config with the schedule; None if it is not worth it, or the release does not follow it."""
         follows = self.judged is None or self.judged.acts_as_written or self.judged.drafts_in_full
         if not self.choice.is_schedule_worth_it or not follows:
             return None
@@ -53,16 +53,16 @@ class LengthAdvice:
 def advise_lengths(
     profile: Profile, calibration: Calibration, *, batches: Sequence[int], version: str | None = None
 ) -> tuple[LengthAdvice, ...]:
-    """Return what to draft with each server that was calibrated and replayed.
+    """Return what to draft with each calibrated and replayed server.
 
     Args:
-        profile: what stands, by k.
-        calibration: how long steps last.
+        profile: acceptance by k.
+        calibration: step times.
         batches: ascending numbers of sequences that decode together, equally frequent.
         version: release of vLLM; None for the calibrated one.
 
     Raises:
-        InvalidSetup: the release is not known, or nothing is in both.
+        InvalidSetup: the release is unknown, or profile and calibration have no server in common.
     """
     costs = CalibratedCosts(calibration)
     length = sum(point.context for point in calibration.points) / len(calibration.points)
@@ -142,7 +142,7 @@ def _schedule(setting: CalibratedSetting, choice: LengthChoice) -> SpecConfig:
 
 
 def emit(form: str, spec: SpecConfig, ranges: Sequence[Range]) -> str:
-    """Return a schedule in an engine's form."""
+    """Return a schedule in an engine's format."""
     return FORMATS[form](spec, ranges)
 
 

@@ -1,4 +1,4 @@
-"""Plans memory before loading: a setup's share of each GPU, and the remaining contexts and concurrency."""
+"""Plans memory before loading: a setup's memory on each GPU, and the context lengths and concurrency left."""
 
 from draftwise.plan.size.memory_budget import measure
 from draftwise.plan.size.size_request import SizeRequest, read_request

@@ -1,7 +1,7 @@
 """Memory of a profiled step: activations, and the buffers that runner and drafter keep.
 
 The profile is one step of `max_num_batched_tokens` tokens, the sampler for `max_num_seqs` of them, and the drafter. Its
-peak is the largest set of tensors that live at once, read from vLLM 0.26.0's allocations on an H200 (the script is in
+peak is the largest set of tensors alive at once, read from vLLM 0.26.0's allocations on an H200 (the script is in
 benchmarks/ARCHIVE.md).
 """
 
@@ -23,7 +23,7 @@ _BF16 = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledStep:
-    """What the sizes of the profiled step depend on."""
+    """Inputs for the sizes of the profiled step."""
 
     rules: Rulebook
     """The release's rules."""
@@ -132,7 +132,7 @@ def _tuning(step: ProfiledStep, shape: ModelShape, drafter: Drafter, overheads: 
 
 
 def buffers(step: ProfiledStep, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
-    """Return the tensors that runner, sampler and drafter keep for good, outside of model loading."""
+    """Return the bytes of tensors that runner, sampler and drafter keep, apart from model loading."""
     seqs, k = step.max_num_seqs, step.num_speculative_tokens
     drafts = drafter.shape is not None
     if step.runner == "V1":

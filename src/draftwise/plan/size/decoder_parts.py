@@ -18,7 +18,7 @@ _FEED_FORWARD = frozenset({"mlp", "moe"})
 
 
 def known_family(model_type: str) -> bool:
-    """Say whether the inventory of a model type was checked; for others there is no number."""
+    """Return whether the inventory of a model type was verified; others get no number."""
     return model_type in types_with("known")
 
 
@@ -91,10 +91,10 @@ def attention_parts(
     """Yield the matrices of attention.
 
     Args:
-        config: of the model.
-        shape: of the model.
-        layers: that have attention.
-        inputs: width that queries, keys and values are made from; the hidden size by default.
+        config: config of the model.
+        shape: shape of the model.
+        layers: layers with attention.
+        inputs: input width of queries, keys and values; by default the hidden size.
     """
     if not layers:
         return
@@ -219,7 +219,7 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
 
 
 def num_experts(config: Config) -> int:
-    """Return the routed experts of a layer; 0 for a dense model."""
+    """Return the number of routed experts per layer; 0 for a dense model."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((int(config[key]) for key in keys if config.get(key)), 0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.config_values import find_aux_layers
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.core import ModelShape
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder_parts import attention_parts, decoder_parts, mlp_parts, norm
@@ -19,44 +19,43 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """What a method adds to the target."""
+    """Weights and KV layers that a method adds to the target."""
 
     method: str = ""
     """The method that vLLM resolves; empty without speculation."""
     parts: tuple[Part, ...] = ()
     shape: ModelShape | None = None
-    """Shape of the layers that keep keys and values; None where none does."""
+    """Shape of the layers that keep keys and values; None without such layers."""
     config: Config = field(default_factory=dict)
-    """The settings that `shape` was read from."""
+    """Config that `shape` was read from."""
     num_aux_layers: int = 0
-    """Hidden states of the target that it reads besides the last one."""
+    """Number of hidden states of the target that it reads in addition to the last one."""
     typical: bool = False
-    """Whether the layout is the method's usual one, because no config.json of the drafter is at hand."""
+    """Whether the layout is the method's usual one, because the drafter's config.json is not available."""
     notes: tuple[str, ...] = ()
-    """What of its memory is not known."""
+    """Unknown parts of its memory."""
 
     @property
     def facts(self) -> Method:
-        """What is true of the method; KeyError without speculation."""
+        """Facts about the method; KeyError without speculation."""
         return get_method(self.method)
 
 
 def describe_drafter(method: str, k: int, target: Config, config: Config | None) -> Drafter:
-    """Return what a drafter is made of.
+    """Return the weights and KV layers of a drafter.
 
     Args:
-        method: as vLLM resolves it.
-        k: tokens drafted a step.
+        method: method as vLLM resolves it.
+        k: draft tokens per step.
         target: the target's text config.
-        config: of the drafter; None where only the method is known, or where it is part of the target's checkpoint.
+        config: the drafter's config; None if only the method is known, or if it is in the target's checkpoint.
 
     Raises:
-        InvalidSetup: the method is unknown, or which tensors its drafters have.
+        InvalidSetup: the method, or the tensors of its drafters, are unknown.
     """
     facts = find_method(method)
     if facts is None:
-        message = f"draftwise does not know the method {method!r} or the memory of its drafter."
-        raise InvalidSetup.because("method-memory-unknown", message, where="method", fix="Size the target without it.")
+        raise refusal("method-memory-unknown", case="method", method=method)
     if facts.drafts_from == "own_code":
         return Drafter(method=method, notes=("your own proposer class",))
     if not facts.has_weights:

@@ -1,7 +1,7 @@
 """vLLM's layout of the cache: pages of layers, the groups that share block tables, and the bytes of a block.
 
-Layers of one kind share a group, and every group one pool of blocks of equal size (v1/core/kv_cache_planning.py,
-get_kv_cache_groups). So a model of several kinds pays for padding, and a drafter for its own layers.
+Layers of one kind share a group, and all groups share one pool of blocks of equal size
+(v1/core/kv_cache_planning.py, get_kv_cache_groups). So several kinds of layers cost padding, and a drafter its layers.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class CachedLayer:
     chunked: bool = False
     """Whether `window` is a chunk of the sequence."""
     latent: bool = False
-    """Whether it keeps a latent, whose rows kernels index: its page cannot be padded."""
+    """Whether it keeps a latent, whose page cannot be padded because kernels index its rows."""
     state_bytes: int = 0
-    """Bytes for each sequence, of a layer that keeps a state instead of tokens."""
+    """Bytes per sequence, for a layer with a state instead of tokens."""
     heads: int = 1
-    """Key-value heads: layers with other heads have groups of their own, although their pages are as large."""
+    """Key-value heads; layers with other numbers form separate groups, even if their pages are equally large."""
     index: int = 0
-    """Position in the target; a drafter's layers come after its last."""
+    """Position in the target; a drafter's layers follow the last one."""
 
     @property
     def kind(self) -> tuple[str, int | None]:
-        """What layers must have in common to need the same blocks of a sequence."""
+        """Label that layers share if they need the same blocks of a sequence."""
         return ("state" if self.state_bytes else "chunk" if self.chunked else "token"), self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRules:
-    """The layout as one release has it."""
+    """Layout rules of one release."""
 
     pads_to_larger: bool = True
-    """Whether the smaller kind of layers is padded up to the larger one."""
+    """Whether the smaller kind of layers is padded to the larger one."""
     pads_tokens: bool = False
     """Whether a page of keys and values that does not divide the largest one is padded to it."""
     pads_states: bool = False
@@ -59,7 +59,7 @@ class LayoutRules:
 
     @classmethod
     def of(cls, rules: Rulebook) -> LayoutRules:
-        """Return the layout of the release that a rulebook is for."""
+        """Return the layout rules of a rulebook's release."""
         return cls(
             pads_to_larger=rules.holds("size-padded-groups"),
             pads_tokens=rules.holds("size-padded-pages"),
@@ -70,14 +70,14 @@ class LayoutRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBlocks:
-    """How many blocks the states of a sequence take, and of what size."""
+    """Number and size of the blocks for a sequence's states."""
 
     blocks: int = 1
-    """Blocks of a sequence in each group of states."""
+    """Blocks per sequence in each group of states."""
     alignment: int = 1
-    """Tokens that a block of attention next to them must be a multiple of."""
+    """Attention blocks next to states must be multiples of this many tokens."""
     every_block: bool = False
-    """Whether a state is kept for each block of tokens as well."""
+    """Whether a state is also kept for each block of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ def align_block_size(
     """Return the tokens of a block that is at least as large as a state's page (platforms/interface.py).
 
     Args:
-        layers: of the target.
-        block_size: asked for, or the attention backend's own.
-        states: what the release demands of blocks next to them.
-        latent_alignment: tokens that a block of a latent must be a multiple of.
+        layers: layers of the target.
+        block_size: requested size, or the attention backend's default.
+        states: the release's requirements for blocks next to states.
+        latent_alignment: latent blocks must be multiples of this many tokens.
     """
     kept = list(layers)
     state = max((layer.state_bytes for layer in kept), default=0)
@@ -122,14 +122,14 @@ def lay_out(
     """Return the blocks of a model and its drafter on one GPU.
 
     Args:
-        layers: of both, as one GPU of each pipeline stage keeps them.
-        block_size: tokens of a block in the layers that need most memory.
-        rules: of the release.
-        states: how the states of a sequence are kept.
-        stage: indexes of the layers that this GPU has; None for all. Groups are those of the whole model.
+        layers: layers of both, as one GPU of each pipeline stage keeps them.
+        block_size: tokens per block in the layers with the most memory.
+        rules: layout rules of the release.
+        states: blocks of a sequence's states.
+        stage: indexes of the layers on this GPU; None for all. Groups are those of the whole model.
 
     Raises:
-        InvalidSetup: no layer keeps anything, or the sizes of the layers' pages do not divide one another.
+        InvalidSetup: no layer has a cache, or the layers' page sizes do not divide one another.
     """
     if not layers:
         raise InvalidSetup.because("no-kv-cache", "No layer keeps keys and values.")

@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}
 EXPORTS_CHECKPOINTS: Mapping[str, str] = {"mamba2": "size-state-checkpoints", "gdn": "size-gdn-checkpoints"}
-"""Kinds of state of which vLLM keeps one more block while it reads a prompt -> the rule of the releases that do."""
+"""Kinds of state with one more block during prefill -> rule of the releases that keep it."""
 _GDN = {
     "heads": "linear_num_value_heads", "head_dim": "linear_value_head_dim", "key_heads": "linear_num_key_heads",
     "key_dim": "linear_key_head_dim", "kernel": "linear_conv_kernel_dim",
@@ -27,7 +27,7 @@ def state_kind(config: Row) -> str:
     """Return the kind of state that a text config's layers keep.
 
     Raises:
-        InvalidSetup: which state layers of its model type keep is not known.
+        InvalidSetup: the state of this model type's layers is unknown.
     """
     return str(_row(config)["kind"])
 
@@ -46,14 +46,14 @@ def state_bytes(
     """Return the bytes of one layer's state on one GPU.
 
     Args:
-        config: of the language model.
+        config: config of the language model.
         tensor_parallel_size: GPUs that share heads and channels.
-        num_speculative_tokens: by which vLLM lengthens the window of a convolution.
-        conv_bytes: of one value of the convolution's window: the model's dtype.
-        dtype: of the recurrent state, as `--mamba-ssm-cache-dtype` names it; None where the flag is not given.
+        num_speculative_tokens: tokens by which vLLM extends the window of a convolution.
+        conv_bytes: bytes per value of the convolution's window, in the model's dtype.
+        dtype: type of the recurrent state (`--mamba-ssm-cache-dtype`); None without the flag.
 
     Raises:
-        InvalidSetup: the model type's state is not known, or config.json lacks a number of it.
+        InvalidSetup: the model type's state is unknown, or config.json lacks a number for it.
     """
     row, tp = _row(config), tensor_parallel_size
     inside = config.get(row["inside"]) or {} if "inside" in row else config

@@ -44,7 +44,7 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     """Return the bytes of one cached value of a model, scales included.
 
     Raises:
-        InvalidSetup: the bytes of that type are not known.
+        InvalidSetup: the size of that type is unknown.
     """
     if name == "fp8_ds_mla" and shape.latent_dim:
         return _DS_MLA_BYTES / shape.latent_dim
@@ -75,9 +75,9 @@ def drafter_layers(
 ) -> list[CachedLayer]:
     """Return a drafter's layers as they are cached with a target.
 
-    A window that all layers of a model share is a setting of the cache, which the drafter has from the target: its own
-    is not looked at (model_executor/layers/attention/attention.py, `cache_config.sliding_window`). Only windows that
-    differ from layer to layer are the drafter's own.
+    A window that all layers share is a setting of the cache, which the drafter inherits from the target; vLLM ignores
+    its own (model_executor/layers/attention/attention.py, `cache_config.sliding_window`). Only windows that differ by
+    layer are the drafter's own.
     """
     inherited = target.windows[0] if target.windows and len(set(target.windows)) == 1 else None
     layers = drafter.kv_layers()
@@ -128,7 +128,7 @@ def _step(request: SizeRequest) -> ProfiledStep:
 
 
 def kv_cache(request: SizeRequest, stage: PipelineStage) -> KVCache:
-    """Return the cache of one stage: the layers that it has, and the drafter's on the last one."""
+    """Return the cache of one stage: its layers and, on the last stage, the drafter's."""
     target = _target_layers(request)
     layers = [*target, *_drafter_layers(request)]
     one_kind = not request.is_hybrid or (any(layer.chunked for layer in layers) and request.drafter.shape is not None)
@@ -203,14 +203,14 @@ def find_states(request: SizeRequest) -> StateBlocks:
 
 
 def chunk_of(config: Mapping[str, Any]) -> int:
-    """Return the tokens that a kernel of Mamba reads at once."""
+    """Return the number of tokens that a Mamba kernel reads at once."""
     default = (find_model_type(str(config.get("model_type"))) or {}).get("chunk_size")
     found = config.get("mamba_chunk_size") or config.get("chunk_size") or default
     return found if isinstance(found, int) and found > 0 else _CHUNK
 
 
 def exports_from_kernel(request: SizeRequest) -> bool:
-    """Say whether the kernel that reads prompts through gated delta nets is FlashInfer's."""
+    """Return whether FlashInfer's kernel computes prompts in gated delta nets."""
     return request.gpu.architecture == "hopper" or (
         request.gpu.architecture == "blackwell" and request.config.get("linear_key_head_dim") == _INDEXER_GROUP
     )
@@ -223,7 +223,7 @@ def _min_blocks(request: SizeRequest) -> int:
 
 
 def in_flight(request: SizeRequest) -> int:
-    """Return the tokens that may be in flight: those of every batch that is scheduled and not finished."""
+    """Return the tokens that may be in flight: those of every scheduled, unfinished batch."""
     stages_filled = request.pipeline_parallel_size
     if not request.rules.holds("size-in-flight-tokens"):
         return request.max_num_batched_tokens

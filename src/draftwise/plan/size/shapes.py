@@ -1,4 +1,4 @@
-"""The shape of a language model's config.json, whatever its keys are called."""
+"""The shape of a language model from its config.json, for all spellings of its keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST = 10**8
 
 
 def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -> dict[str, Any]:
-    """Return the language model's settings: a multimodal config's text part, with the outer ones that it leaves out.
+    """Return the language model's config: a multimodal config's text part, completed from the outer level.
 
     Raises:
-        InvalidSetup: with every setting that is no number, list or object where one belongs.
+        InvalidSetup: values have wrong types; the error lists all of them.
     """
     inner = config.get("text_config")
     text = dict(rename({**config, **inner} if isinstance(inner, Mapping) else config))
@@ -60,7 +60,7 @@ def _is_count(value: object, most: int) -> bool:
 
 
 def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:
-    """Return the shape of a text config; InvalidSetup where it lacks a dimension."""
+    """Return the shape of a text config; raises InvalidSetup if it lacks a dimension."""
     shape = ModelShape.from_hf_config(read_text_config(config, where=where), where=where)
     if shape.head_dim < 1:
         raise refusal("config-odd", case="heads", where=where, num_heads=shape.num_heads, hidden_size=shape.hidden_size)
@@ -68,7 +68,7 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
 
 
 def rotary_bytes(config: Mapping[str, Any], shape: ModelShape) -> int:
-    """Return the bytes of the table of sines and cosines that vLLM keeps for every position, in 16 bit."""
+    """Return the bytes of vLLM's table of sines and cosines for all positions, in 16 bits."""
     scaling = config.get("rope_scaling") or {}
     dim = config.get("qk_rope_head_dim") or shape.head_dim
     dim = int(dim * _number(config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor")))

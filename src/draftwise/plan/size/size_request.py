@@ -1,4 +1,4 @@
-"""A setup resolved for sizing: model shapes, parallelism and limits as the vLLM release has them."""
+"""A setup resolved for sizing: model shapes, parallelism and limits, by the rules of the vLLM release."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ NO_DRAFTER = Drafter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRequest:
-    """One server whose memory is asked for."""
+    """One server to size."""
 
     release: Release
     gpu: Gpu
     runner: Runner
     name: str
-    """The target's name, for showing."""
+    """Display name of the target."""
     served: str
-    """The target as it can be looked up again: a speculators checkpoint stands for the model that it names."""
+    """Name for looking the target up again; for a speculators checkpoint, the model that it names."""
     config: Mapping[str, Any]
     """The target's text config."""
     shape: ModelShape
     architecture: str = ""
-    """The class that vLLM takes for the target, as config.json names it."""
+    """Class of the target in vLLM, as config.json names it."""
     precision: Precision
     spared: frozenset[str] = frozenset()
-    """Roles that the checkpoint's quantization leaves in 16 bit."""
+    """Roles that the checkpoint's quantization leaves in 16 bits."""
     directory: Path | None = None
-    """Where the target's weights lie, None where only its shape is known."""
+    """Folder of the target's weights; None if only its shape is known."""
     vision: Mapping[str, Any] | None = None
     drafter: Drafter = NO_DRAFTER
     drafter_precision: Precision
@@ -60,34 +60,34 @@ class SizeRequest:
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     is_hybrid: bool = True
-    """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
+    """Whether layers with different windows form separate groups (the hybrid KV cache manager)."""
     prefix_caching: bool = True
     state_dtype: str | None = None
-    """Type of the state that layers keep per sequence; None for config.json's."""
+    """Data type of per-sequence states; None for config.json's."""
     enforce_eager: bool = False
     async_scheduling: bool = True
     cold_start: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     probabilistic: bool = False
     uncounted: tuple[str, ...] = ()
-    """Flags of the setup that change the memory in ways that are not known."""
+    """Flags of the setup whose effect on memory is unknown."""
     rulings: tuple[Finding, ...] = ()
-    """Why this release would refuse the setup, and what its graphs do not cover."""
+    """Why this release would reject the setup, and what its graphs do not cover."""
 
     @property
     def rules(self) -> Rulebook:
-        """The rules as this release has them."""
+        """The rules of this release."""
         return Rulebook(self.release.version)
 
 
 def read_request(
     setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None
 ) -> SizeRequest:
-    """Resolve a setup as its vLLM release would.
+    """Resolve a setup as its vLLM release does.
 
     Args:
         setup: target, speculation, flags and vLLM version.
-        gpu: on which it runs; by default the setup's device.
+        gpu: GPU that it runs on; by default the setup's device.
         cold_start: whether vLLM compiles the model first.
         stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 
@@ -288,6 +288,5 @@ def _count(context: Context, name: str, default: int) -> int:
     if value is None or value == -1:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        flag = f"--{name.replace('_', '-')}"
-        raise InvalidSetup.because("bad-number", f"{flag} must be a positive whole number, got {value!r}.", where=flag)
+        raise refusal("bad-number", flag=name.replace("_", "-"), value=value)
     return value

@@ -40,7 +40,7 @@ def find_faults(request: SizeRequest, budget: Budget, plain: Budget) -> Iterator
 
 
 def find_unknown(request: SizeRequest) -> Iterator[Finding]:
-    """Yield each term of a request's memory that is not known: there is no number without all of them."""
+    """Yield each unknown term of a request's memory; a number needs all terms."""
     drafter, kind = request.drafter, str(request.config.get("model_type") or "")
     if not known_family(kind) and find_headers(request.directory) is None:
         yield _unknown(f"the weights of {kind or 'this model'}", "target", "Give the checkpoint's directory.")
@@ -190,18 +190,18 @@ class Sizing:
 
     request: SizeRequest
     budget: Budget
-    """Budget of the GPU with the least room for keys and values; a tensor-parallel group's GPUs are alike."""
+    """Budget of the GPU with the least room for keys and values; GPUs of a tensor-parallel group are equal."""
     plain: Budget
     """Budget without speculation; equal to `budget` without it."""
     findings: tuple[Finding, ...]
 
 
 def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None) -> Sizing:
-    """Return what a setup takes of each GPU.
+    """Return the memory that a setup takes on each GPU.
 
     Args:
         setup: target, speculation, flags and vLLM version.
-        gpu: on which it runs; by default the setup's device.
+        gpu: GPU that it runs on; by default the setup's device.
         cold_start: whether vLLM compiles the model first, as it does in a fresh container.
         stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 

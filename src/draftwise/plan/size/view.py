@@ -1,4 +1,4 @@
-"""A sizing as rows to show, plot and write out: the memory of one GPU item by item, and sequences by context."""
+"""A sizing as rows for tables, plots and JSON: the memory of one GPU item by item, and sequences by context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftwise.core.budget import Budget
 from draftwise.plan.size.sizing import Sizing
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Lengths at which concurrency is shown, as far as `max_model_len` allows."""
+"""Context lengths at which concurrency is shown, up to `max_model_len`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Item:
 
 
 def items(budget: Budget) -> tuple[Item, ...]:
-    """Return the shares of a GPU's memory: together they are all of it, unless more is used than there is."""
+    """Return the shares of a GPU's memory, which add up to all of it, or to more if the memory runs out."""
     counted = budget.graphs_counted + (budget.buffers if budget.buffers_counted else 0)
     rows = (
         Item("target", "target weights", budget.target),
@@ -38,7 +38,7 @@ def items(budget: Budget) -> tuple[Item, ...]:
 
 
 def contexts_of(sizing: Sizing, asked: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the context lengths to show: those asked for, else powers of two up to the longest allowed."""
+    """Return the context lengths to show: the requested ones, else powers of two up to the longest allowed."""
     limit = sizing.request.max_model_len
     return tuple(sorted(set(asked))) or tuple(sorted({*(each for each in CONTEXTS if each < limit), limit}))
 
@@ -65,7 +65,7 @@ class GpuMemory:
     outside: int
     reserve: int
     fits: bool
-    """Whether one sequence of `max_model_len` tokens has room."""
+    """Whether one sequence of `max_model_len` tokens fits."""
     kv_bytes_per_token: int
     max_concurrency: float
     """Sequences of `max_model_len` tokens that fit, as vLLM logs it."""
@@ -76,7 +76,7 @@ class GpuMemory:
 
 
 def describe_memory(budget: Budget, contexts: tuple[int, ...]) -> GpuMemory:
-    """Return the memory of one GPU as it is written out, with the sequences that fit at each length of `contexts`."""
+    """Return the memory of one GPU for the JSON, with the sequences that fit at each length of `contexts`."""
     own = {each.name for each in fields(GpuMemory)}
     computed: dict[str, Any] = {
         "kv_bytes_per_token": budget.kv.bytes_per_token,

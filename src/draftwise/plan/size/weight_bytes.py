@@ -1,4 +1,4 @@
-"""Bytes of target and drafter on one GPU: exact where there are headers, otherwise from the shape."""
+"""Bytes of target and drafter on one GPU: exact from headers, otherwise from the shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_LOADED = re.compile(r"rotary_emb\.inv_freq$|^t2d$|\.masked_bias$|\.attn\.bi
 
 
 def find_headers(directory: Path | None) -> Headers | None:
-    """Return a checkpoint's headers; None where there are only its config files."""
+    """Return a checkpoint's headers; None if it has only config files."""
     if directory is None:
         return None
     try:
@@ -47,13 +47,13 @@ def stored_bytes(
 ) -> int:
     """Return the bytes of a checkpoint on one GPU.
 
-    Weights stored in 32 bit are loaded in 16, as vLLM's `--dtype auto` does; scales stay as they are.
+    Weights stored in 32 bits are loaded in 16, as with vLLM's `--dtype auto`; scales stay as they are.
 
     Args:
-        headers: of the checkpoint.
-        shape: of the same model.
+        headers: headers of the checkpoint.
+        shape: shape of the same model.
         tensor_parallel_size: GPUs that share every layer.
-        stage: of pipeline parallelism; None for all layers.
+        stage: pipeline stage; None for all layers.
         roles: role -> whether to count it; by default all but multi-token prediction modules.
     """
     counted = roles or {"mtp": False}
@@ -103,7 +103,7 @@ def _split_of(tensor: Tensor, role: str) -> Sharding:
 
 
 def target_bytes(request: SizeRequest, stage: PipelineStage) -> int:
-    """Return the target's bytes in one stage, its table of rotary positions included."""
+    """Return the target's bytes in one stage, including its rotary table."""
     rotary = rotary_bytes(request.config, request.shape)
     headers = find_headers(request.directory)
     if headers is not None:
@@ -118,7 +118,7 @@ def target_bytes(request: SizeRequest, stage: PipelineStage) -> int:
 
 
 def drafter_bytes(request: SizeRequest) -> int:
-    """Return the drafter's bytes on the GPU that has it (the last stage's), without what it shares with the target."""
+    """Return the drafter's bytes on its GPU (the last stage's), without weights that it shares with the target."""
     drafter, size = request.drafter, request.draft_tensor_parallel_size
     in_target = drafter.facts.weights == "target"
     headers = find_headers(request.directory if in_target else request.drafter_directory)

@@ -1,4 +1,4 @@
-"""The matrices of a model, how vLLM splits them over GPUs, and the bits that a quantization keeps of each weight."""
+"""The matrices of a model, how vLLM splits them over GPUs, and the bits per weight of a quantization."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Precision:
 
     name: str
     bits: int
-    """Bits of one weight."""
+    """Bits per weight."""
     group: int = 0
-    """Weights along the input that share one scale; 0 where a row, or a block of rows, does."""
+    """Weights along the input that share a scale; 0 if a row, or a block of rows, does."""
     group_bits: int = 0
-    """Bits of scale and zero point of one group."""
+    """Bits of scale and zero point per group."""
     row_bytes: int = 0
-    """Bytes of the scale of one output row."""
+    """Bytes of scale per output row."""
     block: int = 0
     """Side of the square blocks that share one 4-byte scale."""
 
@@ -58,7 +58,7 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
 
 
 def precision_of(config: Mapping[str, Any]) -> Precision:
-    """Return what vLLM holds the weights of a config.json in; 16 bit unless quantized: it downcasts float32."""
+    """Return the precision in which vLLM keeps the weights of a config.json: 16 bits unless quantized."""
     inner = config.get("text_config")
     given = config.get("quantization_config") or (
         inner.get("quantization_config") if isinstance(inner, Mapping) else None
@@ -80,7 +80,7 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
 
 
 def spared_roles(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the roles of parts (`parts.Part.role`) that a checkpoint's quantization leaves in 16 bit everywhere."""
+    """Return the roles (`Part.role`) that a checkpoint's quantization leaves in 16 bits everywhere."""
     given = config.get("quantization_config")
     if not isinstance(given, Mapping):
         return frozenset()
@@ -130,12 +130,12 @@ class Sharding(StrEnum):
     VOCABULARY = "vocabulary"
     """Each GPU has its share of the padded rows."""
     COPIED = "copied"
-    """Each GPU has all of it: norms, routers, the latent's projections, an EAGLE head's fc."""
+    """Each GPU has a full copy: norms, routers, the latent's projections, an EAGLE head's fc."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One kind of matrix, as often as the model has it."""
+    """One kind of matrix, with its number of copies in the model."""
 
     name: str
     role: str
@@ -143,18 +143,18 @@ class Part:
     rows: int
     cols: int = 1
     layers: tuple[int, ...] = ()
-    """Layers that have it; empty for what stands before the first or behind the last layer."""
+    """Layers that have it; empty if it is before the first or after the last layer."""
     copies: int = 1
-    """Times that a layer, or the model, has it: experts, heads of Medusa."""
+    """Copies per layer, or in the model: experts, heads of Medusa."""
     split: Sharding = Sharding.SHARDED
     heads: int = 1
-    """Key-value heads of a part that is split by them."""
+    """Key-value heads, for a part that is split by them."""
     quantized: bool = True
-    """Whether a weight-only quantization reaches it: embeddings, heads, norms and routers stay in 16 bit."""
+    """Whether a weight-only quantization applies to it; embeddings, heads, norms and routers stay in 16 bits."""
     last: bool = False
-    """Whether it stands behind the last layer (with pipeline parallelism: on the last GPU)."""
+    """Whether it is after the last layer (with pipeline parallelism: on the last GPU)."""
     stored_bits: int = 0
-    """Bits of one element whatever the precision, as for a map of token ids; 0 where the precision decides."""
+    """Fixed bits per element, as for a map of token ids; 0 if the precision decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +167,14 @@ class PipelineStage:
     is_last: bool
 
     def layers_of(self, part: Part) -> int:
-        """Return how many times the stage has a part, copies aside."""
+        """Return how many times the stage has a part, apart from copies."""
         if part.layers:
             return sum(self.first <= layer < self.end for layer in part.layers)
         return int(self.is_last if part.last else self.is_first)
 
 
 def stages(num_layers: int, pipeline_parallel_size: int = 1) -> tuple[PipelineStage, ...]:
-    """Return the stages as vLLM cuts them: what does not divide goes to the stages before the last (get_pp_indices)."""
+    """Return the stages as vLLM splits them; remaining layers go to stages before the last (get_pp_indices)."""
     counts = [num_layers // pipeline_parallel_size] * pipeline_parallel_size
     for extra in range(num_layers % pipeline_parallel_size):
         counts[-extra - 2 if pipeline_parallel_size > 1 else 0] += 1
@@ -186,7 +186,7 @@ def stages(num_layers: int, pipeline_parallel_size: int = 1) -> tuple[PipelineSt
 
 
 def elements(parts: Iterable[Part]) -> int:
-    """Return the parameters of a whole model, each counted once: what a model card publishes."""
+    """Return the number of parameters of a whole model, as on its model card."""
     return sum(part.rows * part.cols * part.copies * max(1, len(part.layers)) for part in parts)
 
 
@@ -201,10 +201,10 @@ def num_bytes(
     """Return the bytes of a model's weights on one GPU.
 
     Args:
-        parts: of the whole model.
-        precision: of the parts that a quantization reaches; the others stay in 16 bit.
+        parts: parts of the whole model.
+        precision: precision of parts that the quantization applies to; others stay in 16 bits.
         tensor_parallel_size: GPUs that share every layer.
-        stage: of pipeline parallelism; None for all layers.
+        stage: pipeline stage; None for all layers.
     """
     total = 0.0
     for part in parts:

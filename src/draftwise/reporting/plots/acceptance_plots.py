@@ -1,4 +1,4 @@
-"""Draws the worth of drafts, by position and by request, and the share of it that becomes speed."""
+"""Draws acceptance by position and by request, and the share of it that becomes speed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _FEW, _MOST = 2, 3
 def draw_conversions(data: PlotData, found: Sequence[Conversion]) -> Figure:
     """Draw a bar per comparison as long as its acceptance length.
 
-    A panel is a candidate with its loads; where there is one load only, it is a workload with its candidates.
+    A panel is a candidate with its loads; with a single load, it is a workload with its candidates.
     """
     panels = _panels(data, found)
     longest = max(max(each.levels) for each in found)

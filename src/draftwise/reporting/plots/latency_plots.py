@@ -1,4 +1,4 @@
-"""Draws latencies: their distribution, their percentiles over all loads, the capacity they buy, and speed over time."""
+"""Draws latencies: distribution, percentiles over all loads, latency against throughput, and speed over time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read_cell(data: PlotData, cell: tuple[str, Condition], read: Callable[[Timi
 
 
 def pick_cells(data: PlotData) -> list[tuple[str, Condition]]:
-    """Return the cells to show distributions of: all of them, or of each sweep the lightest and the heaviest load."""
+    """Return the cells to show distributions of: all of them, or the lightest and heaviest load of each sweep."""
     cells = list(data.cells)
     if len(cells) <= _MOST_PANELS:
         return cells
@@ -95,7 +95,7 @@ def _percentiles_over_load(
 
 
 def draw_pareto(data: PlotData, sweeps: Sequence[LoadSweep]) -> Figure:
-    """Draw what one stream gets against what the server puts out, a line per arm through the loads."""
+    """Draw the speed of one stream against the server's throughput, with a line per arm through the loads."""
 
     def draw(axes: Axes, index: int) -> None:
         sweep = sweeps[index]

@@ -29,7 +29,7 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSweep:
-    """One workload at one temperature, under loads that one axis orders; the lightest comes first."""
+    """One workload at one temperature, under loads on one axis, lightest first."""
 
     workload: str
     temperature: float
@@ -50,16 +50,16 @@ class LoadSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotData:
-    """What all plots draw from."""
+    """The readings behind all plots."""
 
     conclusions: Conclusions
     rows: Mapping[Place, Latencies]
     answers: Mapping[Place, Sequence[Answer]]
-    """Measured answers without an error, of the repetitions that a comparison rests on."""
+    """Measured answers without an error, from the repetitions behind a comparison."""
     comparisons: Mapping[Place, Comparison]
     styles: Mapping[str, Style]
     sweeps: tuple[LoadSweep, ...]
-    """Those with two loads or more."""
+    """Sweeps with at least two loads."""
     cells: tuple[tuple[str, Condition], ...]
     """Every workload under every condition that was measured."""
 
@@ -69,7 +69,7 @@ class PlotData:
         return tuple(arm.name for arm in self.conclusions.run.plan.arms)
 
     def title(self, workload: str, temperature: float) -> str:
-        """Return the name of a panel: the temperature only where there are several."""
+        """Return the name of a panel, with the temperature if there are several."""
         several = len({condition.temperature for _, condition in self.cells}) > 1
         return f"{workload} · T={temperature:g}" if several else workload
 
@@ -80,12 +80,12 @@ class PlotData:
 
 
 def list_loads(sweeps: Iterable[LoadSweep]) -> list[float]:
-    """Return the loads of all sweeps, ascending: the panels of a figure share their axis."""
+    """Return the loads of all sweeps, ascending, for the axis that panels share."""
     return sorted({load for each in sweeps for load in each.loads})
 
 
 def collect(conclusions: Conclusions) -> PlotData:
-    """Return what the plots of a run draw from."""
+    """Return the readings behind the plots of a run."""
     run, decision = conclusions.run, conclusions.decision
     comparisons = {each.key: each for each in decision.comparisons}
     answers: dict[Place, list[Answer]] = {}
@@ -152,7 +152,7 @@ class Style:
 
 
 def style_arms(arms: Sequence[Arm]) -> dict[str, Style]:
-    """Return a style per arm; the baseline is grey, and beyond the palette lines and markers tell arms apart."""
+    """Return a style per arm; the baseline is gray. Beyond the palette, lines and markers distinguish arms."""
     styles = {arms[0].name: Style(colour=PLAIN, marker="o", line="-")}
     for i, arm in enumerate(arms[1:]):
         again = i // len(PALETTE)
@@ -174,9 +174,9 @@ def draw_panels(
     rows_alike: bool = True,
     height: float = _PANEL_HEIGHT,
 ) -> Figure:
-    """Draw one panel per name (by its index), some in a row where there is room, with one legend above all of them.
+    """Draw one panel per name (by its index), side by side if they fit, with one legend above all.
 
-    All panels have the same axes, so that lengths and heights can be compared between them.
+    All panels share their axes, so that you can compare them.
     """
     width = figure_width()
     columns = 1 if width <= NARROW else min(columns or (2 if len(names) in (2, 4) else 3), len(names))
@@ -209,7 +209,7 @@ class TimeAxis:
     low: float
     high: float
     logarithmic: bool
-    """The readings are too far apart for an axis that starts at 0."""
+    """Whether the readings are too far apart for an axis that starts at 0."""
 
     @classmethod
     def over(cls, values: Iterable[float]) -> TimeAxis:
@@ -221,7 +221,7 @@ class TimeAxis:
 
     @property
     def unit(self) -> str:
-        """What stands behind the name of the axis."""
+        """Text after the name of the axis."""
         return "(ms, logarithmic)" if self.logarithmic else "(ms)"
 
     def apply(self, axes: Axes, side: Literal["x", "y"]) -> None:
@@ -235,7 +235,7 @@ class TimeAxis:
 
 
 def set_load_axis(axes: Axes, loads: Sequence[float]) -> None:
-    """Make x a logarithmic axis with a tick at the loads that were measured, not at all of them if they are many."""
+    """Make x a logarithmic axis with ticks at the measured loads, or at some of them if there are many."""
     given = sorted(set(loads))
     axes.set_xscale("log", base=2)
     step = math.ceil(len(given) / _MOST_TICKS)

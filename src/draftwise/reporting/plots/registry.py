@@ -49,7 +49,7 @@ class _Drawing:
 
 
 def draw_plots(conclusions: Conclusions) -> dict[str, Plot]:
-    """Return the plots by name; empty where nothing was compared."""
+    """Return the plots by name; empty if nothing was compared."""
     if not conclusions.decision.comparisons:
         return {}
     data = collect(conclusions)

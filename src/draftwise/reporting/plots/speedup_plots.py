@@ -1,4 +1,4 @@
-"""Speed-up against load with the crossover marked, and speed-ups side by side where no load orders them."""
+"""Speed-up against load with the crossover marked, and speed-ups side by side without a load axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dockerfiles: the server that the image of the last stage starts."""
+"""Dockerfiles: the server that the last stage's image starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the server that the image of a Dockerfile's last stage starts; none for an image that names no command.
 
     Raises:
-        InvalidSetup: a quote is never closed, or values blow the text up.
+        InvalidSetup: a quote is never closed, or the expanded text is too long.
     """
     stages: dict[str, _Stage] = {}
     stage = _Stage()
@@ -107,7 +107,8 @@ class _Stage:
                 return replace(self, version=find_installed(word.text.split()) or self.version)
             case "ENTRYPOINT":
                 words, findings = _read_command(word)
-                return replace(self, entrypoint=words, command=(), line=word.line, findings=tuple(findings))
+                none = (Word("", word.line),)  # `ENTRYPOINT []` takes the image's away
+                return replace(self, entrypoint=words or none, command=(), line=word.line, findings=tuple(findings))
             case "CMD":
                 words, findings = _read_command(word)
                 return replace(self, command=words, line=word.line, findings=(*self.findings, *findings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
-from draftwise.knowledge.vllm import Release
+from draftwise.knowledge.vllm import Release, all_keys
 from draftwise.setups.read.arguments.flag_values import read_json
-from draftwise.setups.read.setup_reading import SetupReading, choose_release, is_shown
+from draftwise.setups.read.setup_reading import SetupReading, choose_release, is_shown, no_server
 
 _TARGET = ("target", "model", "model_tag")
 _SPEC = "speculative_config"
@@ -20,8 +21,8 @@ _SPEC = "speculative_config"
 def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> SetupReading:
     """Return the setup that a JSON object describes.
 
-    With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version`);
-    with `speculative_config` among engine arguments it is the keywords of `vllm.LLM`; else it is a speculative config.
+    With `target` or `args`, it is draftwise's own form (with `speculative_config`, `env`, `engine_version`). With
+    `speculative_config` among engine arguments, it has the keywords of `vllm.LLM`. Else it is a speculative config.
 
     Raises:
         InvalidSetup: the text is not a JSON object.
@@ -37,12 +38,17 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
 
 
 def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:
-    """Return the setup that a mapping of one of the forms of `read_json_setup` describes."""
+    """Return the setup in a mapping with one of the forms of `read_json_setup`."""
     value = dict(given)
     version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
     release, findings = choose_release(version), list[Finding]()
     if not {_SPEC, "target", "args"} & set(value):
-        value = {_SPEC: value}
+        flags = {row["field"] for row in release.table("flags").values()}
+        of_spec = value.keys() & set(all_keys("spec_fields"))
+        if not of_spec and any(isinstance(each, dict | list) for each in value.values()):
+            raise no_server(where, json.dumps(value))
+        if of_spec - flags or not ("model" in value and len(value.keys() & flags) > 1):
+            value = {_SPEC: value}
     target = next((str(value[key]) for key in _TARGET if isinstance(value.get(key), str) and value[key]), "")
     if not target:
         findings.append(get_rule("no-target").ruling(where=where))

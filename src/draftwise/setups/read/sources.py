@@ -26,7 +26,7 @@ from draftwise.setups.read.shell.words import MAX_CHARS
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
-_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
+_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|(?:-[ ]+)*(?:[\w./-]+|\"[^\"\n]*\"|'[^'\n]*')[ ]*:(?:\s|$))")
 _PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
@@ -43,54 +43,54 @@ _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayServic
 
 
 def is_yaml(text: str) -> bool:
-    """Say whether a text begins as YAML does, after blank lines and comments."""
+    """Return whether a text begins like YAML, after blank lines and comments."""
     return _YAML.match(text) is not None
 
 
 def may_be_python(text: str) -> bool:
-    """Say whether a line imports vLLM or Ray as Python does."""
+    """Return whether a line is a Python import of vLLM or Ray."""
     return _PYTHON.search(text) is not None
 
 
 def is_quadlet(text: str) -> bool:
-    """Say whether a text describes a container as Podman's Quadlet reads it."""
+    """Return whether a text is a container file of Podman's Quadlet."""
     return _QUADLET.search(text) is not None
 
 
 def is_unit(text: str) -> bool:
-    """Say whether a text is a unit file of a service."""
+    """Return whether a text is a unit file of a service."""
     return _UNIT.search(text) is not None
 
 
 def is_dockerfile(text: str) -> bool:
-    """Say whether a text begins with FROM, after comments and ARG."""
+    """Return whether a text begins with FROM, after comments and ARG."""
     return _DOCKERFILE.match(text) is not None
 
 
 def is_manifest(value: Any) -> bool:
-    """Say whether a YAML document is a Kubernetes object."""
+    """Return whether a YAML document is a Kubernetes object."""
     return isinstance(value, Mapping) and {"apiVersion", "kind"} <= set(value)
 
 
 def holds_documents(value: Any) -> bool:
-    """Say whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
+    """Return whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
     return isinstance(value, Mapping) and str(value.get("kind")) in _HOLDING
 
 
 def is_compose(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of a compose file."""
+    """Return whether a YAML document has the layout of a compose file."""
     services = value.get("services")
     return isinstance(services, Mapping) and bool(services) and "apiVersion" not in value
 
 
 def is_stack(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of values for vLLM's production-stack chart."""
+    """Return whether a YAML document has the layout of values for vLLM's production-stack chart."""
     engine = value.get("servingEngineSpec")
     return isinstance(engine, Mapping) and isinstance(engine.get("modelSpec"), list)
 
 
 def is_modelservice(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of values for llm-d's modelservice chart."""
+    """Return whether a YAML document has the layout of values for llm-d's modelservice chart."""
     return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
 
 
@@ -110,17 +110,17 @@ def read_setups(
     engine_version: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[SetupReading, ...]:
-    """Return every vLLM server that a source starts, as a setup with what its reading found.
+    """Return every vLLM server that a source starts, as a setup with the findings of its reading.
 
     Args:
         source: a file, a folder, a pattern of file names, or the text itself: a command line or a shell script, a
             compose file, Kubernetes or KServe manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a
             file of JSON lines (.jsonl).
-        engine_version: judges every server for this release, whatever the source says.
-        given: values of variables that the source takes from elsewhere.
+        engine_version: release to judge every server by, overriding the source.
+        given: values of variables that the source uses.
 
     Raises:
-        UnreadableSource: there is no such file, or it cannot be opened.
+        UnreadableSource: a file does not exist, or cannot be opened.
         InvalidSetup: the text cannot be read, or starts no vLLM server.
     """
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))
@@ -147,6 +147,8 @@ class _SourceHints:
     """References in the text whose values are not known -> how findings name them."""
     depth: int = 0
     """How many scripts stand around the text."""
+    is_config: bool = True
+    """Whether a mapping of flags is a server: False where it is the `--config` file of another."""
 
 
 def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, ...]:
@@ -165,7 +167,7 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
     try:
         readings = _read(source, asked)
     except InvalidSetup as error:
-        raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
+        raise type(error)(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
         raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:
@@ -247,7 +249,8 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
     if bare.startswith("-"):
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
-    readings += _read_here_documents(source, asked, env)
+    with_config = any(_find_config(each.launch) for each in readings if each.launch)
+    readings += _read_here_documents(source, replace(asked, is_config=not with_config), env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
 
 
@@ -299,13 +302,14 @@ def _read_launches(
 
 def _makes_config(script: str, launch: Launch, folder: Path) -> bool:
     """Say whether a script may write the file behind `--config` before it starts the server."""
+    file = _find_config(launch)
+    return file != "" and not (folder / file).exists() and ("<<" in script or script.count(file) > 1)
+
+
+def _find_config(launch: Launch) -> str:
+    """Return the file behind `--config`; empty for none."""
     words = [word.text for word in launch.words]
-    file = next((value for flag, value in pairwise(words) if flag == "--config"), None)
-    if file is None:
-        return False
-    if (folder / file).exists():
-        return re.search(rf"(?:>|\btee )\s*[\"']?{re.escape(file)}", script) is not None
-    return "<<" in script or script.count(file) > 1
+    return next((value for flag, value in pairwise(words) if flag == "--config"), "")
 
 
 def _is_evident(setup: Setup) -> bool:
@@ -331,7 +335,8 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
             readings += _read_launches(launches, asked, source.folder)
         else:
             version = asked.engine_version
-            found = _read_ray(document, version) or _read_config_file(document, version, source)
+            found = _read_ray(document, version)
+            found = found or (_read_config_file(document, version, source) if asked.is_config else [])
             readings += found or _read_tasks(document, asked, source)
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)

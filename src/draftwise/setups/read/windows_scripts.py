@@ -1,4 +1,4 @@
-"""Scripts of Windows, written as a POSIX shell's."""
+"""Converts scripts of Windows and of make to POSIX shell scripts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ def _name(form: str) -> Callable[[re.Match[str]], str]:
     return lambda found: form.format(found[1].upper(), found[2] if found.re.groups > 1 else "")
 
 
+def _expand(found: re.Match[str]) -> str:
+    """Return the value of a variable of make, or what a shell does not know, inside of single quotes too."""
+    given = re.search(rf"^(?:export[ \t]+)?{found[1]}[ \t]*[?:]*=[ \t]*(.*)$", found.string, re.MULTILINE)
+    before = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
+    unknown = f"$({found[1]} of make)"
+    return given[1].strip() if given else f"'\"{unknown}\"'" if before.count("'") % 2 else unknown
+
+
+_USE = (r"(?<!\$)\$[({](\w+)[)}]", _expand)
+_MAKE = (
+    *(_USE, _USE),  # values have values
+    (r"^[^\t\n#=:]+(?:=|:(?!=)|::?=).*$", ""),
+    (r"^\t[@+-]*", ""),
+    (r"\$\$", "$"),
+)
 _BATCH = (
     (r"\^\r?\n", r"\\\n"),
     (r"^\s*@?(?:rem\b|::).*$", "#"),
@@ -33,12 +48,14 @@ _POWERSHELL = (
     (r"(?<=\s)\$(?:env:)?(\w+)(?=\s)", _name('"${{{0}}}"')),  # stays one argument
     (r"\$(?:env:)?(\w+)", _name("${{{0}}}")),
 )
-_SCRIPTS: Mapping[str, Sequence[tuple[str, _Rewrite]]] = {".bat": _BATCH, ".cmd": _BATCH, ".ps1": _POWERSHELL}
+_SCRIPTS: Mapping[str, Sequence[tuple[str, _Rewrite]]] = {
+    ".bat": _BATCH, ".cmd": _BATCH, ".ps1": _POWERSHELL, ".mk": _MAKE, ".makefile": _MAKE,
+}  # fmt: skip
 SUFFIXES = _SCRIPTS.keys()
 
 
 def to_shell(text: str, suffix: str) -> str:
-    """Return a script as a shell's. What only its interpreter knows stays unknown."""
+    """Return a script as a shell script. Values that only its interpreter knows stay unknown."""
     has_branches = _BRANCHES.search(text) is not None
     for pattern, rewrite in _SCRIPTS.get(suffix.lower(), ()):
         if not (has_branches and pattern.startswith((r"^set", r"^\$"))):

@@ -23,8 +23,8 @@ def answer(verb: str, fields: Mapping[str, Any]) -> str:
 
     Args:
         verb: one of `ANSWERED`.
-        fields: of its Request; a field that is empty is left out. `config` is the text of a config.json, for a model
-            that is not known by its name.
+        fields: fields of its Request; empty ones are left out. `config` is the text of a config.json, for a model
+            that draftwise does not know by name.
     """
     asked = {name: value for name, value in fields.items() if value not in ("", None, [])}
     try:

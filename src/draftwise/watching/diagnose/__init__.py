@@ -1,4 +1,4 @@
-"""Diagnoses a service from windows of its counters and side information."""
+"""Diagnoses a service from counter windows and side information."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Turns windows into diagnoses: applicable rules, causes confirmed by a config or a log, and a ranking.
+"""Turns windows into ranked diagnoses, with causes confirmed by a config or a log.
 
-The law of this module: without the reading that tells a cause from its neighbors, what is named is their parent.
+The rule of this module: without the reading that distinguishes a cause from similar ones, it names their common parent.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ RULES: tuple[DiagnosisRule, ...] = (
 _OF_ONE = frozenset(
     {
         *("replica-outlier", "rank-silent", "partial-rollout", "fades-with-uptime", "engine-hung"),
-        *("revisions-differ", "metrics-differ"),
+        *("revisions-differ", "metrics-differ", "models-differ"),
     }
 )
-"""Diagnoses of one engine or replica, which name what is ill themselves."""
+"""Diagnoses of a single engine or replica, which name it themselves."""
 _OF_PLAIN = frozenset({"requests-fail", "logits-corrupted"})
-"""What is said of the pool without speculation too, as it spoils what is held against it."""
+"""Diagnoses that also apply to the plain pool, because they spoil comparisons with it."""
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
-"""What a diagnosis whose loss cannot be computed is ranked by."""
+"""Assumed loss for ranking a diagnosis whose loss is unknown."""
 _SETTLED_BY = {
     "probe": "draftwise watch {url} --probe",
     "plain": "draftwise watch {url} --plain URL",
@@ -59,7 +59,7 @@ _SETTLED_BY = {
     "config": "draftwise watch {url} --setup FILE",
     "log": "draftwise watch {url} --start-log FILE",
 }
-"""The command that brings a reading."""
+"""Command that provides a reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ def diagnose(
     plain: Sequence[Window] = (),
     asked: SideInfo | None = None,
 ) -> tuple[Diagnosis, ...]:
-    """Return what is wrong with pools of servers that are to speculate, what costs most first.
+    """Return what is wrong with pools that should speculate, the most expensive cause first.
 
     Args:
         pools: windows of each engine, by pool.
-        expected: how the pools were when they were known to be good.
-        plain: windows of servers without speculation, over the same stretch of time.
-        asked: side information, which the counters do not tell.
+        expected: state of the pools at a known good time.
+        plain: windows of servers without speculation, over the same period.
+        asked: side information that counters do not contain.
     """
     plain_window = Window.pooled(plain)
     found = [
@@ -108,9 +108,16 @@ def _diagnose_pool(
         return
     case = PoolCase(windows=windows, expected=expected, plain=plain, asked=asked)
     unlike: dict[str, _Hit] = {}
+    match, windows, plain = identity_rules.leave_out_models(windows, plain)
+    if match is not None:
+        unlike = {"models-differ": _Hit("models-differ", match, 1.0)}
+        case = replace(case, windows=windows, plain=plain)
+    if not windows:
+        yield from (_write(hit, where=hit.found.where) for hit in unlike.values())
+        return
     if mute := identity_rules.find_mute(windows):
         # What one engine does not count is unknown of all of them together.
-        unlike = {"metrics-differ": _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)}
+        unlike["metrics-differ"] = _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)
         windows = tuple(each for each in windows if each not in mute)
         case = replace(case, windows=windows)
     hits = unlike | {hit.code: hit for hit in _apply(case)}

@@ -1,9 +1,9 @@
-"""Rules on how requests end: with an error, given up by their clients, refused, or at their limit of tokens."""
+"""Rules on how requests end: failed, canceled by clients, rejected, or cut at their token limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, sqrt
 
@@ -18,7 +18,7 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _ALL_BUT = 0.999
-"""Share of the requests up to which the loss is finite."""
+"""Cap on the share of requests, which keeps the loss finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class _End:
     count: Callable[[Window], float | None]
     says: str
     more: float
-    """Share of the requests by which they are more than elsewhere."""
+    """Excess over the share elsewhere that counts."""
     alone: float
-    """Share of them that is a finding whatever there is elsewhere."""
+    """Share that is a finding regardless of the share elsewhere."""
     loses: bool = False
-    """Whether these requests are lost."""
+    """Whether these requests count as lost work."""
 
 
 def _count_failed(window: Window) -> float | None:
@@ -76,9 +76,12 @@ def _list_elsewhere(case: PoolCase) -> Iterator[tuple[Window | None, str]]:
 
 
 def _find(end: _End, case: PoolCase) -> RuleMatch | None:
-    shares = {name: share for name, window in case.parts.items() if (share := _share(end, window)) is not None}
+    parts = case.parts
+    if len(case.replicas) == 1:  # what the server counts names no rank, and stands with the first one
+        parts = {k: replace(each, sums=replace(each.sums, refused=None, broken=None)) for k, each in parts.items()}
+    shares = {name: share for name, window in parts.items() if (share := _share(end, window)) is not None}
     worst = max(shares, key=lambda name: shares[name][0], default="")
-    rest = Window.pooled(window for name, window in case.parts.items() if name != worst)
+    rest = Window.pooled(window for name, window in parts.items() if name != worst)
     here, others = _share(end, case.window), _share(end, rest)
     elsewhere = [(share, where) for window, where in _list_elsewhere(case) if (share := _share(end, window))]
     if worst and others is not None and _is_more(end, shares[worst], others):
@@ -99,7 +102,7 @@ def _find(end: _End, case: PoolCase) -> RuleMatch | None:
         message=f"{on}{here[0] * here[1]:.0f} of {here[1]:.0f} requests ({here[0]:.1%}) {end.says}{compared}.",
         evidence=(tell(f"share that {end.says}", here[0], None if than is None else than[0][0], of="elsewhere"),),
         loss=-log(1 - min(here[0], _ALL_BUT)) if end.loses else None,
-        where=case.parts[where].instance if where else "",
+        where=parts[where].instance if where else "",
     )
 
 

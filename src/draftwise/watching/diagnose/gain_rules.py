@@ -24,23 +24,23 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _STEP_UP = 0.12
-"""Logarithm, about a share: curves are measured to a few percent, and traffic differs from a run's."""
+"""Relevant log difference, about a share: curves have errors of a few percent, and traffic differs from the run's."""
 _ALIKE = 0.12
 _OF_MACHINE = frozenset({"machine-slower", "cpu-starved", "prefill-crowds-steps"})
 _OF_SPECULATION = frozenset(
     {"async-off", "beyond-graphs", "schedule-piecewise", "drafter-eager", "cpu-proposer", "runner-changed", "serial-tp"}
 )
-"""Causes of longer steps that a pool without drafts is free of."""
+"""Causes of longer steps that a plain pool cannot have."""
 _PAST_CROSSOVER = 1.05
 _MOSTLY_RUNNING = 0.8
-"""Share of the crossover: what waits costs no verification."""
+"""Share of the crossover that counts as above it: waiting requests cost no verification."""
 _MORE_WORK = 1.5
-"""Times the prompt tokens from which steps hold longer contexts, or more prefill, than they did."""
+"""Growth of prompt tokens above which steps hold longer contexts or more prefill than before."""
 _ALL_PREFILL = 0.95
-"""Share of a server's time: prefills that wait for each other add up to more."""
+"""Largest share of a server's time: prefills that wait for each other add up to more."""
 _SLOWER = 0.04
 _FEWEST_STEPS = 8
-"""Decoding steps of an answer from which its last one is one of many."""
+"""Minimum number of decoding steps of an answer for its last one not to matter."""
 
 
 def _times_tell(window: Window) -> bool:

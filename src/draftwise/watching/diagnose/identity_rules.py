@@ -1,7 +1,8 @@
-"""Rules about pools taken for each other, revisions that differ, another k, tails, and too little data."""
+"""Rules on swapped pools, differing revisions, another k, slow tails, and too little data."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import ceil, inf, log, sqrt
@@ -28,20 +29,48 @@ from draftwise.watching.diagnose.pool_case import (
 
 _ROUNDED = 0.05
 _LESS, _SLOWER = 0.08, 0.12
-"""Shares of the acceptance length, and of a step's time, by which revisions differ."""
+"""Revisions differ if acceptance length, or step time, differs by this share."""
 _TOGETHER_S, _OLDER = 3600.0, 4.0
-"""Servers that started within an hour are of one roll-out; those of the one before are four times as old."""
+"""Servers started within an hour belong to one roll-out; those of the previous one are at least four times as old."""
 _SUSPECT_SIGMAS = 1.65
-"""Standard errors from which a fall is suspected: one healthy window of twenty has as much."""
+"""Number of standard errors above which a fall is suspected: one healthy window in twenty reaches it."""
 _FELL = 0.08
 _TAIL = 0.01
 _SAME = 0.05
-"""Share by which the mean time per token may be above the other one's."""
+"""Share by which the mean time per token may exceed the other one's."""
 _UNLIKE = 1.5
 
 
+def leave_out_models(
+    windows: Sequence[Window], plain: Window | None
+) -> tuple[RuleMatch | None, tuple[Window, ...], Window | None]:
+    """Return what is said of servers of another model, the windows of the common one, and the plain one if it is of it.
+
+    Without a majority no window is left.
+    """
+    counts = Counter(each.model for each in windows if each.model)
+    common = max(counts, key=lambda name: counts[name], default="")
+    strange = [each for each in windows if _is_other(each.model, common)]
+    odd = [*strange, *([plain] if plain is not None and _is_other(plain.model, common) else [])]
+    if not odd:
+        return None, tuple(windows), plain
+    match = RuleMatch(
+        message=f"{odd[0].instance} serves {odd[0].model}, the other servers {common}. They are not compared.",
+        evidence=tuple(f"{each.instance}: {each.model}" for each in odd),
+        where=odd[0].instance,
+    )
+    kept = () if 2 * len(strange) >= len(windows) else tuple(each for each in windows if each not in strange)
+    return match, kept, None if plain in odd else plain
+
+
+def _is_other(name: str, common: str) -> bool:
+    """Return whether two names are of two models; a plain twin may add to the name of its service."""
+    a, b = (each.rstrip("/").rpartition("/")[2].casefold() for each in (name, common))
+    return bool(a and b) and a not in b and b not in a
+
+
 def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Return the engines that do not count what most others do; none where there is no majority."""
+    """Return the engines that lack counters which most others have; empty without a majority."""
     told = {id(each): _list_told(each) for each in windows}
     common = {name for names in told.values() for name in names}
     common = {name for name in common if 2 * sum(name in names for names in told.values()) > len(windows)}
@@ -55,6 +84,7 @@ def _list_told(window: Window) -> frozenset[str]:
         "generation_tokens": window.output_tokens is not None,
         "num_accepted_tokens": window.tells_acceptance,
         "num_requests_running": window.load.running is not None,
+        "prefix_cache_queries": window.counters.prefix_queries is not None,
     }
     return frozenset(sums | {name for name, is_known in known.items() if is_known})
 
@@ -64,7 +94,7 @@ def _is_busy(window: Window) -> bool:
 
 
 def describe_mute(mute: Sequence[Window], windows: Sequence[Window]) -> RuleMatch:
-    """Return what the first of some engines does not count."""
+    """Describe the missing counters of the first of these engines."""
     first, others = mute[0], [each for each in windows if each not in mute]
     lacking = sorted(frozenset.union(*map(_list_told, others)) - _list_told(first))
     return RuleMatch(
@@ -180,7 +210,7 @@ def _age(windows: Sequence[Window]) -> float:
 def _tell_worse(name: str, ill: Sequence[Window], pooled: Window, other: str, rest: Window) -> RuleMatch | None:
     """Return in what some servers are worse than the others, all of them."""
     error = relative_error(pooled, rest)
-    count = f"{len(ill)} servers, {name}," if len(ill) > 1 else f"{ill[0].instance}, {name},"
+    count = f"{len(ill)} servers, {name}" if len(ill) > 1 else f"{ill[0].instance}, {name}"
     now, then = pooled.acceptance_length, rest.acceptance_length
     if is_less(now, then, by=_LESS, error=error) and all(
         is_less(each.acceptance_length, then, by=_LESS / 2, error=0.0) for each in ill

@@ -1,4 +1,4 @@
-"""Rules about how much of the drafts is accepted: at all, by position, by replica, and compared with a good time."""
+"""Rules on low acceptance: overall, by position, by replica, and compared with a good time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _NOISE = 0.05
-"""Share of the drafts whose first token is accepted, which chance reaches: for a foreign drafter, and for padding."""
+"""Share of accepted first tokens that chance reaches, with a foreign drafter and with padding."""
 _PERFECT = 0.98
 _FELL = 0.08
-"""Share of the acceptance length that matters."""
+"""Smallest relevant change of the acceptance length, as a share."""
 _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
 _OLDER = 5.0
-"""Times the age of the other replicas."""
+"""Multiple of the other replicas' age."""
 _AS_BEFORE = 0.07
 _TAIL_FELL = 0.2
 
@@ -142,15 +142,16 @@ def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
-    perfect = [each for each in case.replicas.values() if _accepts_all(each)]
+    perfect = {name: each for name, each in case.parts.items() if _accepts_all(each)}
     if not perfect:
         return None
-    rate, where = perfect[0].counters.spec.acceptance_rate, perfect[0].instance
-    on = f"On {where}, the" if len(perfect) < len(case.replicas) else "The"
+    where, first = next(iter(perfect.items()))
+    rate, is_part = first.counters.spec.acceptance_rate, len(perfect) < len(case.parts)
+    on = f"On {where}, the" if is_part else "The"
     return RuleMatch(
         message=f"{on} target accepts {rate:.1%} of the draft tokens, which real text does not allow.",
         evidence=(tell("accepted per draft token", rate),),
-        where=where if len(perfect) < len(case.replicas) else "",
+        where=first.instance if is_part else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Engines that differ from their neighbors: named before anything is said of the pool that they are part of."""
+"""Finds engines that differ from their neighbors, before the pool as a whole is judged."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from draftwise.watching.diagnose.pool_case import (
 )
 
 _LESS = 0.25
-"""Share by which an engine accepts less than the median of the others."""
+"""Share by which an outlier accepts less than the median of the others."""
 _SLOWER = 0.25
-"""1 - 1/1.33: a step takes a third longer than the median of the others, at no larger batch."""
+"""1 - 1/1.33: an outlier's step takes a third longer than the others' median, at no larger batch."""
 _SMALL = 4
-"""Times the requests of an engine from which another one tells nothing about it."""
+"""Ratio of requests above which two engines are not comparable."""
 _ALIKE = 1.25
-"""Ratio of batches up to which the time of their steps is compared."""
+"""Ratio of batches up to which step times are comparable."""
 
 
 def find_outliers(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Return the engines that accept less or step slower than their neighbors; none where most of them are ill."""
+    """Return engines with lower acceptance or slower steps than their neighbors; empty if most are affected."""
     found = tuple(each for each in windows if _accepts_less(each, windows) or _is_slower(each, windows))
     return found if len(windows) > 1 and 2 * len(found) <= len(windows) else ()
 
@@ -81,7 +81,7 @@ def _is_alike(window: Window, other: Window) -> bool:
 
 
 def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch:
-    """Return what the worst of some engines does, next to the rest."""
+    """Describe the worst of these engines, compared with the rest."""
     worst = min(ill, key=lambda each: (_accepted(each) or 0.0) / (each.step_s or 1.0))
     name = f"{worst.instance}, engine {worst.engine}" if worst.engine else worst.instance
     pooled = Window.pooled(rest)

@@ -1,8 +1,8 @@
-"""Defines a rule, and the case it judges: a pool's windows, side information, noise and losses.
+"""Defines diagnosis rules and the case that they judge: a pool's windows, side information, noise and losses.
 
-Drafts of one request are accepted alike, so that requests are counted and not drafts. The figures are those of windows
-of simulated services, whose requests differ as published profiles and the bundled prompts do: the acceptance length
-varies by 12 % at 10 requests a window, by 5.8 % at 50 and by 3.9 % at 300.
+Acceptance varies between requests, not within one, so noise depends on the number of requests, not of drafts. The
+figures come from simulated services whose requests vary like published profiles and the bundled prompts: acceptance
+length varies by 12 % with 10 requests per window, by 5.8 % with 50 and by 3.9 % with 300.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from draftwise.watching.yardstick import Yardstick
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolExpectation:
-    """How the pool was when it was known to be good."""
+    """State of a pool at a known good time."""
 
     yardstick: Yardstick = field(default_factory=Yardstick)
-    """What its run measured."""
+    """Measurements of its run."""
     earlier: Window | None = None
-    """A window of the same pool from a time that was good, such as before a roll-out: it knows more than a run does of
-    the requests that are served."""
+    """A window of the same pool from a good time, such as before a roll-out. It reflects the served requests better
+    than a run."""
 
     @property
     def window(self) -> Window | None:
-        """The earlier window, else the run's counters as one; None where neither is known."""
+        """The earlier window, else the run's counters as a window; None if neither is known."""
         expected = None if self.yardstick.baseline is None else self.yardstick.baseline.expected
         if self.earlier is not None or expected is None:
             return self.earlier
@@ -44,104 +44,104 @@ class PoolExpectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideInfo:
-    """What was given or found out in addition to the counters; None was not asked for, and decides nothing."""
+    """Information in addition to the counters. None means not given, and decides nothing."""
 
     spec: SpecConfig | None = None
-    """The speculative config of the servers."""
+    """The servers' speculative config."""
     rulings: Mapping[str, str] | None = None
-    """What `draftwise check` and `inspect` say of their setup: messages by code."""
+    """Messages of `draftwise check` and `inspect` about their setup, by code."""
     suspects: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Known defects of the release that the setup meets, by the diagnosis whose cause they can be."""
+    """Known defects of the release that affect the setup, by the diagnosis that they can explain."""
     log: str | None = None
     """Text of a server's start-up log."""
     largest_graph: float | None = None
-    """Tokens of the largest CUDA graph, as that log has it."""
+    """Tokens of the largest CUDA graph, from that log."""
     probe: Fingerprint | None = None
-    """How the answers to the prompts of the baseline's probe differ from those that it has."""
+    """How the probe's answers differ from those in the baseline."""
     releases: tuple[str, str] | None = None
-    """Releases of the engine, the baseline's and today's, if they differ and nothing else of the setup does."""
+    """The engine's releases in the baseline and now, if nothing else of the setup differs."""
 
     @property
     def schedule(self) -> Sequence[tuple[int, int, int]]:
-        """Rows (first, last, k) of a K schedule over the running batch; empty without one."""
+        """Rows (first batch size, last, k) of a k schedule; empty without one."""
         rows = None if self.spec is None else self.spec.options.get("num_speculative_tokens_per_batch_size")
         is_table = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
         return [(first, last, k) for first, last, k in rows] if is_table and rows else []
 
     def find_ruling(self, codes: Iterable[str]) -> str | None:
-        """Return what `check` or `inspect` say under the first of some codes that they name; None for none of them."""
+        """Return the message of the first of these codes that `check` or `inspect` reported; None without one."""
         rulings = self.rulings or {}
         return next((rulings[code] for code in codes if code in rulings), None)
 
     def find_proof(self, row: DiagnosisFact) -> str | None:
-        """Return what a check of the setup, or its start-up log, says for a cause."""
+        """Return the evidence for a cause from a check of the setup or its start-up log; None without any."""
         said = self.find_ruling(row.confirmed_by)
         if said is None and row.logged and self.log is not None:
             said = next((line.strip() for line in self.log.splitlines() if row.logged in line), None)
         return said
 
     def find_scheduled_k(self, batch: float | None) -> int | None:
-        """Return the k of the row that a batch lies in; None without a schedule or outside of it."""
+        """Return the scheduled k for a batch size; None without a schedule or outside it."""
         rows = () if batch is None else self.schedule
         return next((k for first, last, k in rows if batch is not None and first <= batch <= last), None)
 
 
 @dataclass(frozen=True)
 class PoolCase:
-    """One pool over one stretch of time."""
+    """One pool over one period."""
 
     windows: tuple[Window, ...]
     """Windows of the engines; at least one."""
     expected: PoolExpectation = field(default_factory=PoolExpectation)
     plain: Window | None = None
-    """Pooled window of the servers without speculation, over the same stretch."""
+    """Pooled window of the servers without speculation, over the same period."""
     asked: SideInfo = field(default_factory=SideInfo)
 
     @cached_property
     def window(self) -> Window:
-        """All engines together."""
+        """Window of all engines together."""
         pooled = Window.pooled(self.windows)
         assert pooled is not None, "a pool has at least one engine"
         return pooled
 
     @cached_property
     def good(self) -> Window | None:
-        """The window of a good time."""
+        """Window of a good time; None if unknown."""
         return self.expected.window
 
     @cached_property
     def error(self) -> float:
-        """Standard error of the logarithm of a reading over the good window's, as far as requests make it."""
+        """Standard error of the log ratio of a reading to the good window's, due to variation between requests."""
         earlier = self.expected.earlier
         return relative_error(self.window, *([] if earlier is None else [earlier]))
 
     @cached_property
     def replicas(self) -> Mapping[str, Window]:
-        """The engines of each server together, by instance."""
+        """Window of each server, by instance."""
         names = dict.fromkeys(window.instance for window in self.windows)
         pooled = {name: Window.pooled(each for each in self.windows if each.instance == name) for name in names}
         return {name: window for name, window in pooled.items() if window is not None}
 
     @cached_property
     def parts(self) -> Mapping[str, Window]:
-        """The replicas; of a single one, its engines."""
+        """Windows of the replicas, or of a single replica's engines."""
         ranks = {f"{each.instance}, engine {each.engine}": each for each in self.windows}
         return self.replicas if len(self.replicas) > 1 or len(self.windows) < 2 else ranks
 
     @property
     def k(self) -> float | None:
-        """Configured length of a draft, else what the good window drafted; None where neither is known."""
+        """Configured draft length, else the good window's; None if neither is known."""
         asked = None if self.asked.spec is None else self.asked.spec.num_speculative_tokens
         return asked if asked is not None else None if self.good is None else self.good.mean_k
 
     @cached_property
     def comparable(self) -> Window | None:
-        """The plain pool's window where its requests are like these, so that the two can be compared."""
+        """The plain pool's window if its requests are comparable; otherwise None."""
         return None if self.plain is None or differ_in_prompts(self.window, self.plain) else self.plain
 
     @cached_property
     def gains(self) -> bool:
-        """Whether a token takes less time than in a plain pool of like requests and load."""
+        """Whether a token takes less time than in a plain pool with comparable requests and load."""
         mine, plain = self.window.seconds_per_token, self.comparable
         theirs = None if plain is None else plain.seconds_per_token
         if mine is None or theirs is None or plain is None or not is_same_load(self.window, plain):
@@ -149,7 +149,7 @@ class PoolCase:
         return mine < theirs / max(1.0, self.expected.yardstick.step_ratio(plain, plain=True) or 1.0)
 
     def find_excluded(self) -> Iterator[str]:
-        """Yield causes that what is given and seen rules out, whatever else is asked."""
+        """Yield causes that the given information already rules out."""
         now, earlier, asked = self.window, self.expected.earlier, self.asked
         method = find_method(self.method)
         for fact in all_findings().values():
@@ -171,17 +171,17 @@ class PoolCase:
 
     @property
     def method(self) -> str | None:
-        """Configured method."""
+        """Configured method; None if unknown."""
         return None if self.asked.spec is None else self.asked.spec.method
 
     @cached_property
     def readings(self) -> frozenset[str]:
-        """What is at hand, in the words of `DiagnosisFact.needs`."""
+        """Available readings, by the names of `DiagnosisFact.needs`."""
         yardstick, asked = self.expected.yardstick, self.asked
         step = yardstick.step_s(self.window.batch)
         at_hand = {
             "metrics": self.window.output_tokens is not None,
-            "replicas": len(self.replicas) > 1,
+            "replicas": len(self.parts) > 1,
             "uptime": all(window.uptime_s is not None for window in self.windows),
             "wakes": bool(self.window.sleeping),
             "baseline": self.good is not None,
@@ -200,59 +200,59 @@ class PoolCase:
         return frozenset(name for name, known in at_hand.items() if known)
 
     def find_missing(self, needs: Iterable[str]) -> tuple[str, ...]:
-        """Return those needs of which no alternative is at hand."""
+        """Return the needs without any available alternative."""
         return tuple(need for need in needs if not self.readings.intersection(need.split(" or ")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMatch:
-    """What a rule saw."""
+    """Result of a rule that matched."""
 
     message: str
     """A whole sentence."""
     evidence: tuple[str, ...] = ()
     """Observations."""
     loss: float | None = None
-    """Its part of the time per token, as a logarithm; None where nothing is known to hold it against."""
+    """Its share of the time per token, as a log; None without a reference."""
     where: str = ""
-    """The server that it is about; empty for the whole pool."""
+    """The server concerned; empty for the whole pool."""
     fix: str = ""
-    """What to do in this case; empty for what the registry says."""
+    """What to do in this case; empty: the registry's advice."""
     excludes: frozenset[str] = frozenset()
-    """Causes that the same readings rule out."""
+    """Causes ruled out by the same readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRule:
-    """One diagnosis that windows, perhaps with a probe or a config, can decide."""
+    """Rule for one diagnosis, based on windows and optionally a probe or a config."""
 
     code: str
     find: Callable[[PoolCase], RuleMatch | None]
-    """Called only with every reading at hand that the code's row in the registry needs."""
+    """Called only if every reading that the code's registry row needs is available."""
     certainty: float = 1.0
-    """Certainty of the diagnosis; below 1 for what is more often the consequence of something else."""
+    """Certainty of the diagnosis; below 1 if it is more often a consequence of something else."""
 
 
 def tell(name: str, now: float | None, then: float | None = None, *, of: str = "expected", unit: str = "") -> str:
-    """Return an observation, such as `tokens per step 1.21, break-even 1.35`."""
+    """Format an observation, such as `tokens per step 1.21, break-even 1.35`."""
     here = "unknown" if now is None else f"{now:.3g}{unit}"
     return f"{name} {here}" if then is None else f"{name} {here}, {of} {then:.3g}{unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Logarithms whose sum is that of seconds per token now over expected; None where a reading is missing."""
+    """Log parts of the ratio of seconds per token, now over expected. They add up; None if a reading is missing."""
 
     machine: float | None
-    """Step time over the curve at this batch: machine, graphs, configuration."""
+    """Step time over the curve's value at this batch: machine, graphs, configuration."""
     load: float | None
-    """The curve at this batch over the curve at the expected one."""
+    """The curve's value at this batch over that at the expected batch."""
     acceptance: float | None
-    """Expected tokens per step over those now: coverage, draft length, acceptance by position."""
+    """Expected tokens per step over the current ones: coverage, draft length, acceptance by position."""
 
 
 def find_losses(case: PoolCase) -> Losses:
-    """Return the parts for a pool."""
+    """Return the losses of a pool."""
     yardstick, good, window = case.expected.yardstick, case.good, case.window
     now = window.tokens_per_decode_step or window.tokens_per_step
     expected = None if good is None else good.tokens_per_decode_step or good.tokens_per_step
@@ -265,7 +265,7 @@ def find_losses(case: PoolCase) -> Losses:
 
 
 def find_request_loss(window: Window, excess_s: float | None) -> float | None:
-    """Return what seconds in excess, over all finished requests, cost of the time that these took."""
+    """Return the log loss from excess seconds, summed over all finished requests, relative to their total time."""
     parts = (window.sums.queue_s, window.sums.prefill_s, window.sums.decode_s)
     total = sum(part for part in parts if part is not None)
     if excess_s is None or None in parts or not 0 <= excess_s < total:
@@ -274,12 +274,12 @@ def find_request_loss(window: Window, excess_s: float | None) -> float | None:
 
 
 def differ_in_prompts(a: Window, b: Window, *, computed: bool = False) -> bool:
-    """Return whether requests of two pools differ so much in length that their times tell nothing of each other.
+    """Return whether the requests of two pools differ too much in length for comparing their times.
 
     Args:
-        a: a pool's window.
-        b: the other one's.
-        computed: whether only the tokens count that the prefix cache does not have.
+        a: window of one pool.
+        b: window of the other pool.
+        computed: whether to count only prompt tokens that missed the prefix cache.
     """
     pairs = [(each.mean_prompt_tokens, each.prefix_hit_rate) for each in (a, b)]
     lengths = [p * (1 - h) if p and computed and h is not None else p for p, h in pairs]
@@ -290,7 +290,7 @@ def differ_in_prompts(a: Window, b: Window, *, computed: bool = False) -> bool:
 
 
 def is_same_load(a: Window, b: Window) -> bool:
-    """Return whether an engine of either has about as many requests, in flight or a second."""
+    """Return whether both pools have about the same load per engine, in requests in flight or per second."""
     rates = [(each.finished_per_s or 0.0) / each.engines for each in (a, b)]
     pairs = ((a.batch, b.batch), (rates[0], rates[1]))
     return any(x and y and abs(log(x / y)) < _SAME_LOAD for x, y in pairs)
@@ -303,21 +303,21 @@ def _log_ratio(a: float | None, b: float | None) -> float | None:
 COLD_S = 3600.0
 """Age up to which a server has seen few answers to draft from."""
 LIKE_PROMPTS = 1.25
-"""Ratio of the lengths of prompts up to which their prefill, which has a part that is the same for all, compares."""
+"""Ratio of prompt lengths up to which prefill times, which have a constant part, are comparable."""
 MUCH_LONGER = 2.0
-"""Times the prompt tokens from which contexts have grown."""
+"""Growth of prompt tokens above which contexts count as longer."""
 _PROMPT_SPREAD, _PROMPT_SIGMAS = 0.9, 2.0
 """Standard deviation of the length of prompts over requests, in logarithms, and the noise that is allowed for."""
 _SAME_LOAD = 0.25
 _FULL_CACHE = ("auto", "bfloat16", "float16")
 MIN_TOKENS = 200
-"""Output tokens with which a server is said to generate."""
+"""Minimum output tokens for a server to count as generating."""
 MIN_DRAFTS = 200
-"""Drafts from which none, or nearly none, accepted is no accident."""
+"""Minimum drafts with which zero, or almost zero, acceptance is not chance."""
 MIN_REQUESTS = 5
-"""Finished requests from which their times say something."""
+"""Minimum finished requests to judge their times."""
 SIGMAS = 3.5
-"""Standard errors that a change is beyond: some twenty rules look at every window."""
+"""Number of standard errors that a change must exceed: about twenty rules judge every window."""
 _REQUEST_SPREAD = 0.4
 """Standard deviation of a ratio over requests, in logarithms."""
 _WINDOW_SPREAD = 0.02
@@ -327,32 +327,32 @@ _DRAFTS_A_REQUEST = 180
 
 
 def count_requests(window: Window) -> float:
-    """Return how many requests a window says something of: those that ended, and those under way."""
+    """Return the number of requests in a window: finished ones and those in flight."""
     if window.sums.finished is not None:
         return window.sums.finished + (window.load.running or 0.0)
     return window.counters.spec.num_drafts / _DRAFTS_A_REQUEST
 
 
 def sampling_error(*windows: Window) -> float:
-    """Return the standard error of the logarithm of a reading, or of a ratio of two, by the requests in the windows."""
+    """Return the standard error of the log of a reading, or of a ratio of two, from the requests in the windows."""
     requests = [count_requests(window) for window in windows]
     return sqrt(sum(_REQUEST_SPREAD**2 / each for each in requests)) if all(requests) else inf
 
 
 def relative_error(*windows: Window) -> float:
-    """Return the same for a reading that is held against another time's, whose traffic was never quite the same."""
+    """Return the same for a comparison with another time, whose traffic always differs a little."""
     return hypot(_WINDOW_SPREAD, sampling_error(*windows))
 
 
 def requests_to_tell(change: float, earlier: Window | None) -> float | None:
-    """Return the requests with which a change, in logarithms, is no accident; None where no number is enough."""
+    """Return the number of requests needed to confirm a log change; None if no number suffices."""
     room = (change / SIGMAS) ** 2 - _WINDOW_SPREAD**2
     room -= 0.0 if earlier is None else _REQUEST_SPREAD**2 / max(count_requests(earlier), 1.0)
     return _REQUEST_SPREAD**2 / room if room > 0 else None
 
 
 def draft_error(*windows: Window) -> float:
-    """Return the same for the accepted tokens of a draft: 1 less than the acceptance length, they vary as much by more.
+    """Return the same for accepted tokens per draft, whose relative error exceeds that of the acceptance length.
 
     The first window's acceptance gives the factor.
     """
@@ -361,13 +361,13 @@ def draft_error(*windows: Window) -> float:
 
 
 def is_less(now: float | None, then: float | None, *, by: float, error: float) -> bool:
-    """Return whether a reading fell by a share and by more than the noise; not so where one is unknown.
+    """Return whether a reading fell by a share and by more than the noise; False if a value is unknown.
 
     Args:
-        now: the reading.
-        then: what it is held against.
-        by: smallest share that matters.
-        error: standard error of the logarithm of their ratio.
+        now: current reading.
+        then: reference.
+        by: smallest relevant share.
+        error: standard error of the log of their ratio.
     """
     if now is None or not then:
         return False

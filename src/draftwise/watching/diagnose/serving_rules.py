@@ -1,4 +1,4 @@
-"""Rules on the work around decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
+"""Rules on work around decoding: queue, KV cache, prefix cache, prefill, short answers, restarts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from draftwise.watching.diagnose.pool_case import (
 from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 
 _ALL = 5.0
-"""Loss of whoever gets nothing: more than any other, and finite."""
+"""Loss if a request gets nothing: larger than any other, but finite."""
 _PREEMPTIONS_PER_S = 0.05
 _MANY_PREEMPTED = 0.05
 """Share of the requests."""
 _NEARLY_ALL = 0.9
-"""Share of a pool's preemptions, or of what waits there, with which one replica has the shortage alone."""
+"""Share of a pool's preemptions, or of its waiting requests, above which the shortage is one replica's."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
 _QUEUED_SHARE = 0.1
-"""Share of a request's time from which a queue is worth a finding."""
+"""Share of a request's time above which a queue is a finding."""
 _QUEUE_GREW = 3.0
 _LONG_QUEUE = 0.5
-"""Times the running requests."""
+"""Multiple of the running requests."""
 _HITS_LOST = 0.05
 _COLD = 0.5
 """Share of the other replicas' hit rate."""
 _HIT_SPREAD = 0.35
-"""Standard deviation of the prefix hit rate over requests: most hit nearly all or nothing."""
+"""Standard deviation of the prefix hit rate over requests: most requests hit almost all or nothing."""
 _PREFILL_UP = 0.23
-"""1 - 1/1.3: a prompt token takes 1.3 times as long."""
+"""1 - 1/1.3: a prompt token takes 1.3 times as long as before."""
 _BOTH_QUEUE = 0.5
-"""Share of the wait from which the other pool queues as well."""
+"""Share of the wait above which the other pool queues, too."""
 _LITTLE_DECODING = 0.3
 _SHORT = 3.0
 """Full drafts."""
@@ -91,15 +91,16 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     window = case.window
     rate, usage = window.preemptions_per_s, window.load.kv_usage
     preempted = window.sums.preemptions or 0.0
-    if rate is None or usage is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
+    if rate is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
         return None
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
-    if usage <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
+    if (usage or 0.0) <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
     where = _find_alone(case, lambda each: each.sums.preemptions)
     on = f"On {where}, the" if where else "The"
+    full = "at times" if usage is None else f"{usage:.0%}"
     return RuleMatch(
-        message=f"{on} KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
+        message=f"{on} KV cache is {full} full and {60 * rate:.0f} requests a minute are preempted.",
         evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
         loss=_lose_queue(case),
         where=where,
@@ -211,16 +212,16 @@ def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
 
 def _find_cold(case: PoolCase) -> RuleMatch | None:
     """Find one replica that hits at most half as often as the others; a new one has had no time to fill its cache."""
-    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.replicas.items() if _has_filled(each)}
+    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.parts.items() if _has_filled(each)}
     where = min(known, key=lambda name: known[name], default="")
-    rest = Window.pooled(each for name, each in case.replicas.items() if name in known and name != where)
+    rest = Window.pooled(each for name, each in case.parts.items() if name in known and name != where)
     if rest is None or known[where] > _COLD * (rest.prefix_hit_rate or 0.0):
         return None
-    found = _compare_hits(case.replicas[where], rest, "the others", "on the others")
+    found = _compare_hits(case.parts[where], rest, "the others", "on the others")
     if found is None:
         return None
     fix = "Check which requests the router sends to this server, and compare its flags and its cache with the others'."
-    return replace(found, message=f"On {where}, {found.message}", where=where, fix=fix)
+    return replace(found, message=f"On {where}, {found.message}", where=case.parts[where].instance, fix=fix)
 
 
 def _has_filled(window: Window) -> bool:

@@ -1,4 +1,4 @@
-"""The speculative JSON as the release's fields take it: unknown keys, wrong types, values out of range, repeats."""
+"""The speculative JSON as the release's fields read it: unknown keys, wrong types, values out of range, repeats."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Fields:
     """The typed values of one speculative JSON."""
 
     values: Mapping[str, Any]
-    """Every field of the release: given values as vLLM reads them, defaults else. Faulty keys are absent."""
+    """Every field of the release: given values as vLLM reads them, else defaults. Faulty keys are absent."""
     given: frozenset[str]
     """Fields that the JSON or a `--spec-*` flag sets."""
     faulty: frozenset[str]
-    """Fields whose value the release refuses."""
+    """Fields whose value the release rejects."""
 
 
 def read_fields(context: Context) -> Step[Fields]:
@@ -102,7 +102,7 @@ def _read_value(context: Context, key: str, value: Any, row: Mapping[str, Any]) 
 
 
 def coerce_field(row: Mapping[str, Any], value: Any) -> Any:
-    """Return a value as its field holds it; Mismatch for one of another type, _OutOfRange beyond the field's limits."""
+    """Return a value as its field stores it; raises Mismatch for another type, _OutOfRange beyond its limits."""
     value = coerce(value, row["type"], row.get("choices"))
     for name, (words, is_within) in _LIMITS.items():
         limit = row.get(name)
@@ -152,7 +152,7 @@ def _shorten(choices: Sequence[Any]) -> str:
 
 
 class Mismatch(ValueError):  # noqa: N818  (it is what coerce finds, not a failure of the program)
-    """The value cannot be read as the type; the message says what would be."""
+    """The value cannot be read as the type; the message says what can."""
 
 
 class _OutOfRange(Mismatch):
@@ -160,15 +160,15 @@ class _OutOfRange(Mismatch):
 
 
 def coerce(value: Any, declared: str, choices: Sequence[Any] | None = None) -> Any:
-    """Return a JSON value as a pydantic field of this type would hold it.
+    """Return a JSON value as a pydantic field of this type stores it.
 
     Args:
-        value: what `json.loads` gives.
-        declared: the annotation as written in the source, e.g. `int | None` or `list[tuple[int, int, int]] | None`.
-        choices: what the literal types named in `declared` allow.
+        value: a value from `json.loads`.
+        declared: annotation as written in the source, e.g. `int | None` or `list[tuple[int, int, int]] | None`.
+        choices: values that the literal types in `declared` allow.
 
     Raises:
-        Mismatch: pydantic would refuse it.
+        Mismatch: pydantic would reject it.
     """
     return _read_as(value, _parse_type(declared), choices)
 

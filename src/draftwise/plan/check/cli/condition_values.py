@@ -51,12 +51,12 @@ _MOST_DIGITS = 10**6
 
 
 def decide(expression: str, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression, or `UNKNOWN` where it hangs on something that is not known.
+    """Return the value of an expression, or `UNKNOWN` if it depends on something unknown.
 
     Args:
-        expression: as the tables `config_checks`, `config_arguments` and `engine_checks` hold it; `_` is unknown.
-        names: values by name. A mapping stands for an object; a text such as `current_platform.is_cuda()` may be a
-            name as well, for a call whose answer is known.
+        expression: from the tables `config_checks`, `config_arguments` and `engine_checks`; `_` is unknown.
+        names: values by name. A mapping represents an object. A text such as `current_platform.is_cuda()` may be a
+            name too, for a call with a known result.
     """
     try:
         return _decide(_parse(expression), names)

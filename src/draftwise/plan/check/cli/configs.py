@@ -1,4 +1,4 @@
-"""Builds the configs that engine flags become, and checks which values their fields take or refuse together."""
+"""Builds the configs from engine flags, and checks which values their fields accept or reject together."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _PLATFORMS = ("is_cuda", "is_cuda_alike", "is_cpu", "is_rocm", "is_xpu", "is_tpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What of a server its flags, its platform and its environment tell."""
+    """What flags, platform and environment show about a server."""
 
     given: Mapping[str, Any]
-    """Engine arguments that were given, as the parser hands them on."""
+    """Given engine arguments, as the parser passes them on."""
     platform: str = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_refused(rules: Rulebook, release: Release, server: ServerSettings) -> Iterator[Ruling]:
-    """Yield what the configs of a release refuse of a server's flags; what is not known refuses nothing."""
+    """Yield what the configs of a release reject in a server's flags; unknown values reject nothing."""
     if server.given and rules.holds("config-value"):
         yield from _Judge(rules, release, server).judge()
 
 
 def find_load_faults(context: Context) -> Iterator[Ruling]:
-    """Yield what the config of a drafter's loading refuses of the object that the speculative JSON holds for it."""
+    """Yield what the drafter's load config rejects in its object of the speculative JSON."""
     key, config = "draft_load_config", "LoadConfig"
     value = context.keys.get(key)
     if not isinstance(value, Mapping) or key not in context.release.table("spec_fields"):

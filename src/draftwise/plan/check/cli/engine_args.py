@@ -1,4 +1,4 @@
-"""EngineArgs: flags as `vllm serve` reads them, both models, and the speculation that a served checkpoint brings."""
+"""EngineArgs: flags as `vllm serve` reads them, both models, and speculation settings of a served checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
 _URL = re.compile(r"(https?|hf)://", re.IGNORECASE)
 Served = tuple[str | None, Config | None]
-"""Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
+"""Name of the model that is served in place of the checkpoint (None for none), and the speculative JSON."""
 
 
 def get_context(
@@ -40,10 +40,10 @@ def get_context(
     installed: frozenset[str] | None = None,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
-    """Look up what a setup names.
+    """Look up everything that a setup names.
 
     Raises:
-        InvalidSetup: the setup's release is not known.
+        InvalidSetup: the setup's release is unknown.
     """
     release = release or get_release(setup.engine_version or "newest")
     rulings, context = collect(_look_up(setup, release, installed, origins))

@@ -1,4 +1,4 @@
-"""Picks the model runner, V1 or V2 with the gaps of each, and asynchronous scheduling as the release does."""
+"""Chooses the model runner (V1 or V2, with the gaps of each) and asynchronous scheduling as the release does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ASYNC = "async_scheduling"
 _RUNNER_V2 = "runner_v2"
 """Table of what Model Runner V2 drafts with, and of the targets that run on it by default."""
 Lack = Callable[[Context, Resolved | None], bool]
-"""Whether a setup asks for it; without speculation there is no `Resolved`."""
+"""Whether a setup requests a feature; without speculation there is no `Resolved`."""
 _CANDIDATE_HEADS = frozenset({"DFlash2DraftModel", "DFlash2BeamDraftModel", "LiLiCorrDraftModel"})
 _XPRESS = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
 _RAW = ("raw_logits", "processed_logits")
@@ -28,19 +28,19 @@ _RAW = ("raw_logits", "processed_logits")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """The model runner of a server and why it is that one."""
+    """The model runner of a server, and the reason."""
 
     name: Literal["V1", "V2"] | None
-    """None where it depends on a target that is not known here."""
+    """None if it depends on an unknown target."""
     reason: str
     lacks: tuple[str, ...] = ()
-    """Rules that name what kept V2 from being taken, or what a forced V2 lacks."""
+    """Rules that name what prevents V2, or what a forced V2 lacks."""
     forced: str = ""
-    """Why V2 is asked for whatever it lacks, as a sentence; empty where V1 may be taken."""
+    """Why V2 is forced despite its gaps, as a sentence; empty if V1 is possible."""
 
 
 def settle_runner(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config with its runner and its scheduling filled in, and yield what the V1 engine makes of them."""
+    """Return the config with runner and scheduling filled in, and yield how the V1 engine treats them."""
     chosen = choose_runner(context, resolved)
     resolved = replace(resolved, runner=chosen.name)
     resolved = replace(resolved, async_scheduling=schedules_async(context, resolved))
@@ -58,7 +58,7 @@ def find_runner_alone(context: Context) -> Iterator[Ruling]:
 
 
 def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
-    """Return the model runner that a server takes, by the rules of its release."""
+    """Return the model runner of a server, by the rules of its release."""
     forced = _forces_v2(context, resolved)
     if not context.rules.holds("v2-exists"):
         return Runner(name="V1", reason="This release has only V1.", forced=forced)
@@ -135,7 +135,7 @@ def _is_kind(context: Context, kind: str, hybrid_counts: bool) -> bool:
 
 
 def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterator[Ruling]:
-    """Yield what the choice of the runner, and how it is scheduled, rejects or changes."""
+    """Yield what the choice of runner and scheduling rejects or changes."""
     yield from _find_triton(context, chosen)
     if chosen.lacks and chosen.forced:
         fix = f"Unset {_VARIABLE}, or remove the feature." if _VARIABLE in context.env else "Remove the feature."
@@ -187,7 +187,7 @@ def _describe_lacks(codes: tuple[str, ...], resolved: Resolved | None) -> str:
 
 
 def schedules_async(context: Context, resolved: Resolved) -> bool | None:
-    """Return whether the server schedules asynchronously; None where that depends on what is not known here."""
+    """Return whether the server schedules asynchronously; None if that depends on something unknown."""
     if context.platform == "cpu":
         return False
     asked = _asks_for_async(context)

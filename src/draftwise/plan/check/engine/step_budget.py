@@ -19,7 +19,7 @@ Entry = tuple[int, int, int]
 
 
 def fit_steps(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config without a schedule that the engine drops, and yield what of its steps it rejects or lowers."""
+    """Return the config without a schedule that the engine drops, and yield what it rejects or lowers in its steps."""
     yield from _find_budget(context, resolved)
     return (yield from _drop_schedule(context, resolved))
 
@@ -99,7 +99,7 @@ def _lookahead(context: Context, resolved: Resolved, k: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What one step of the engine may hold; None where it depends on a device that is not known here."""
+    """Limits of one step of the engine; None if they depend on an unknown device."""
 
     tokens: int | None
     """`max_num_batched_tokens`."""
@@ -108,7 +108,7 @@ class StepLimits:
 
 
 def get_limits(context: Context) -> StepLimits:
-    """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
+    """Return the limits of a step: from flags, else from the defaults of `vllm serve` on the setup's GPU."""
     gpu = find_gpu(context)
     usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
     tokens, requests = (
@@ -120,7 +120,7 @@ def get_limits(context: Context) -> StepLimits:
 
 
 def find_gpu(context: Context) -> Gpu | None:
-    """Return the setup's GPU; None for a CPU, and for a GPU of which neither name nor memory is known."""
+    """Return the setup's GPU; None for a CPU, or for a GPU with neither a known name nor memory."""
     device = context.setup.device
     if device is None or context.platform == "cpu":
         return None
@@ -159,7 +159,7 @@ def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
 
 
 def read_schedule(context: Context) -> list[Entry]:
-    """Return the schedule; empty if absent, or where its types are already judged with the config."""
+    """Return the schedule; empty if absent, or if its types were already judged with the config."""
     given = context.keys.get(SCHEDULE)
     if not isinstance(given, (list, tuple)):
         return []
@@ -169,7 +169,7 @@ def read_schedule(context: Context) -> list[Entry]:
 
 
 def find_schedule(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what is wrong with a schedule, which is looked at after the config was accepted, or else what it does."""
+    """Yield what is wrong with a schedule, or what it does. vLLM checks it after it accepts the config."""
     schedule = read_schedule(context)
     if not schedule or resolved.fields.get(SCHEDULE, schedule) is None:
         return

@@ -1,4 +1,4 @@
-"""VllmConfig: the server's configuration as a whole, and the flags that target, other flags or server refuse."""
+"""VllmConfig: the server's configuration as a whole, and flags that target, other flags or server reject."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield the refusal of what the target, the other flags or the server as a whole do not carry."""
+    """Yield rejections of what the target, other flags or the server as a whole do not support."""
     if target is not None:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
@@ -250,10 +250,10 @@ _REJECTED_FLAGS: Mapping[str, str] = {
 
 
 def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
-    """Go through the making of the server's configuration, in the order of vLLM's `create_engine_config`.
+    """Create the server's configuration, in the order of vLLM's `create_engine_config`.
 
-    Return the context with the batch sizes that the server takes by itself, and the speculative config as it is held:
-    None without speculation, and where it cannot be known here.
+    Return the context with the server's own batch sizes, and the resolved speculative config; None without speculation,
+    or if it cannot be known here.
     """
     target = yield from read_target(context)
     context = fill_in_batch(context, target)
@@ -269,9 +269,9 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
 
 
 def fill_in_batch(context: Context, target: Model | None) -> Context:
-    """Return the context with the batch sizes that the server takes where none are given and its GPU is known.
+    """Return the context with the server's default batch sizes, if none are given and its GPU is known.
 
-    The defaults are those of `vllm serve`; the offline class takes others.
+    The defaults are those of `vllm serve`; the offline class has others.
     """
     defaults = _find_batch_defaults(context)
     if defaults is None or target is None:
@@ -311,7 +311,7 @@ def _read_count(flags: Mapping[str, Any], name: str) -> int:
 
 
 def find_early(context: Context) -> Iterator[Ruling]:
-    """Yield what stops the server before the speculative config is looked at."""
+    """Yield what stops the server before it checks the speculative config."""
     if context.given.get("async_scheduling") is not True:
         return
     stages = context.flags.get("pipeline_parallel_size", 1)
@@ -342,7 +342,7 @@ def _complete(context: Context, resolved: Resolved | None) -> Step[Resolved | No
 
 
 def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
-    """Yield what becomes of a method that the V1 engine does not know by the name that is written."""
+    """Yield what happens to a method that the V1 engine does not know by its given name."""
     if context.spec is None or context.is_known_to_v1:
         return
     if context.runs_on_v0:
@@ -357,7 +357,7 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
 
 
 def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes."""
+    """Return the config without what the V1 engine drops, and yield what it rejects or changes."""
     yield from _find_adaptive(context)
     yield from _find_fast_prefill(context, resolved)
     yield from _find_shorter_drafter(context, resolved)

@@ -1,4 +1,4 @@
-"""The config object that vLLM makes of a config.json: transformers', its own, or that of a speculators checkpoint."""
+"""vLLM's config object for a config.json: transformers', its own, or that of a speculators checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwise.plan.check.model.model_config import HfConfig, place_of
 from draftwise.plan.check.stages import Context, Step
 
 V0_EAGLE = "EAGLEModel"
-"""The one class that the V0 engine has for every EAGLE head."""
+"""The V0 engine's class for every EAGLE head."""
 _MEDUSA_TYPE = "medusa"
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
@@ -26,7 +26,7 @@ _DSPARK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 def find_other_name(rules: Rulebook, name: str, found: ModelConfig | None, *, where: str) -> Iterator[Ruling]:
-    """Yield a finding for a name that the hub cannot have: it may be a directory on the server's machine."""
+    """Yield a finding for a name that is invalid on the hub: it may be a directory on the server's machine."""
     known = None if found is None or found.origin != "table" else find_model(name)
     if known is not None and name.lower() not in map(str.lower, known.names):
         hint = f"Write {known.id}"
@@ -47,13 +47,13 @@ def _may_be_there(name: str) -> bool:
 def read_hf_config(
     context: Context, model: ModelConfig, *, role: str, as_medusa: bool = False
 ) -> Step[HfConfig | None]:
-    """Return the config object that vLLM gets for a model, or None and yield why it gets none.
+    """Return vLLM's config object for a model; if it cannot be made, return None and yield the reason.
 
     Args:
-        context: whose release reads the file.
+        context: setup whose release reads the file.
         model: the config.json.
         role: `drafter` or `target`.
-        as_medusa: read it as a Medusa whatever its own type says, as an explicit `method` makes some releases do.
+        as_medusa: whether to read it as a Medusa despite its own type, as some releases do for an explicit `method`.
     """
     model_type = _MEDUSA_TYPE if as_medusa else _model_type(model)
     known = model_type in context.release.table("config_model_types") or model_type not in _OWN_CLASSES
@@ -171,7 +171,7 @@ def _read_layers(rules: Rulebook, release: Release, config: Config, where: str) 
 
 
 def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -> Iterator[Ruling]:
-    """Yield why a speculators config.json cannot be read, in vLLM's order; it stops at the first."""
+    """Yield why a speculators config.json cannot be read, in vLLM's order; stops at the first reason."""
     kind, readable = config.get("speculators_model_type"), release.table("speculators_types")
     if str(kind) not in _CONVERTERS or kind not in readable:
         shown = "missing" if kind is None else repr(kind)
@@ -195,7 +195,7 @@ def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -
 
 
 def find_incomplete(rules: Rulebook, config: Config, where: str) -> Iterator[Ruling]:
-    """Yield that a part is missing without which nothing of the format can be read."""
+    """Yield a finding if a part is missing that the whole format needs."""
     try:
         inner = config["speculators_config"]
         needed: tuple[Any, ...] = (

@@ -38,14 +38,14 @@ _LOADED_AS = {"auto-round": "inc"}
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The attributes of a config object, as far as vLLM's checks look at them."""
+    """The attributes of a config object that vLLM's checks read."""
 
     values: Mapping[str, Any]
     kind: Kind = "plain"
-    """Which class holds it: vLLM rewrites the architectures of plain drafter configs only."""
+    """Class of the object: vLLM rewrites only the architectures of plain drafter configs."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute; `default` where the config object has none."""
+        """Return an attribute; `default` if the config object lacks it."""
         return self.values.get(name, default)
 
     def changed(self, **values: Any) -> HfConfig:
@@ -65,13 +65,13 @@ class HfConfig:
 
     @property
     def text(self) -> HfConfig:
-        """The language model's part of a multimodal config, else the whole."""
+        """The language model's part of a multimodal config; any other config as a whole."""
         inner = get_text_config(self.values)
         return self if inner is self.values else HfConfig(fill_in(inner))
 
     @property
     def context_length(self) -> int | None:
-        """The context that the weights were made for, before scaled positions; None where no key tells it."""
+        """Context length of the weights in tokens, before scaled positions; None if no key gives it."""
         text = self.text
         found = [value for key in read_config_keys()["length_keys"] if isinstance(value := text.get(key), int)]
         special = text.get("model_max_length")
@@ -79,13 +79,13 @@ class HfConfig:
 
     @property
     def num_attention_heads(self) -> int:
-        """Query heads; 0 for a config without, such as a Medusa's."""
+        """Number of query heads; 0 for a config without them, such as a Medusa's."""
         heads = self.text.get("num_attention_heads")
         return heads if isinstance(heads, int) else 0
 
     @property
     def num_experts(self) -> int:
-        """Experts of a mixture; 0 for a dense model."""
+        """Number of experts; 0 for a dense model."""
         return count_experts(self.values)
 
     @property
@@ -106,7 +106,7 @@ def place_of(role: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model as its ModelConfig holds it."""
+    """A model as ModelConfig resolves it."""
 
     config: HfConfig
     max_model_len: int
@@ -125,12 +125,12 @@ def build_model(
     """Return the model, and yield what is wrong with it.
 
     Args:
-        context: whose release judges.
-        config: after transformers, and for a drafter after the MTP rewriting.
+        context: setup whose release judges.
+        config: config after transformers and, for a drafter, after the MTP rewriting.
         role: `drafter` or `target`.
-        max_model_len: context length asked for.
-        quantization: method asked for.
-        target_length: the target's context length, which a drafter without its own takes over.
+        max_model_len: requested context length.
+        quantization: requested method.
+        target_length: the target's context length, for a drafter without its own.
     """
     yield from find_class_faults(context, config, role)
     derived = _derive_length(context, config)
@@ -144,7 +144,7 @@ def build_model(
 
 
 def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
-    """Yield why a release cannot build the class of a model, or not in the type of weights asked for."""
+    """Yield why a release cannot build the class of a model, or not in the requested type of weights."""
     if find_architecture(context, config.architectures, served=role == "target") is None:
         names = config.architectures or ["(none)"]
         yield from context.rules.ruling(f"{role}-class-unknown", names=names, where=place_of(role))
@@ -153,12 +153,12 @@ def find_class_faults(context: Context, config: HfConfig, role: str) -> Iterator
 
 
 def find_architecture(context: Context, names: Sequence[str], *, served: bool = False) -> str | None:
-    """Return the class that stands for a checkpoint's architectures, None where the release can build none.
+    """Return the class for a checkpoint's architectures; None if the release can build none.
 
     Args:
-        context: whose release builds.
-        names: as config.json, or vLLM after renaming, has them.
-        served: for the model that answers, to which vLLM applies its pairs of endings; never to a drafter.
+        context: setup whose release builds.
+        names: architectures from config.json, or after vLLM's renaming.
+        served: whether it is the served model, for which vLLM also tries pairs of name endings; not for a drafter.
     """
     registry = context.release.table("architectures")
     for name in names:
@@ -181,7 +181,7 @@ def _swap_ending(registry: Mapping[str, Any], name: str) -> str | None:
 
 
 def supports(context: Context, names: Sequence[str], interface: str) -> bool:
-    """Say whether the class for these architectures has an interface, e.g. `SupportsPP`; unknown classes have none."""
+    """Return whether the class for architectures has an interface, e.g. `SupportsPP`; unknown classes have none."""
     name = find_architecture(context, names, served=True)
     registry = context.release.table("architectures")
     row = registry.get(name, registry.get(_TRANSFORMERS)) if name is not None else None
@@ -189,7 +189,7 @@ def supports(context: Context, names: Sequence[str], interface: str) -> bool:
 
 
 def has_interface(context: Context, interface: str) -> bool | None:
-    """Say whether the target's model class has an interface in this release; None for one not in the catalogue."""
+    """Return whether the target's class has an interface in this release; None if it is not in the catalogue."""
     names = () if context.target is None else context.target.architectures
     if not names or find_architecture(context, names, served=True) is None:
         return None
@@ -197,7 +197,7 @@ def has_interface(context: Context, interface: str) -> bool | None:
 
 
 def is_text_only(context: Context) -> bool:
-    """Say whether a target that takes media is served without: each kind that its class takes has a limit of 0."""
+    """Return whether a multimodal target is served for text only: every kind of media has a limit of 0."""
     if "language_model_only" in context.on:
         return True
     limits = context.objects.get("limit_mm_per_prompt", {})
@@ -282,7 +282,7 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
 
 
 def find_quantization(context: Context, asked: object, role: str) -> Iterator[Ruling]:
-    """Yield why a requested quantization is refused whatever the model is."""
+    """Yield why a requested quantization is rejected for any model."""
     if isinstance(asked, str):
         yield from _resolve_quantization(context, HfConfig({}), asked, role)
 

@@ -39,7 +39,7 @@ _QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
 
 def read_target(context: Context) -> Step[Model | None]:
-    """Return the target as ModelConfig holds it, and yield why it is refused; None where it cannot be read here."""
+    """Return the target as ModelConfig resolves it, and yield why it is rejected; None if it cannot be read here."""
     yield from _find_sizes(context)
     if context.target is None:
         yield from _find_unread(context)
@@ -105,7 +105,7 @@ def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
 
 
 def find_mistral_format(context: Context, model: ModelConfig, *, role: str) -> Iterator[Ruling]:
-    """Yield that a model has no params.json where one is asked for; a drafter is read as the target is."""
+    """Yield a finding if a model lacks a requested params.json; drafters are read like the target."""
     if context.flags.get("config_format") != "mistral":
         return
     if model.directory is not None:
@@ -134,7 +134,7 @@ def _find_gguf(context: Context, target: ModelConfig) -> Iterator[Ruling]:
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:
-    """Yield what the engine's config says of the target once the speculative config stands."""
+    """Yield what the engine's config rejects or changes for the target, after the speculative config."""
     for ruling in _find_target_parallel(context, target.config):
         yield replace(ruling, stage=Stage.CONFIG) if _stands_in(context, method) else ruling
     yield from _find_unquantized(context, target.config)

@@ -1,4 +1,4 @@
-"""Finds faults that show only after the config was accepted: at start-up, per request, or never."""
+"""Finds faults after the config was accepted: at start-up, per request, or silent ones."""
 
 from draftwise.plan.check.serving.drafter_startup import find_serving
 

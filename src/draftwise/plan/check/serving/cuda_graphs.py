@@ -1,4 +1,4 @@
-"""CUDA graphs that a release captures, and batches of speculating requests that run without a full one."""
+"""The CUDA graphs that a release captures, and batches of speculating requests that run without a full one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEQUENCE_PARALLEL = ("enable_sp", "enable_sequence_parallelism")
 
 
 def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield which batches of speculating requests have no graph: those that are too large, of odd size, or mixed."""
+    """Yield which batches of speculating requests have no graph: too large, of unfit size, or mixed."""
     if context.platform == "cpu" or context.runs_eagerly:
         return
     k = resolved.num_speculative_tokens
@@ -54,7 +54,7 @@ def _find_shapes(context: Context, step: int) -> Iterator[Ruling]:
 
 
 def list_captured(context: Context, k: int, limits: StepLimits) -> tuple[int, ...]:
-    """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
+    """Return the captured sizes in tokens, ascending; empty if unknown."""
     compilation = context.objects.get("compilation_config", {})
     given = (
         context.given.get("cudagraph_capture_sizes")
@@ -128,15 +128,15 @@ def capture_sizes(
     num_speculative_tokens: int,
     largest: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the batch sizes in tokens that are captured where they are not given (topic `cudagraph_sizes`).
+    """Return the default batch sizes in tokens for capture (topic `cudagraph_sizes`).
 
     Args:
-        release: of vLLM.
-        gpu: None for one that is not known: not of the architecture with more graphs.
-        max_num_seqs: requests a step; None for a number that is not known, which then limits nothing.
-        max_num_batched_tokens: tokens a step; None likewise.
-        num_speculative_tokens: drafted for each request.
-        largest: size to end at, if one is given.
+        release: release of vLLM.
+        gpu: the GPU; None if unknown, which counts as an architecture without extra graphs.
+        max_num_seqs: requests per step; None if unknown, which limits nothing.
+        max_num_batched_tokens: tokens per step; None likewise.
+        num_speculative_tokens: draft tokens per request.
+        largest: largest size, if one is given.
     """
     step = 1 + num_speculative_tokens
     if largest is None:
@@ -168,7 +168,7 @@ def _grid(largest: int) -> list[int]:
 
 
 def count_graphs(release: Release, sizes: tuple[int, ...], *, max_num_seqs: int, num_speculative_tokens: int) -> int:
-    """Return the graphs: one a size for mixed batches, and one for each size that a decode step can have."""
+    """Return the number of graphs: one per size for mixed batches, and one for each size of a decode step."""
     step = 1 + num_speculative_tokens
     if not Rulebook(release.version).holds("size-full-graphs"):
         return len(sizes)
@@ -178,11 +178,11 @@ def count_graphs(release: Release, sizes: tuple[int, ...], *, max_num_seqs: int,
 def find_holes(sizes: Iterable[int], *, max_num_seqs: int, num_speculative_tokens: int) -> tuple[range, ...]:
     """Return the numbers of decoding requests that run without a full graph while the rule `graph-holes` holds.
 
-    They are ranges, one a graph, since the requests between two graphs may be any number.
+    They are ranges, one per graph.
 
     Those releases make full graphs at captured sizes rounded up to multiples of k + 1, and look a batch up at the next
-    size of *any* graph: where that is a size of mixed batches only, no full graph is found, although a larger one is
-    there (`CudaGraphManager._init_candidates`).
+    size of *any* graph. If that size is only for mixed batches, no full graph is found, although a larger one exists
+    (`CudaGraphManager._init_candidates`).
     """
     sizes, step = sorted(sizes), 1 + num_speculative_tokens
     most = min(max_num_seqs * step, max(sizes, default=0))

@@ -22,7 +22,7 @@ _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
 def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
-    """Return what a server of an accepted config meets: the rules are about the V1 engine's runners."""
+    """Return what happens to a server with an accepted config; the rules cover the V1 engine's runners."""
     weights = [*_find_weights(context, resolved)]
     if context.runs_on_v0:
         return weights

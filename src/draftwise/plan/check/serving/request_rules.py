@@ -1,4 +1,4 @@
-"""Judges speculation's effect on requests: lookups that hurt, defaults, refused parameters, other features."""
+"""Judges speculation's effect on requests: harmful lookups, defaults, rejected parameters, other features."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FEATURES: Mapping[str, tuple[str, ...]] = {
 
 
 def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
-    """Return what requests meet: what every request gets, then what some ask for."""
+    """Return effects on requests: first on every request, then on those with certain parameters."""
     return [
         *_find_traps(context, resolved),
         *_find_defaults(context),
@@ -117,7 +117,7 @@ def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def find_combined(context: Context, resolved: Resolved, found: Sequence[Ruling]) -> Iterator[Ruling]:
-    """Yield which features that are asked for go with speculation, and what the release does not combine yet."""
+    """Yield which requested features work with speculation, and which the release does not combine yet."""
     wrong = {each.where for each in found if each.severity is not Severity.INFO}
     for code, names in _FEATURES.items():
         flags = [f"--{name.replace('_', '-')}" for name in names if name in context.on]

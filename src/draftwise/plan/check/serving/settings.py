@@ -1,4 +1,4 @@
-"""Settings that are accepted and do nothing, or something else than they say: backends, schedule, sampling, keys."""
+"""Accepted settings without effect, or with another effect: backends, schedule, sampling, keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IGNORED_ON_V2: Mapping[str, str] = {
 
 
 def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
-    """Return settings that have no effect for this method, runner and release, another one, or one that fails later."""
+    """Return settings that do nothing, something else, or fail later with this method, runner and release."""
     return [
         *_find_backends(context, resolved),
         *_find_sampling(context, resolved),

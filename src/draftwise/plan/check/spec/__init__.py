@@ -1,4 +1,4 @@
-"""SpeculativeConfig: from the first key of the JSON to the last check of the whole."""
+"""SpeculativeConfig: from the first key of the JSON to the last check of the whole config."""
 
 from draftwise.plan.check.spec.resolve import resolve
 

@@ -19,11 +19,11 @@ _LAYER_PER_TOKEN = ("step3p5_mtp", "step5_mtp", "inkling_mtp")
 """Types of drafters with a layer of their own for each token, for which no repetition is warned of."""
 _LILICORR = "LiLiCorrDraftModel"
 TOP_K_KEY = "dspark_draft_topk"
-"""Key that acts for DSpark drafters only."""
+"""Key that only DSpark drafters read."""
 
 
 def detect_method(context: Context, spec: Spec) -> Step[Spec]:
-    """Return the config with the method that the drafter's name and its config.json decide."""
+    """Return the config with the method that follows from the drafter's name and config.json."""
     if spec.facts is not None and spec.facts.kept_by_vllm:
         return spec
     found = _find_method(context, spec)
@@ -40,9 +40,9 @@ def detect_method(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def find_missing_modules(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
-    """Judge a target of which the class alone is known, as its own drafter: the release has modules for it, or refuses.
+    """Judge a target with only a known class as its own drafter: the release has modules for it, or rejects it.
 
-    A class without a `model_type` is not judged, nor one that has modules: how many they are is not known.
+    A class without a `model_type` is not judged, nor one with modules, because their number is unknown.
     """
     if spec.facts is None or spec.facts.weights != "target" or not config.model_type:
         return spec
@@ -166,7 +166,7 @@ def _find_head(spec: Spec) -> str | None:
 
 
 def name_class(context: Context, spec: Spec) -> Step[Spec]:
-    """Return the config with the drafter under the class that vLLM builds it with."""
+    """Return the config with the class that vLLM builds the drafter with."""
     spec = yield from _rename_classes(context, spec)
     return (yield from _rewrite_dspark(context, spec))
 
@@ -238,7 +238,7 @@ def _inside_target(context: Context, spec: Spec, config: HfConfig) -> HfConfig:
 
 
 def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
-    """Return a drafter's config after vLLM's rewriting of targets into MTP drafters; most configs stay as they are."""
+    """Return a drafter's config after vLLM's rewriting of targets into MTP drafters; most configs stay unchanged."""
     table = release.table("mtp_remap")
     first = config.architectures[0] if config.architectures else ""
     for key in (_type_key(table, config.model_type), first):

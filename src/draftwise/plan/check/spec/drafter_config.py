@@ -44,7 +44,7 @@ _ATTENTION = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head
 
 
 def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
-    """Fill in everything that depends on the drafter; nothing without one."""
+    """Fill in everything that depends on the drafter, if there is one."""
     if spec.model is None or not spec.known("model"):
         return spec
     spec = yield from _read_drafter(context, spec)

@@ -144,7 +144,7 @@ def _is_for_plugin(context: Context) -> bool:
 
 
 def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
-    """Return what the speculative config becomes where that can be known, and yield every finding about it."""
+    """Return the resolved speculative config, as far as it can be known, and yield every finding about it."""
     if _is_for_plugin(context) and context.rules.holds("plugin-reads-config"):
         yield from context.rules.ruling("plugin-reads-config")
         return None

@@ -1,4 +1,4 @@
-"""The speculative config as far as vLLM has filled it in, and the method and the model that its keys stand for."""
+"""The speculative config as far as vLLM has filled it in, with the method and model that its keys mean."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _IMPLIED_METHOD = "deepseek_mtp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is known so far; a value that an earlier fault leaves open is not `known`, and its rules are skipped."""
+    """The config so far. A value that an earlier fault leaves open is not `known`, and its rules are skipped."""
 
     fields: Fields
     target: Model | None
-    """None where the target's config.json cannot be read here."""
+    """None if the target's config.json cannot be read here."""
     method: str | None = None
     model: str | None = None
     """Name of the drafter, or a placeholder for methods without one."""
     tokens: Any = None
     quantization: str | None = None
     lookup: tuple[int | None, int | None] = (None, None)
-    """Shortest and longest n-gram."""
+    """(shortest, longest) n-gram in tokens."""
     draft: Model | None = None
-    """None without a drafter, and where its config.json cannot be read or was refused."""
+    """None without a drafter, or if its config.json cannot be read or was rejected."""
     draft_tp: int | None = None
     draft_len: int | None = None
     parallel_drafting: bool = False
     rates: tuple[float, ...] | None = None
     filled: Mapping[str, Any] = field(default_factory=dict)
-    """Keys without a name of their own in `Resolved` that vLLM fills in."""
+    """Keys that vLLM fills in and that are no fields of `Resolved`."""
     open: frozenset[str] = frozenset()
-    """Keys whose value an earlier fault leaves undecided; `draft` stands for the drafter itself."""
+    """Keys whose value an earlier fault leaves open; `draft` is the drafter itself."""
 
     @property
     def facts(self) -> Method | None:
-        """What is true of the method; None until one is known.
+        """Facts about the method; None until it is known.
 
         Raises:
-            MissingFacts: a release that the user added has a method that draftwise has no row for.
+            MissingFacts: a release that the user added has a method without a row in draftwise.
         """
         found = find_method(self.method)
         if self.method is None or found is not None:
@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def draft_names(self) -> tuple[str, ...]:
-        """The drafter's architectures, empty without one."""
+        """The drafter's architectures; empty without a drafter."""
         return () if self.draft is None else self.draft.config.architectures
 
     def get(self, key: str) -> Any:
@@ -76,11 +76,11 @@ class Spec:
         return self.fields.values.get(key)
 
     def known(self, *keys: str) -> bool:
-        """Say whether none of these keys is faulty or undecided."""
+        """Return whether none of these keys is faulty or open."""
         return self.open.isdisjoint(keys)
 
     def reads(self, key: str) -> bool:
-        """Say whether a key of certain methods acts for this one."""
+        """Return whether this method reads a key that only certain methods read."""
         return self.facts is not None and key in self.facts.keys
 
     def undecided(self, *keys: str) -> Spec:
@@ -89,7 +89,7 @@ class Spec:
 
 
 def read_spec(context: Context, target: Model | None) -> Step[Spec]:
-    """Return the config as its keys have it, with the method and the model that they stand for."""
+    """Return the config as its keys give it, with the method and model that they mean."""
     fields = yield from read_fields(context)
     yield from find_load_faults(context)
     spec = Spec(

@@ -1,11 +1,12 @@
-"""The file of `vllm serve --config FILE`: its keys become flags between the model and the other flags."""
+"""The file of `vllm serve --config FILE`; its keys become flags between the model and the other flags."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 
 
 def put_in_config_file(
-    words: Sequence[Word], release: Release, findings: list[Finding], *, folder: Path | None, serves: bool
+    words: Sequence[Word],
+    release: Release,
+    findings: list[Finding],
+    *,
+    folder: Path | None,
+    serves: bool,
+    files: Mapping[str, Word],
 ) -> Sequence[Word]:
-    """Return the words with those of the file in place of `--config FILE`; what is wrong is added to `findings`."""
+    """Return the words with the file's flags in place of `--config FILE`; add faults to `findings`."""
     index = next((i for i, word in enumerate(words) if word.text == "--config"), None)
     if index is None:
         joined = next((word for word in words if word.text.startswith("--config=")), None)
@@ -33,7 +40,7 @@ def put_in_config_file(
         return words[:index]
     rest = [*words[:index], *words[index + 2 :]]
     try:
-        from_file = _read(words[index + 1], release, findings, folder)
+        from_file = _read(words[index + 1], release, findings, folder, files)
     except InvalidSetup as error:
         findings += error.findings
         return rest
@@ -41,17 +48,20 @@ def put_in_config_file(
     return [*rest[:after_model], *from_file, *rest[after_model:]]
 
 
-def _read(word: Word, release: Release, findings: list[Finding], folder: Path | None) -> list[Word]:
+def _read(
+    word: Word, release: Release, findings: list[Finding], folder: Path | None, files: Mapping[str, Word]
+) -> list[Word]:
     where = word.where()
     if not word.text.endswith((".yaml", ".yml")):
         findings.append(get_rule("config-file-refused").ruling(text=word.text, where=where))
-    if folder is None:
+    made = files.get(normpath(word.text))
+    if folder is None if made is None else made.unknown:
         findings.append(get_rule("config-file-unread").ruling(text=word.text, where=where))
         return []
-    path = folder / word.text
+    path = (folder or Path()) / word.text
     from draftwise.setups.read.manifests.yaml_text import read_yaml  # most commands name no such file
 
-    documents = read_yaml(read_text(path), name=str(path))
+    documents = read_yaml(read_text(path) if made is None else made.text, name=str(path))
     if not documents or not isinstance(documents[0].value, dict):
         findings.append(
             get_rule("config-file-refused").ruling(
@@ -63,7 +73,7 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
 
 
 def get_flags(document: YamlDocument, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
-    """Yield the words that a release makes of a config file's keys."""
+    """Yield the words that a release reads from a config file's keys."""
     negations = {row["negation"] for row in release.table("flags").values() if "negation" in row}
     for key, value in document.value.items():
         line = document.line((key,))

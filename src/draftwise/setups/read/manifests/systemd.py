@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from draftwise.setups.read.shell.words import Word, split_words
 
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
+_QUOTED = re.compile(r""""(?:[^"\\]|\\.)*"|'((?:[^'\\]|\\.)*)'""", re.DOTALL)
 _SPECIFIER = re.compile(r"%(%|[A-Za-z])")
 
 
@@ -70,11 +72,11 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
-    """Return the variables of a unit: what its files set goes over what the unit itself sets."""
+    """Return the variables of a unit; those from its files override its own."""
     env, from_files = NOTHING_SET, NOTHING_SET
     for line, name, value in settings:
         if name == "Environment":
-            for word in split_words(value, line=line):
+            for word in _split(value, line):
                 env |= _read_assignment(word)
         elif name == "EnvironmentFile":
             from_files |= _read_file(value)
@@ -98,9 +100,9 @@ def _read_file(name: str) -> Environment:
 
 
 def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
-    """Return the words of a command: `${NAME}` is part of a word, a word `$NAME` becomes as many as its value has."""
+    """Return the words of a command: `${NAME}` is part of a word; `$NAME` is split into the words of its value."""
     words: list[Word] = []
-    for word in map(_fill_specifiers, split_words(text, line=line)):
+    for word in map(_fill_specifiers, _split(text, line)):
         whole = _WHOLE.fullmatch(word.text)
         value = "" if whole is None else env.values.get(whole[1], "")
         if whole is None:
@@ -110,6 +112,15 @@ def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
         else:
             words += (replace(word, text=part) for part in value.split())
     return tuple(words)
+
+
+def _split(text: str, line: int) -> tuple[Word, ...]:
+    """Return the words of a setting: systemd takes escapes in single quotes, too."""
+
+    def requote(found: re.Match[str]) -> str:
+        return found[0] if found[1] is None else shlex.quote(re.sub(r"\\(['\"\\])", r"\1", found[1]))
+
+    return split_words(_QUOTED.sub(requote, text), line=line)
 
 
 def _fill_specifiers(word: Word) -> Word:

@@ -1,7 +1,7 @@
 """Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, Nomad, Terraform, values of a chart.
 
-What these tools fill in (`{{ name }}`, `${var.name}`) is not known: such an item of a list is not judged, and such a
-text is passed over.
+Values that these tools fill in (`{{ name }}`, `${var.name}`) are unknown: such an item of a list is not judged, and
+such a text is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, walk
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.launch import Launch, find_launch, find_launches, is_vllm_image, run_image
+from draftwise.setups.read.shell.launch import (
+    Launch,
+    find_launch,
+    find_launches,
+    image_version,
+    is_vllm_image,
+    run_image,
+)
+from draftwise.setups.read.shell.script_runner import PINNED
 from draftwise.setups.read.shell.words import Word, split_words
 
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
@@ -38,7 +46,9 @@ _HCL_BLOCK = re.compile(r"^[^\n#]*[{}][ \t]*$", re.MULTILINE)
 
 
 def find_tasks(document: YamlDocument) -> Iterator[Launch]:
-    """Yield the servers of entries that name an image of vLLM with its arguments, or that hold a shell's text."""
+    """Yield the servers of entries with an image of vLLM and its arguments, or with a shell's text."""
+    pinned = {found[1] for _, entry in walk(document.value) for found in PINNED.finditer(str(list(entry.values())))}
+    version = pinned.pop() if len(pinned) == 1 else ""
     for path, entry in walk(document.value):
         launch = _read_container(document, path, entry)
         # A Procfile, a justfile: every name is the author's own.
@@ -47,7 +57,9 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
         keys = () if is_read else dict.fromkeys((*own, *_SCRIPTS))
         yield from () if launch is None else (launch,)
         for key in keys:
-            yield from _read_script(document, path, entry, key)
+            for each in _read_script(document, path, entry, key):
+                inside = image_version(str(entry.get("image") or ""))  # dstack runs the lines in it
+                yield each if each.image or each.version else replace(each, version=inside or version)
 
 
 def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:

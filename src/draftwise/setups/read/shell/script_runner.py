@@ -1,15 +1,17 @@
-"""Runs a script without running it: every way through its branches, loops and functions, within bounds."""
+"""Follows a script without executing it: every path through branches, loops and functions, within limits."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from posixpath import normpath
 
 from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.shell.branch_tests import Conditions
 from draftwise.setups.read.shell.environment import describe_unknown
-from draftwise.setups.read.shell.expansion import ASSIGNMENT, NAME
+from draftwise.setups.read.shell.expansion import ASSIGNMENT, BY_SHELL, NAME
 from draftwise.setups.read.shell.open_texts import Hole, is_known
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, merge
 from draftwise.setups.read.shell.syntax import (
@@ -25,6 +27,7 @@ from draftwise.setups.read.shell.syntax import (
     Literal,
     Node,
     Not,
+    Output,
     Parameter,
     Pipeline,
     ShellWord,
@@ -42,7 +45,9 @@ _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_
 """Files that set no variable of a script of one's own."""
 _SUCCEEDS = frozenset(_COMMANDS["succeeds"])
 PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
-"""A vLLM of one release, as `pip install` takes it."""
+"""A pinned vLLM release, as in `pip install`."""
+_READING = frozenset(_COMMANDS["reading"])
+"""Commands that change none of the files that they name."""
 _SETTING = frozenset(_COMMANDS["setting"])
 """Commands that set variables by their names."""
 _MAX_STEPS = 3_000
@@ -53,7 +58,7 @@ _BUILTINS = frozenset(_COMMANDS["builtins"])
 
 @dataclass(slots=True)
 class ReachedCommand:
-    """A command that one way through the script comes to."""
+    """A command that one path through the script reaches."""
 
     words: tuple[str, ...]
     lines: tuple[int, ...]
@@ -64,19 +69,19 @@ class ReachedCommand:
 
 @dataclass(slots=True)
 class Shell(Conditions):
-    """Runs one script, and notes what it starts."""
+    """Follows one script, and records what it starts."""
 
     reached: dict[tuple[int, tuple[int, ...]], list[ReachedCommand]] = field(default_factory=dict)
-    """The commands, by the node and by the turns of loops and calls around it."""
+    """Commands by node and by the loop iterations and calls around it."""
     documents: dict[int, tuple[Document, list[tuple[str, PathState]]]] = field(default_factory=dict)
-    """Here-documents with their texts on each way."""
+    """Here-documents with their texts on each path."""
     trees: dict[tuple[str, int], CommandList] = field(default_factory=dict)
-    """Texts that were read, kept so that the identities of their parts stay their own."""
+    """Parsed texts, kept so that the identities of their parts stay unique."""
     called: set[str] = field(default_factory=set)
     depth: int = 0
 
     def run_all(self, script: CommandList, state: PathState) -> None:
-        """Run a script, and then what it defines and never calls."""
+        """Follow a script, and then functions that it defines but never calls."""
         self.trees["", 0] = script
         states = self.run(script, [state])
         defined = [node for node in walk(script) if isinstance(node, Function)]
@@ -92,7 +97,7 @@ class Shell(Conditions):
     def fork(
         self, states: Iterable[PathState], action: Callable[[PathState], bool | None]
     ) -> list[tuple[PathState, bool | None]]:
-        """Do something in every state; where it hangs on what is not decided, in both."""
+        """Do something in every state; if it depends on an open question, for both answers."""
         waiting, done = list(states), list[tuple[PathState, bool | None]]()
         while waiting:
             state = waiting.pop(0)
@@ -113,7 +118,7 @@ class Shell(Conditions):
         return done
 
     def run(self, node: Node, states: Sequence[PathState]) -> list[PathState]:
-        """Run a command in every state that comes to it, and return those behind it."""
+        """Follow a command from every state, and return the states after it."""
         going = [state for state in states if not state.flow]
         left = [state for state in states if state.flow]
         if not going:
@@ -160,7 +165,8 @@ class Shell(Conditions):
         if isinstance(node, Not):
             return [replace(state, status=None) for state in self.run(node.inner, states)]
         for each in node.commands:
-            self.run(each, [state.copy() for state in states])
+            for ended in self.run(each, [state.copy() for state in states]):
+                self._lose_files(ended, states)
         return [replace(state, status=None) for state in states]
 
     def _run_branches(self, node: Branches | Case, states: list[PathState]) -> list[PathState]:
@@ -179,10 +185,17 @@ class Shell(Conditions):
             if not inner:
                 break
         self._read_documents(group.documents, inner)
-        return [replace(state, status=None) for state in states] if group.is_subshell else inner
+        if any(isinstance(each, Output) for each in group.documents):
+            write = partial(self._write_files, group.documents, None)
+            inner = [state for state, _ in self.fork(inner, lambda state: write(state) or state.status)]
+        if not group.is_subshell:
+            return inner
+        for state in inner:
+            self._lose_files(state, states)
+        return [replace(state, status=None) for state in states]
 
     def decide(self, node: Node, states: Sequence[PathState]) -> tuple[list[PathState], list[PathState]]:
-        """Run a command as a condition, and return the states in which it holds and those in which it does not."""
+        """Follow a command as a condition; return the states in which it holds, and those in which it does not."""
         match node:
             case AndOr(first, operator, second):
                 true, false = self.decide(first, states)
@@ -263,7 +276,7 @@ class Shell(Conditions):
         """Return what a loop goes through. None where that is not known."""
         if node.words is None:
             items = None if state.arguments is None else list(state.arguments)
-        elif not node.name:
+        elif not node.name or any(word.mistake for word in node.words):
             items = None
         else:
             try:
@@ -307,6 +320,7 @@ class Shell(Conditions):
             ended = self.run(node.body, [entered])
             for each in ended:
                 _next_turn(each)
+                self._lose_files(skipped, [each])
                 self._forget(node, each, f"set in a loop, line {node.line}")
                 each.turn = around
             behind += [skipped, *ended]
@@ -359,8 +373,10 @@ class Shell(Conditions):
         for name in names:
             self.open(name, state, why)
 
-    def _read_documents(self, documents: Iterable[Document], states: Iterable[PathState]) -> None:
+    def _read_documents(self, documents: Iterable[Document | Output], states: Iterable[PathState]) -> None:
         for document in documents:
+            if isinstance(document, Output):
+                continue
             body = ShellWord(document.body)
             going = [state for state in states if not state.flow]
             for ready, _ in self.fork(going, lambda state, body=body: bool(self.join(body, state))):  # type: ignore[misc]
@@ -391,6 +407,7 @@ class Shell(Conditions):
             mistakes += [word.mistake] * len(texts)
         self.grow(words)
         first = next((index for index, text in enumerate(words) if not ASSIGNMENT.fullmatch(text)), None)
+        self._note_files(node, [] if first is None else words[first:], state)
         if first is None or words[first] in _DECLARING:
             self.declare(words, first, state)
             state.status = None if _runs_something(node) else True
@@ -402,6 +419,9 @@ class Shell(Conditions):
         ):
             first += 1
         name, rest = words[first], words[first + 1 :]
+        if name in state.functions or name in _BUILTINS - {"exec"}:  # what a shell makes of JSON without its quotes
+            pairs = zip(rest, mistakes[first + 1 :], strict=True)
+            rest = [self.mark(text, BY_SHELL, splits=True) if mistake else text for text, mistake in pairs]
         if name == "exec" and rest:
             self._reach(node, words, lines, mistakes, state)
             state.flow = "exit"
@@ -417,8 +437,38 @@ class Shell(Conditions):
                     self._look_inside(word, state)
         return state.status
 
+    def _note_files(self, node: Simple, words: Sequence[str], state: PathState) -> None:
+        """Note what a command writes to YAML files, and which of those that the script has written it may change."""
+        name, *rest = [each for each in words if each != "sudo"] or [""]
+        bodies = [each.body for each in node.documents if isinstance(each, Document)]
+        text = None
+        if name == "echo" and not any(each[:1] == "-" or "\\" in each for each in rest):
+            text = " ".join(rest) + "\n"
+        elif bodies and (name == "tee" or (name == "cat" and not rest)):
+            text = self.join(ShellWord(bodies[-1]), state)
+        is_named = any(each in "\n".join(rest) for each in state.files)
+        if name in ("cd", "pushd", "popd") or (is_named and name not in _READING):
+            self._lose_files(replace(state, files={}), [state])
+        named = [ShellWord((Literal(each, True),)) for each in rest if name == "tee"]
+        self._write_files((*node.documents, *(Output(each, "-a" in rest) for each in named)), text, state)
+
+    def _write_files(self, outputs: Iterable[Document | Output], text: str | None, state: PathState) -> None:
+        """Note what redirections write; None for a text that is not known."""
+        for each in outputs:
+            if isinstance(each, Output) and (path := normpath(self.join(each.file, state))).endswith((".yaml", ".yml")):
+                before = state.files.get(path) if each.appends else ""
+                unknown = self.mark(path, "written by the script", salt=(state.tick,))
+                state.files[path] = unknown if text is None or before is None else before + text
+
+    def _lose_files(self, ended: PathState, states: Iterable[PathState]) -> None:
+        """Forget the texts of files that another shell, which ends in a state, may have changed meanwhile."""
+        for state in states:
+            for path in ended.files.keys() | state.files.keys():
+                if state.files.get(path) != ended.files.get(path):
+                    state.files[path] = self.mark(path, "written by the script", salt=(state.tick,))
+
     def reach(self, node: Simple, state: PathState) -> None:
-        """Note the words of a command, whatever it is."""
+        """Record the words of any command."""
         expanded = [
             (text, word) for word in node.words if isinstance(word, ShellWord) for text in self.expand(word, state)
         ]
@@ -577,7 +627,7 @@ def _restore(state: PathState, before: PathState) -> None:
 
 
 def find_installed(texts: Sequence[str]) -> str:
-    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    """Return the release in `pip install vllm==RELEASE`; empty without one."""
     if "install" not in texts:
         return ""
     return next((found[1] for each in texts if (found := PINNED.fullmatch(each.strip("\"'")))), "")

@@ -1,4 +1,4 @@
-"""Shell scripts as trees of lists, branches, loops, functions and words; other text is read on as commands."""
+"""Parses shell scripts into trees of lists, branches, loops, functions and words; other text becomes commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftwise.setups.read.shell.words import Mistake, find_meant_json, unclosed
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Text of a word as it stands."""
+    """Literal text of a word."""
 
     text: str
     quoted: bool = False
     is_operand: bool = False
-    """Whether it stands inside of `${NAME:-...}`, where an unquoted text is split at spaces."""
+    """Whether it is inside `${NAME:-...}`, where unquoted text is split at spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Parameter:
     """The reference as written."""
     quoted: bool = False
     index: ShellWord | str = ""
-    """`@`, `*` or the index of an array's item; empty for none."""
+    """`@`, `*` or the index of an array's item; empty without one."""
     operator: str = ""
     operand: ShellWord | None = None
     prefix: str = ""
-    """`#` for the length, `!` for what the value names."""
+    """`#` for the length, `!` for the variable that the value names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Substitution:
     shown: str
     quoted: bool = False
     script: str = ""
-    """What a command substitution runs."""
+    """Script of a command substitution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ShellWord:
 
     @property
     def plain(self) -> str:
-        """Its text, where it is nothing but unquoted text; else empty."""
+        """Its text if it is only unquoted text; else empty."""
         match self.parts:
             case (Literal(text, False, _),):
                 return text
@@ -90,20 +90,30 @@ class Array:
 
 @dataclass(slots=True)
 class Document:
-    """A here-document; its body follows behind the line."""
+    """A here-document; its body follows the line."""
 
     delimiter: str
     is_quoted: bool
+    strips: bool
+    """Whether tabs at the beginning of its lines go."""
     body: tuple[Part, ...] = ()
     line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """`> FILE`, `>> FILE`."""
+
+    file: ShellWord
+    appends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Simple:
-    """A command with its arguments, or assignments alone."""
+    """A command with its arguments, or only assignments."""
 
     words: tuple[ShellWord | Array, ...]
-    documents: tuple[Document, ...] = ()
+    documents: tuple[Document | Output, ...] = ()
     lost: tuple[int, ...] = ()
     """Lines that end in a backslash and a space."""
     line: int = 0
@@ -127,23 +137,23 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Commands that run in shells of their own: `A | B`, `A &`."""
+    """Commands that run in subshells: `A | B`, `A &`."""
 
     commands: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandList:
-    """A list of commands; in parentheses it runs in a shell of its own."""
+    """A list of commands; in parentheses, it runs in a subshell."""
 
     commands: tuple[Node, ...]
     is_subshell: bool = False
-    documents: tuple[Document, ...] = ()
+    documents: tuple[Document | Output, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """`if`, with what stands under each condition; the last condition of an `else` is None."""
+    """`if` with the commands of each condition; the condition of `else` is None."""
 
     branches: tuple[tuple[CommandList | None, CommandList], ...]
 
@@ -223,6 +233,7 @@ _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _HERE = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|(\\?)([\w.-]+))")
 _REDIRECTION = re.compile(r"(?:&>>?|<<<|<>|>>|>\||[<>]&|[<>])[ \t]*-?")
 _AT_REDIRECTION = re.compile(r"\d*(?=[<>])|(?=&>)")
+_OUTPUTS = frozenset({">", ">>", ">|", "&>", "&>>"})
 _LOST = re.compile(r"\\[ \t]+\r?\n")
 _RESERVED = re.compile(
     r"(?:if|then|elif|else|fi|case|esac|for|while|until|do|done|function|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
@@ -244,7 +255,7 @@ _MAX_DOCUMENTS = 20
 
 
 def parse(text: str, *, line: int = 1) -> CommandList:
-    """Return a script, whose first line has a number, as a tree.
+    """Return a script as a tree; `line` is the number of its first line.
 
     Raises:
         InvalidSetup: a quote is never closed.
@@ -429,12 +440,12 @@ class _Parser:
         self.pos += len(word)
         return word
 
-    def read_redirections(self) -> tuple[Document, ...]:
+    def read_redirections(self) -> tuple[Document | Output, ...]:
         """Read what follows behind a compound command on its line."""
-        documents: list[Document] = []
+        documents: list[Document | Output] = []
         self.skip_blank()
-        while self.take(_AT_REDIRECTION):
-            self.read_redirection(documents)
+        while found := self.take(_AT_REDIRECTION):
+            self.read_redirection(documents, is_numbered=bool(found[0]))
             self.skip_blank()
         return tuple(documents)
 
@@ -584,7 +595,7 @@ class _Parser:
     def read_simple(self) -> Simple:
         line = self.line_at(self.pos)
         words: list[ShellWord | Array] = []
-        documents: list[Document] = []
+        documents: list[Document | Output] = []
         self.lost = []
         before = -1
         while self.pos < len(self.text) and self.pos != before:
@@ -597,7 +608,7 @@ class _Parser:
             elif (word := self.read_word()) is None:
                 break
             elif word.plain.isdecimal() and self.at("<", ">") and self.at_redirection():
-                self.read_redirection(documents)
+                self.read_redirection(documents, is_numbered=True)
             else:
                 words.append(word)
         return Simple(tuple(words), tuple(documents), tuple(self.lost), line)
@@ -625,15 +636,19 @@ class _Parser:
         is_text = self.at("<(", ">(") or _PLACEHOLDER.match(self.text, self.pos) is not None
         return self.at("&>", "<", ">") and not is_text
 
-    def read_redirection(self, documents: list[Document]) -> None:
+    def read_redirection(self, documents: list[Document | Output], *, is_numbered: bool = False) -> None:
         if not self.at("<<<") and (here := self.take(_HERE)):
-            document = Document(here[1] or here[2] or here[4], here[4] is None or bool(here[3]))
+            document = Document(
+                here[1] or here[2] or here[4], here[4] is None or bool(here[3]), here[0].startswith("<<-")
+            )
             documents.append(document)
             self.waiting.append(document)
             return
-        if not self.take(_REDIRECTION):
+        if not (found := self.take(_REDIRECTION)):
             self.pos += 1
-        self.read_word()
+        file, operator = self.read_word(), found[0].rstrip("- \t") if found else ""
+        if file is not None and operator in _OUTPUTS and not is_numbered:
+            documents.append(Output(file, ">>" in operator))
 
     def read_documents(self) -> None:
         """Read the bodies of the here-documents of the line before."""
@@ -646,6 +661,7 @@ class _Parser:
             delimiter = re.compile(rf"^[ \t]*{re.escape(document.delimiter)}[ \t\r]*$", re.MULTILINE)
             end = delimiter.search(self.text, self.pos)
             text = self.text[self.pos : end.start() if end else len(self.text)]
+            text = re.sub(r"(?m)^\t+", "", text) if document.strips else text
             document.line = self.line_at(self.pos)
             document.body = (Literal(text, True),) if document.is_quoted else _read_body(text, document.line)
             self.pos = end.end() if end else len(self.text)
@@ -783,13 +799,13 @@ class _Parser:
         while self.pos < len(self.text) and self.text[self.pos] != to:
             if self.at("$", "`"):
                 self.read_expansion(parts, quoted=quoted)
-            elif not quoted and self.at("'", '"', "\\"):
+            elif self.at('"') or (not quoted and self.at("'", "\\")):
                 self.read_piece(parts)
             elif self.take(r"\\}"):
                 parts.append(Literal("}", True))
             elif self.at("\\"):
                 self.read_quoted_escape(parts)
-            elif not self.take('"'):  # a double quote ends and begins the quotes around the braces
+            else:
                 parts.append(Literal(self.take_text(_IN_OPERAND), quoted, is_operand=True))
         return ShellWord(tuple(parts), self.line_at(begin))
 

@@ -63,7 +63,7 @@ const choices = (list) => {
 export function upgrade(setups) {
   return setups.map((each) => {
     const stuck = each.breaks.length || each.starts_on_neither;
-    const open = [each.before, each.after].some(({ outcome }) => outcome === "not judged") || each.unknown.length;
+    const open = [each.before, each.after].some(({ accepted }) => accepted === null) || each.unknown.length;
     const [kind, text] = stuck ? ["bad", each.starts_on_neither ? "starts on neither" : "breaks"] : open ? ["open", "not judged"] : ["good", "starts on both"];
     return article(
       [badge(kind, text), ` vLLM ${each.before.vllm} → ${each.after.vllm} `, h("code", {}, each.after.target), each.where && h("small", {}, each.where)],
