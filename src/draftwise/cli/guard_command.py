@@ -14,7 +14,7 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.cli._options import FILE, PATH, Duration, option
-from draftwise.core.progress import Silent
+from draftwise.cli._results import Listening
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
 
@@ -85,16 +85,12 @@ def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str
         console.print(render_findings(new))
 
 
-class _Looks(Silent):
+class _Looks(Listening):
     """Prints each look as JSON on one line; or its steps, and findings when they are new."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._console = None if as_json else open_console(stderr=False)
         self._told: frozenset[tuple[str, str]] = frozenset()
-
-    def status(self, text: str) -> None:
-        """Print what is waited for."""
-        click.echo(text, err=True)
 
     def update(self, result: object) -> None:
         """Print a look."""
