@@ -387,7 +387,8 @@ def _place(spans: Spans, page_table_BP: Tensor, block_size: int, limit: int | No
     last = page_table_BP.shape[1] - 1
     end = last * block_size if limit is None else min(limit, last * block_size)
     rows: tuple[Any, ...] = spans.positions_N, spans.owners_N, page_table_BP
-    on_host = page_table_BP.device.type == "cpu"  # where numpy runs less code for few numbers
+    # Numpy runs less code for few numbers; uniform rows are computed as on a GPU, which the host does not look at.
+    on_host = spans.host is not None and page_table_BP.device.type == "cpu"
     positions_N, owners_N, table_BP = [each.numpy() for each in rows] if on_host else rows
     positions_N = positions_N.clip(0, end)
     columns_N = positions_N // block_size
