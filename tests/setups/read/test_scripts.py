@@ -152,7 +152,7 @@ def test_arguments_of_the_caller_are_open_where_the_model_is_known():
 
 def test_only_what_fails_on_every_way_is_rejected():
     assert verdict(f"K=4\n[ \"$D\" = 1 ] && K=0\n{SERVE}") == (
-        True, ["It fails where D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
+        True, ["The server fails if D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
     )  # fmt: skip
     assert verdict(f'K=0\n[ "$D" = 1 ] && K=-1\n{SERVE}')[0] is False
     assert verdict(f'K=$(nproc)\n[ "$D" = 1 ] && K=0\n{SERVE}')[0] is None
