@@ -192,7 +192,7 @@ def test_a_language_model_is_no_head(method: str, version: str) -> None:
 
 def test_a_medusa_that_states_only_its_heads_is_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_heads": 4}')
-    spec = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 3}
+    spec = {"method": "step3p5_mtp", "model": str(tmp_path), "num_speculative_tokens": 3}
     report = judge("meta-llama/Llama-3.1-8B-Instruct", spec, "0.32.0")
     assert report.outcome is CheckOutcome.ACCEPTED
 
