@@ -192,7 +192,7 @@ def test_a_language_model_is_no_head(method: str, version: str) -> None:
 
 def test_a_medusa_that_states_only_its_heads_is_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_heads": 4}')
-    spec = {"method": "step3p5_mtp", "model": str(tmp_path), "num_speculative_tokens": 3}
+    spec = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 3}
     report = judge("meta-llama/Llama-3.1-8B-Instruct", spec, "0.32.0")
     assert report.outcome is CheckOutcome.ACCEPTED
 
@@ -262,6 +262,6 @@ def test_a_drafter_served_as_the_model_fails_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "is_known"), [("0.32.0", True), ("0.33.0", False)])
 def test_a_type_of_vllm_s_own_is_known_while_a_release_has_it(tmp_path: Path, version: str, is_known: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa", "architectures": ["MedusaModel"]}))
-    spec = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa"}))
+    spec = {"method": "step3p5_mtp", "model": str(tmp_path), "num_speculative_tokens": 4}
     assert ("drafter-type-unknown" not in codes(judge("Qwen/Qwen3-8B", spec, version))) is is_known
