@@ -9,35 +9,10 @@ from typing import TYPE_CHECKING, Any
 from draftwise.version import __version__, tell_install
 
 __all__ = [
-    "LLM",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "__version__",
-    "bundle",
-    "calibrate",
-    "check",
-    "compare",
-    "decide",
-    "deploy",
-    "explain",
-    "export",
-    "facts",
-    "fetch",
-    "forecast",
-    "guard",
-    "inspect",
-    "pick",
-    "replay",
-    "report",
-    "rollback",
-    "schedule",
-    "size",
-    "train",
-    "ui",
-    "upgrade",
-    "verify",
-    "watch",
-]
+    "LLM", "SamplingParams", "StructuredOutputsParams", "__version__", "bundle", "calibrate", "check", "compare",
+    "decide", "deploy", "explain", "export", "facts", "fetch", "forecast", "guard", "inspect", "pick", "replay",
+    "report", "rollback", "schedule", "size", "train", "ui", "upgrade", "verify", "watch",
+]  # fmt: skip
 
 _ENGINE = {
     "LLM": "draftwise.engine.llm",
