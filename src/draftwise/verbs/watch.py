@@ -32,7 +32,7 @@ from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
-from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
+from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_pool
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick
 
@@ -258,7 +258,9 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
             "Give the URLs of servers, --prometheus, or --log. Only --since-rollout with --probe takes "
             "two: --prometheus for the recorded history, and the URLs to probe."
         )
-    twice = [url for url, count in Counter(map(_name, (*urls, *request.plain))).items() if count > 1]
+    from draftwise.watching.watcher import name_server
+
+    twice = [url for url, count in Counter(map(name_server, (*urls, *request.plain))).items() if count > 1]
     if twice:
         refuse(f"{twice[0]} is given twice: a server counts once, and belongs to one pool.")
     if (request.probe or request.record_baseline) and not urls:
@@ -269,12 +271,6 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
         refuse("--service, --namespace and --model select recorded servers: give --prometheus.")
     if request.probe and (baseline is None or not baseline.probe):
         refuse("--probe needs a --baseline with a probe, as --record-baseline writes it.")
-
-
-def _name(url: str) -> str:
-    from draftwise.watching.watcher import name_server
-
-    return name_server(url)
 
 
 def _check_owner(baseline: Baseline, setup_file: Path) -> None:
@@ -392,7 +388,11 @@ async def _end_when_stopped(progress: Progress, watching: asyncio.Task[Any] | No
 def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
     return WatchResult(
         at_s=snapshot.at_s,
-        expected=describe_expected(of.yardstick),
+        expected=ExpectedRow(
+            tokens_per_step=of.yardstick.tokens_per_step,
+            break_even=of.yardstick.break_even,
+            crossover=of.yardstick.crossover,
+        ),
         pools=tuple(describe_pool(snapshot.of(pool)) for pool in snapshot.pools),
         findings=snapshot.findings,
         unanswered=of.unanswered if snapshot.pools else (),
