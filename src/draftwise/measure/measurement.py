@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftwise.backends import Backend, EmbeddedBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, VllmBackend
 from draftwise.backends.gpu_placement import GpuPlacement, find_gpus, place_arms
-from draftwise.backends.vllm_command import find_version, split_command
+from draftwise.backends.vllm_server import find_version, split_command
 from draftwise.core import (
     Arm,
     Expectation,
