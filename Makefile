@@ -88,7 +88,7 @@ whole-apiserver: $(VENV)/.installed ## By hand: build a whole API server (13 min
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
 	catalogue/platform/service.sh $(TOOLS)/service
-	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py --durations 1
+	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploying/test_end_to_end.py tests/guarding/test_kills.py --durations 1
 
 browser: $(VENV)/.installed ## The playground and `draftwise ui` in an installed Chromium; fetches pyodide and axe-core from npm
 	npm install --silent --no-save --prefix $(TOOLS)/browser pyodide@314 axe-core@4

@@ -132,7 +132,7 @@ class Drill:
     """The programs of one drill, and what becomes of its requests."""
 
     def __init__(self, tools: Path, folder: Path, stack: ExitStack) -> None:
-        self.folder, self.stack = folder, stack
+        self.folder, self.stack, self.socket = folder, stack, folder / "haproxy.sock"
         self.replicas = {"good": Replica(HEALTHY), "bad": Replica(HEALTHY), "plain": Replica(0.0, speculates=False)}
         self.ports = {name: each.serve(stack) for name, each in self.replicas.items()}
         self.front, self.prometheus = free_port(), free_port()
@@ -180,7 +180,7 @@ class Drill:
         return self.start(
             state, sys.executable, "-m", "draftwise", "guard", urls["good"], urls["bad"], "--plain", urls["plain"],
             "--baseline", "baseline.json", "--state", state, "--every", EVERY_S, "--min-spec", 1,
-            "--act", f"haproxy={self.folder}/haproxy.sock",
+            "--act", f"haproxy={self.socket}",
             "--prometheus", f"http://127.0.0.1:{self.prometheus}", "--json",
         )  # fmt: skip
 

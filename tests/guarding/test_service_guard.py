@@ -220,6 +220,26 @@ def test_nothing_to_read_is_an_alarm(world):
     assert world.recorded() == [("done", "shift")]
 
 
+@pytest.mark.parametrize("back_s", [1800.0, 86_400.0])
+def test_a_clock_that_is_set_back_neither_blinds_the_guard_nor_ends_its_hour(tmp_path: Path, back_s: float) -> None:
+    world = World(tmp_path, a=1.1, b=1.9, c=1.9)
+    world.run(60)
+    assert world.proxy.out == {"a"}
+    world.now_s -= back_s
+    world.truth["b"] = 1.1
+    world.run(3500, every_s=10.0)
+    assert world.proxy.out == {"a"}
+    world.run(300, every_s=10.0)
+    assert world.proxy.out == {"a", "b"}
+    fresh = World(tmp_path / "fresh", a=1.9, b=1.9)
+    (tmp_path / "fresh").mkdir()
+    fresh.run(60)
+    fresh.now_s -= back_s
+    fresh.truth["a"] = 1.1
+    fresh.run(90)
+    assert fresh.proxy.out == {"a"}
+
+
 def test_two_guards_of_one_service_do_not_fight(world):
     first = world.start(lease=True)
     world.run(10)

@@ -67,8 +67,13 @@ def record_run(service: str, revision: str = "r1") -> list[tuple[dict[str, str],
 class RecordedAnswer:
     """An API that answers queries as Prometheus does: selectors by name and label, `max by` and `count by`."""
 
-    def __init__(self, series: Sequence[tuple[dict[str, str], float, bool]]) -> None:
+    def __init__(self, series: Sequence[tuple[dict[str, str], float, bool]], **told: Sequence[dict]) -> None:
         self.series, self.asked = series, list[str]()
+        self.told = {
+            "(resets": told.get("turns", ()),
+            "max by (instance)": told.get("down", ()),
+            "vector": told.get("now", ()),
+        }
 
     def shows(self, labels: Mapping[str, str], at_s: float) -> bool:
         """Say whether a series had samples then."""
@@ -79,6 +84,9 @@ class RecordedAnswer:
         query, at_s = given["query"][0], float(given.get("time", [str(NOW_S)])[0])
         times = [float(given[each][0]) for each in ("start", "end")] if "start" in given else [at_s]
         self.asked.append(query)
+        for begins, rows in self.told.items():
+            if query.startswith(begins):
+                return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(rows)}})
         start, constant = query.startswith("process_start"), query.startswith('{__name__=~"draftwise')
         result = []
         for labels, value, grows in self.series:
@@ -180,7 +188,7 @@ def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 3
+    assert len(recorded.asked) == 6
     assert not [query for query in recorded.asked if "bucket" in query]
 
 
@@ -200,3 +208,55 @@ def test_the_table_names_services_by_what_they_lose(monkeypatch: pytest.MonkeyPa
     assert total == "3 services, 2 without a finding, 1 of them with notes (--json shows them)."
     rows = json.loads(as_json.output)["services"]
     assert [(each["service"], each["servers"]) for each in rows] == [("bad", 2), ("idle", 2), ("good", 2)]
+
+
+def _value(value: float, **labels: str) -> dict:
+    return {"metric": labels, "value": [NOW_S, str(value)]}
+
+
+def _see_told(
+    series: Sequence[tuple[dict[str, str], float, bool]], now_s: float = NOW_S, **told: Sequence[dict]
+) -> list:
+    with serving_answers(RecordedAnswer(series, **told)) as url:
+        return list(asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=now_s, span_s=SPAN_S)))
+
+
+def test_addresses_of_several_servers_and_targets_that_are_down_are_named_and_not_read() -> None:
+    series = [*record_service([SPEC], "shared"), *record_service([SPEC, SPEC], "half"), *record_service([SPEC], "well")]
+    told = {"turns": [_value(3, instance="prod-shared-0:8000")], "down": [_value(0, instance="prod-half-1:8000")]}
+    found = {each.name[1]: each for each in _see_told(series, **told)}
+    assert {name: codes(each) for name, each in found.items()} == {
+        "shared": ["several-behind-url"],
+        "half": ["server-unread"],
+        "well": [],
+    }
+    assert [len(found[name].windows) for name in ("shared", "half", "well")] == [0, 1, 1]
+    # An API that answers with something else says nothing of a target.
+    odd = {"turns": [_value(1e9, instance="prod-well-0:8000")], "down": [_value(1, instance="prod-well-0:8000")]}
+    assert codes(next(each for each in _see_told(series, **odd) if each.name[1] == "well")) == []
+
+
+def test_the_time_is_that_of_prometheus() -> None:
+    series = [*record_service([SPEC], "a"), *record_service([SPEC], "b")]
+    for off_s in (-3600.0, 3600.0):
+        found = _see_told(series, NOW_S + off_s, now=[_value(NOW_S)])
+        assert [window.start_s + window.duration_s for each in found for window in each.windows] == [NOW_S] * 2
+
+
+@pytest.mark.parametrize(("server", "said"), [(SPEC, {"counter-reset"}), (DEAD, {"counter-reset", "zero-acceptance"})])
+def test_servers_that_began_within_the_window_are_judged_since_then(server: Server, said: set[str]) -> None:
+    class Replaced(RecordedAnswer):
+        """The old server is there at the begin, the new one at the end."""
+
+        def shows(self, labels: Mapping[str, str], at_s: float) -> bool:
+            return (at_s < NOW_S) == (labels["instance"] == "old:8000")
+
+    named = {"service": "chat", "namespace": "prod", "revision": "r1"}
+    fresh = [
+        (labels, NOW_S - 120.0 if labels["__name__"].startswith("process") else value, grows)
+        for labels, value, grows in record(server, "new:8000", **named)
+    ]
+    with serving_answers(Replaced([*record(SPEC, "old:8000", **named), *fresh])) as url:
+        (found,) = asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
+    assert {each.code for each in found.found} == said
+    assert [(window.instance, window.duration_s) for window in found.windows] == [("new:8000", 120.0)]

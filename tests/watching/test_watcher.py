@@ -118,6 +118,22 @@ def test_counters_that_fall_are_a_restart_where_the_page_tells_no_start() -> Non
     assert seen[-1].windows[0].uptime_s is None
 
 
+@pytest.mark.parametrize("shows_start", [True, False])
+def test_a_crash_loop_is_no_balancer_whether_or_not_the_page_tells_a_start(shows_start: bool) -> None:
+    class Page(SimulatedPage):
+        def text(self) -> str:
+            lines = super().text().splitlines(keepends=True)
+            return "".join(line for line in lines if shows_start or "process_start" not in line)
+
+    def between(pages: list[SimulatedPage], number: int) -> None:
+        if number in (4, 9, 13):
+            pages[0].restart()
+
+    seen, _ = observe(lambda: [Page("spec", "http://a-0:8000", SPEC)], 15, between=between)
+    assert [each.code for each in seen[-1].findings] == ["engine-dies"]
+    assert seen[-1].recent
+
+
 def test_a_page_of_the_v0_engine_is_named() -> None:
     class Old(SimulatedPage):
         def text(self) -> str:

@@ -31,6 +31,7 @@ DRAFT_NAMES = r"vllm:\w*(?:spec|draft|accept)\w*"
 """Possible names of draft counters, also in unknown releases."""
 _NAMES_OF_DRAFTS = re.compile(rf"^{DRAFT_NAMES}(?=[ {{])", re.MULTILINE)
 _EDGE = re.compile(r'\ble="([^"]+)"')
+_MODEL = re.compile(r'\bmodel_name="([^"]+)"')
 _LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
     "ended": (
         re.compile(r'\bfinished_reason="(\w+)"'),
@@ -61,6 +62,8 @@ class EngineReading:
     adapters: Mapping[str, float]
     """Last time each LoRA adapter was seen running, in seconds since the epoch."""
     cache_dtype: str | None
+    model: str = ""
+    """Name that the server gives its model; empty where it gives none."""
     slower_than: tuple[tuple[float, float], ...] = ()
     """(edge in seconds, requests with a longer mean time per output token). The edge 0 counts all requests."""
     told: frozenset[str] = frozenset()
@@ -173,6 +176,7 @@ class _EngineSamples:
         self._cache_dtypes: set[str] = set()
         self._at_most: dict[float, float] = {}
         self.adapters: dict[str, float] = {}
+        self.model = ""
         self.is_renamed = False
 
     def add(self, reading: str, rank: int, labels: str, value: float) -> None:
@@ -195,6 +199,8 @@ class _EngineSamples:
             self._read_labels(reading, dict(_LABEL.findall(labels)), value)
         else:
             self._totals[key] = self._totals.get(key, 0.0) + value
+            if reading == "generation_tokens" and (named := _MODEL.search(labels)):
+                self.model = named[1]
 
     def _read_kinds(self, label: re.Pattern[str], kinds: Mapping[str, str], labels: str, value: float) -> None:
         """Count a sample of a kind in, and the other kinds as none."""
@@ -260,6 +266,7 @@ class _EngineSamples:
             sleeping=None if sleeping is None else bool(sleeping),
             adapters=self.adapters,
             cache_dtype=self.cache_dtype,
+            model=self.model,
             slower_than=self._slower_than(),
             told=self._list_told() if is_whole else frozenset(),
         )

@@ -110,6 +110,8 @@ class Window:
     """Data type of the KV cache; None if not reported, or if pooled windows differ."""
     revision: str = ""
     """Label of the server's roll-out, as `deploy` sets it; empty if not reported, or if pooled windows differ."""
+    model: str = ""
+    """Served name of the model; empty if not reported, or if pooled windows differ."""
     slower_than: tuple[tuple[float, float], ...] = ()
     """(edge in seconds, finished requests with a mean time per output token beyond it) of a histogram, ascending; the
     edge 0 has all requests."""
@@ -134,6 +136,7 @@ class Window:
             uptime_s=min(uptimes, default=None),
             cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
             revision=self.revision if self.revision == other.revision else "",
+            model=self.model if self.model == other.model else "",
             slower_than=_add_edges(self.slower_than, other.slower_than),
         )
 

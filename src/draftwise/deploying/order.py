@@ -13,7 +13,7 @@ from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Sev
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
-from draftwise.deploying.weights_layout import Layout, WeightsPlacement
+from draftwise.deploying.weights_layout import IMAGE, Layout, WeightsPlacement
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
@@ -42,10 +42,6 @@ _SHM_BYTES = 2 * _GIB
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,50}[a-z0-9])?")
 """A DNS label as Services want it, which leaves room for `-plain` and a suffix of the platform's."""
 
-_IMAGE = re.compile(
-    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
-)
-"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 _SHORTEST_LULL_S, _LONGEST_LULL_S = 300, 3600
 """Kubernetes' own bound, and the longest that its autoscalers and Knative's take."""
 _PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
@@ -258,7 +254,7 @@ def make_order(
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
-    if image and not _IMAGE.fullmatch(image):
+    if image and not IMAGE.fullmatch(image):
         raise refusal("no-such-image", image=image[:80])
     evidence, setup = evidence or RunEvidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s

@@ -22,7 +22,10 @@ _MODELS = "/mnt/models"
 _CLAIM = "/mnt/claim"
 """Mount point of a claim, apart from the downloaded directories, which may lie on a volume of their own."""
 _CLAIM_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-_IMAGE = re.compile(r"[a-z0-9][\w.-]*(?::\d+)?(?:/[\w-][\w.-]*)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
+IMAGE = re.compile(
+    r"[a-z0-9](?:[\w.-]*[a-zA-Z0-9])?(?::\d+)?(?:/[a-z0-9][a-z0-9._-]*)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Reference of an image (distribution/reference): registry, path, tag and digest."""
 MODEL_ROOTS = (_MODELS, _CLAIM)
 """Root directories of weights on the server."""
 
@@ -121,7 +124,7 @@ def read_layout(text: str) -> Layout:
     kind, _, store = text.partition(":")
     known = next((row for row in LAYOUTS.values() if row.kind == kind), None)
     # A claim is a DNS name; an image may have slashes, and neither leads to another directory.
-    shape = _IMAGE if kind == "modelcar" else _CLAIM_NAME
+    shape = IMAGE if kind == "modelcar" else _CLAIM_NAME
     if known is None or bool(store) != bool(known.store) or (store and not shape.fullmatch(store)):
         shapes = ", ".join(row.shape for row in LAYOUTS.values())
         raise refusal("no-such-layout", text=text, shapes=shapes)

@@ -27,16 +27,8 @@ def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator
     for name, latch in state.latches.items():
         yield warning("is-out-of-traffic", name=name, time=_time(latch.out_since_s), cause=latch.cause)
     if state.drift.alarm_s is not None:
-        yield _drifted(state.drift.alarm_s)
-
-
-def _drifted(alarm_s: int) -> Finding:
-    return Finding.warning(
-        "acceptance-drifted",
-        f"Since {_time(alarm_s)}, acceptance has been lower than the service's history explains. The "
-        f"counters cannot tell whether {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} lowered it.",
-        fix="Run `draftwise watch URL --probe`. To accept a known change, run `draftwise guard --acknowledge`.",
-    )
+        *causes, last = CONFOUNDERS
+        yield warning("acceptance-drifted", since=_time(state.drift.alarm_s), causes=", ".join(causes), last=last)
 
 
 def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
@@ -48,16 +40,6 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
 def failed(action: Action, error: Exception) -> Finding:
     """Return the finding for a failed step."""
     return fault("step-failed", step=action.step, names=", ".join(action.replicas) or "the service", error=error)
-
-
-def put_back(replica: str) -> Finding:
-    """Return the note that another party put a replica back."""
-    return fault("step-undone-elsewhere", replica=replica)
-
-
-def unconfirmed(replica: str) -> Finding:
-    """Return the finding for a step that was in progress when the guard ended: its outcome is unknown."""
-    return fault("step-unconfirmed", replica=replica)
 
 
 def _time(at_s: float) -> str:

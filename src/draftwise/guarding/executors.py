@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from draftwise.core import BackendError, InvalidSetup, cause_of
+from draftwise.core import BackendError, cause_of
 from draftwise.core.action import OUT, Action, Step
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.knowledge.messages import refusal
@@ -88,15 +88,10 @@ def _split(template: str) -> Sequence[str]:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise _refuse(f"--act command={template} cannot be split into words ({error}).") from None
+        raise refusal("unusable-command", template=template, why=f"cannot be split into words ({error})") from None
     if not all(any(name in word for word in words) for name in ("{step}", "{replica}")):
-        raise _refuse(f"--act command={template} lacks the step or the replica.")
+        raise refusal("unusable-command", template=template, why="lacks the step or the replica")
     return words
-
-
-def _refuse(message: str) -> InvalidSetup:
-    fix = "Write --act command='PROGRAM {step} {replica}': steps are shift, drain, trickle, release and restart."
-    return InvalidSetup.because("unusable-command", message, where="--act", fix=fix)
 
 
 def _run(words: Sequence[str]) -> None:

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import InvalidSetup, StorageError, UnreadableSource, cause_of
+from draftwise.core import StorageError, cause_of
 from draftwise.core.action import Action, Step
 from draftwise.guarding.service_reading import ReplicaSample
+from draftwise.knowledge.messages import refusal, unreadable
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 from draftwise.runs.row_files import cut_unfinished
@@ -165,12 +166,7 @@ class Store:
         except FileNotFoundError:
             return State()
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UnreadableSource.because(
-                "not-a-guard-state",
-                f"{self.path} is not a guard state that this version reads ({cause_of(error)}).",
-                where="--state",
-                fix="Name the file of an earlier `draftwise guard`, or a new file.",
-            ) from None
+            raise unreadable("not-a-guard-state", path=self.path, cause=cause_of(error)) from None
 
     def write(self, state: State) -> None:
         """Write the state atomically."""
@@ -315,12 +311,8 @@ class Lease:
         with locked(self._path):
             holder = self._read()
             if holder is not None and holder.token != self._token and _holds(holder, now_s):
-                raise InvalidSetup.because(
-                    "guarded-already",
-                    f"Process {holder.pid} on {holder.host} already guards {self._about}.",
-                    fix="Stop it first. If its machine is gone, wait until its lease expires "
-                    f"({max(holder.until_s - now_s, 0):.0f} s).",
-                )
+                left_s = max(holder.until_s - now_s, 0)
+                raise refusal("guarded-already", pid=holder.pid, host=holder.host, about=self._about, left_s=left_s)
             mine = _Holder(
                 token=self._token, host=socket.gethostname(), pid=os.getpid(), until_s=now_s + self._length_s
             )

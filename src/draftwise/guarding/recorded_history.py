@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from draftwise.watching.drift import ROW_S, DriftRow
-from draftwise.watching.prometheus import PrometheusApi, Series
+from draftwise.watching.prometheus import PrometheusApi, Selection, Series, select
 
 _STEPS = 10_000
 """Steps per query. Prometheus rejects more than 11,000."""
@@ -24,14 +23,15 @@ async def read_recorded(api: PrometheusApi, *, model: str | None, begin_s: float
     Raises:
         BackendError: Prometheus does not answer, or rejects the query.
     """
+    drafts, accepted = (select(Selection(model=model), {name}) for name in ("num_drafts", "num_accepted_tokens"))
     rows: list[DriftRow] = []
     for start_s, stop_s in _split(begin_s, end_s):
         values = [
             _read_values(await api.query_range(query, start_s=start_s, end_s=stop_s, step_s=ROW_S))
             for query in (
-                f"sum(increase({_select('num_drafts', model)}[{ROW_S}s]))",
-                f"sum(increase({_select('num_accepted_tokens', model)}[{ROW_S}s]))",
-                f"sum(resets({_select('num_drafts', model)}[{ROW_S}s]))",
+                f"sum(increase({drafts}[{ROW_S}s]))",
+                f"sum(increase({accepted}[{ROW_S}s]))",
+                f"sum(resets({drafts}[{ROW_S}s]))",
             )
         ]
         rows += _join(*values)
@@ -43,11 +43,6 @@ def _split(begin_s: float, end_s: float) -> Iterator[tuple[int, int]]:
     first, last = (int(-(-begin_s // ROW_S)) + 1) * ROW_S, int(end_s // ROW_S) * ROW_S
     for start_s in range(first, last + 1, _STEPS * ROW_S):
         yield start_s, min(start_s + (_STEPS - 1) * ROW_S, last)
-
-
-def _select(counter: str, model: str | None) -> str:
-    of_model = "" if model is None else f",model_name={json.dumps(model)}"
-    return f'{{__name__=~"(ray_)?vllm[:_]spec_decode_{counter}(_total)?"{of_model}}}'
 
 
 def _read_values(series: Iterable[Series]) -> Mapping[int, float]:

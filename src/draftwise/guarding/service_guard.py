@@ -15,6 +15,7 @@ from draftwise.guarding.executors import Executor, find_executor, parse_executor
 from draftwise.guarding.guard_state import KEPT_ROWS, Latch, Lease, State, Store
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
+from draftwise.knowledge.messages import fault
 from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
 from draftwise.watching.watcher import Snapshot
 
@@ -187,7 +188,7 @@ class ServiceGuard:
             executor = next((each for each in self._means.executors if each.name == latch.means), None)
             is_out = None if executor is None else executor.is_out(name)
             if not latch.is_confirmed and is_out is None:
-                yield alarms.unconfirmed(name)
+                yield fault("step-unconfirmed", replica=name)
             elif not latch.is_confirmed and is_out and executor is not None:
                 self._state = self._state.mark([name], executor.name, is_confirmed=True)
             elif not latch.is_confirmed:
@@ -196,7 +197,7 @@ class ServiceGuard:
                 kept = self._state.without((name,))
                 self._state = replace(kept, hands_off=kept.hands_off | {name})
         for name in self._state.hands_off:
-            yield alarms.put_back(name)
+            yield fault("step-undone-elsewhere", replica=name)
 
     def _follow_drift(self, reading: ServiceReading) -> None:
         spec = [window for window in reading.spec.values() if window is not None]

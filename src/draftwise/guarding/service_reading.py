@@ -76,8 +76,8 @@ def read_sample(window: Window) -> ReplicaSample | None:
 
 
 def keep_recent(samples: Sequence[ReplicaSample], now_s: float, span_s: float) -> tuple[ReplicaSample, ...]:
-    """Return the samples that began within the last `span_s` seconds."""
-    return tuple(each for each in samples if each.start_s >= now_s - span_s)
+    """Return the samples of the last `span_s` seconds; those of later were taken before the clock was set back."""
+    return tuple(each for each in samples if now_s - span_s <= each.start_s <= now_s)
 
 
 def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:

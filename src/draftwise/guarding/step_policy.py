@@ -235,8 +235,9 @@ def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
         span = rules.hold_s if latch is None else TRICKLE_S
         recent[name] = keep_recent(samples, reading.at_s, _HISTORY_MARGIN * span)
         if latch is None and _is_low(pool(recent[name]), rules):
-            low[name] = state.low_since_s.get(name, reading.at_s)
-    return replace(state, recent=recent, low_since_s=low)
+            low[name] = min(state.low_since_s.get(name, inf), reading.at_s)
+    last_s = state.last_step_s if state.last_step_s is None else min(state.last_step_s, reading.at_s)
+    return replace(state, recent=recent, low_since_s=low, last_step_s=last_s)
 
 
 def _allow(action: Action, state: State, reading: ServiceReading, rules: Rules) -> Action | None:

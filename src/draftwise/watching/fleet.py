@@ -7,16 +7,18 @@ the model name or the job stands in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp
 
 from draftwise.core import (
+    BackendError,
     Baseline,
     Condition,
     Counters,
     Diagnosis,
     Expected,
+    Finding,
     OpenLoop,
     Relation,
     Rollback,
@@ -29,8 +31,16 @@ from draftwise.core import (
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
-from draftwise.watching.prometheus import PrometheusApi, Selection, Series, leave_out_copies, put_together, select
-from draftwise.watching.watcher import PLAIN, grow
+from draftwise.watching.prometheus import (
+    TURNS,
+    PrometheusApi,
+    Selection,
+    Series,
+    leave_out_copies,
+    put_together,
+    select,
+)
+from draftwise.watching.watcher import PLAIN, Look, find_several, grow, unread
 from draftwise.watching.yardstick import Yardstick
 
 _KEPT = (
@@ -45,6 +55,9 @@ _CONSTANTS = (
 """Series that the rules of `draftwise deploy` record from a run, by service and revision."""
 _HEAVY = frozenset({"at_most", "adapters", "cache_dtype"})
 """Readings to leave out: histograms have as many series as all others together."""
+_DOWN = "max by (instance) (max_over_time(up[2m])) == 0"
+"""Query: targets that were not scraped for two minutes."""
+_TOLD = ("code", "severity", "message", "where", "fix")
 _MANY = 10**6
 """Steps of the window that represents a run with only ratios recorded."""
 ServiceName = tuple[str, str]
@@ -102,20 +115,41 @@ async def see_fleet(
 ) -> tuple[FleetService, ...]:
     """Return the state of every service in the last minutes, most expensive first, then those of unknown cost.
 
+    `now_s` is of this machine: the time of Prometheus counts where it tells it.
+
     Raises:
         BackendError: Prometheus does not answer.
     """
+    if told := await api.query("vector(time())"):
+        now_s = float(told[0]["value"][1])
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
-    looked, starts, constants = (
+    of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
+    looked, starts, constants, turns, down = (
         await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
-        await api.query(
-            "process_start_time_seconds and on (job, instance) " + select(selection, {"generation_tokens"}), at_s=now_s
-        ),
+        await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
+        await api.query(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]") + of_services, at_s=now_s),
+        await api.query(_DOWN, at_s=now_s),
     )
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
-    services = [_judge(*each, began, known) for each in _group(looked)]
+    faults = {each: find_several(each) for each in _list_instances(turns, lambda value: 0 < value < span_s)}
+    for each in _list_instances(down, lambda value: value == 0):
+        faults[each] = unread(each, BackendError(f"{api.url} no longer gets the counters of {each}."))
+    services = [_judge(*each, began, known, faults, now_s - span_s) for each in _group(looked)]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
+
+
+def _list_instances(series: Sequence[Series], holds: Callable[[float], bool]) -> list[str]:
+    """Return the targets whose value is one that the query asks for: some APIs answer with something else."""
+    return [each["metric"].get("instance", "") for each in series if holds(float(each.get("value", (0, -1))[1]))]
+
+
+def _pair(looks: Sequence[Look], since_s: float) -> Sequence[Look]:
+    """Return looks at the two ends; of a server that has begun since, what it counted since then."""
+    only = looks[0]
+    if len(looks) == 1 and only.started_s is not None and since_s < only.started_s < only.at_s:
+        return (replace(only, at_s=only.started_s, clock_s=only.started_s, started_s=0.0), only)
+    return looks
 
 
 def _group(looked: Sequence[Series]) -> Iterator[tuple[ServiceName, list[Series]]]:
@@ -127,11 +161,19 @@ def _group(looked: Sequence[Series]) -> Iterator[tuple[ServiceName, list[Series]
 
 
 def _judge(
-    name: ServiceName, series: Sequence[Series], starts: Mapping[str, Sequence[Series]], constants: _Constants
+    name: ServiceName,
+    series: Sequence[Series],
+    starts: Mapping[str, Sequence[Series]],
+    constants: _Constants,
+    faults: Mapping[str, Finding],
+    since_s: float,
 ) -> FleetService:
-    instances = {each["metric"].get("instance") for each in series}
+    instances = {each["metric"].get("instance", "") for each in series}
+    ill = [faults[each] for each in sorted(instances & faults.keys())]
+    told = [Diagnosis(**{name: getattr(each, name) for name in _TOLD}) for each in ill]
     began = [start for instance in instances for start in starts.get(instance, ())]
-    looks = [each for each in put_together(series, began) if len(each) == 2]
+    pairs = [_pair(each, since_s) for each in put_together(series, began)]
+    looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in faults]
     windows = tuple(window for before, after in looks for window in grow(before, after))
     revisions = {window.revision for window in windows}
     said = [constants.get((name[1], revision)) for revision in revisions]
@@ -143,14 +185,14 @@ def _judge(
     for window in windows:
         pools[window.pool].append(window)
     plain = pools.pop(PLAIN, [])
-    if not windows:
+    if not windows and not told:
         pools["spec"] = []  # which had data, and has none now
     return FleetService(
         name=name,
         model=next((each["metric"]["model_name"] for each in series if "model_name" in each["metric"]), ""),
         windows=windows,
         yardstick=yardstick,
-        found=diagnose(pools, PoolExpectation(yardstick=yardstick), plain, asked),
+        found=(*told, *diagnose(pools, PoolExpectation(yardstick=yardstick), plain, asked)),
     )
 
 

@@ -59,14 +59,14 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
-    died = () if told is None else (_died(name, find_root_cause(tail) or told),)
+    died = () if told is None else (fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told),)
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
         past.append(window)
         last = window
     if last is None:
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, _nothing_in(name)))
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     fall = _find_fall(past, name)
@@ -97,10 +97,6 @@ def _is_newest_first(lines: list[str], now: datetime) -> bool:
     known = [at_s for at_s in times if at_s]
     falls, rises = (sum(sign * (b - a) > 0 for a, b in pairwise(known)) for sign in (-1, 1))
     return falls > rises
-
-
-def _died(name: str, cause: str) -> Finding:
-    return fault("engine-dies", case="log", cause=cause, name=name)
 
 
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
@@ -245,7 +241,3 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
         num_accepted_tokens=accepted,
         accepted_per_pos=tuple(round(rate * drafts) for rate in rates),
     )
-
-
-def _nothing_in(name: str) -> Finding:
-    return warning("no-statistics", name=name)

@@ -53,7 +53,7 @@ Series = Mapping[str, Any]
 """A series of the API: labels under `metric`, (seconds, text) pairs under `values`."""
 
 
-_TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
+TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
 """Query: how often a target's start time decreased by more than its rounding."""
 _RESTARTS = "changes(process_start_time_seconds[1h]) >= 3"
 """Query: targets whose process restarted repeatedly within an hour."""
@@ -62,7 +62,7 @@ _ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0
 _READ_LABELS = frozenset(
     {
         *("engine", "ReplicaId", "position", "le", "sleep_state", "running_lora_adapters", "cache_dtype"),
-        *("tp_rank", "pp_rank", "finished_reason"),
+        *("tp_rank", "pp_rank", "finished_reason", "model_name"),
     }
 )
 """Labels needed to rebuild a page."""
@@ -187,7 +187,7 @@ class PrometheusWatcher:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
-            turns = await self._ask_starts(_TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
+            turns = await self._ask_starts(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
             starts = await self._ask_starts(_RESTARTS)
             again = {
                 _place(each["metric"]): count
@@ -232,10 +232,11 @@ class PrometheusWatcher:
     async def _find_gone(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
         late = {}
+        now_s = max([self._now(), *(looks[-1].at_s for looks in pages)])  # whose clock is later, of the two machines
         for looks in pages:
             first, last = looks[0], looks[-1]
             usual_s = (last.at_s - first.at_s) / max(len(looks) - 1, 1)
-            if self._now() - last.at_s > max(_LATE_S, _LATE * usual_s):
+            if now_s - last.at_s > max(_LATE_S, _LATE * usual_s):
                 late[last.pool, last.instance] = last.instance
         if not late:
             return []

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from draftwise.core import Finding, Window
+from draftwise.knowledge.messages import fault
 
 HUNG = "engine-hung"
 STARVED_S = 240.0
@@ -51,9 +52,4 @@ class Stalls:
         """Yield a finding per hung engine."""
         for seconds, window in self._seconds.values():
             if seconds >= HUNG_S:
-                yield Finding.error(
-                    HUNG,
-                    describe_stall(window, seconds),
-                    where=window.instance,
-                    fix="Take the replica out of the traffic, save its log and a stack dump, and restart it.",
-                )
+                yield fault("engine-hung", text=describe_stall(window, seconds), where=window.instance)

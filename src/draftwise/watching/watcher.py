@@ -142,6 +142,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
         cache_dtype=later.cache_dtype,
         revision=after.revision,
+        model=later.model,
         slower_than=later.slower_than if restarted else _grow_edges(earlier.slower_than, later.slower_than),
     )
 
@@ -184,9 +185,13 @@ def _are_several(before: Look, after: Look, fastest: float) -> bool:
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fits = _FASTER * fastest * (after.clock_s - before.clock_s)
-    fresh = _count_tokens(after) < min(_count_tokens(before), fits)
+    fresh = _count_tokens(after) < _count_tokens(before) and _is_fresh(before, after, fastest)
     return after.started_s < before.started_s or (was_there and not fresh)
+
+
+def _is_fresh(before: Look, after: Look, pace: float) -> bool:
+    """Return whether a page has no more tokens than a process that began between two looks makes at a pace."""
+    return _count_tokens(after) < _FASTER * pace * (after.clock_s - before.clock_s)
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -472,6 +477,8 @@ class Recent:
 
     def _append(self, chunks: deque[Window], window: Window) -> None:
         """Join it to the newest chunk while that is short, and drop the oldest ones that the span does not need."""
+        if chunks and _end(chunks[-1]) > _end(window):
+            chunks.clear()  # the clock was set back
         if chunks and chunks[-1].duration_s + window.duration_s <= self._span_s / _CHUNKS:
             window = chunks.pop().followed_by(window)
         chunks.append(window)
@@ -505,6 +512,7 @@ class Watcher:
         self._starts: dict[tuple[str, str], deque[float]] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
+        self._paces: dict[tuple[str, str], deque[float]] = {}
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -535,7 +543,7 @@ class Watcher:
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
         faults += [find_several(instance) for _, instance in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
-        faults += map(find_alone, sorted(self._alone & shown))
+        faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._find_dying(at_s)
@@ -566,8 +574,10 @@ class Watcher:
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
-        falls = self._falls.setdefault(key, deque(maxlen=FALLS))
-        if falls_back(before, look):
+        falls, paces = self._falls.setdefault(key, deque(maxlen=FALLS)), self._paces.setdefault(key, deque(maxlen=8))
+        if falls_back(before, look) and _is_fresh(before, look, min(paces, default=0.0)):
+            self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
+        elif falls_back(before, look):
             falls.append(look.clock_s)
         starts = self._starts.setdefault(key, deque(maxlen=8))
         returns = False
@@ -586,6 +596,7 @@ class Watcher:
         self._several.pop(key, None)
         made = sum(window.output_tokens_per_s or 0.0 for window in windows if not window.restarted)
         self._fastest[key] = max(self._fastest.get(key, 0.0), made)
+        paces.extend([made] if made else [])
         return iter(windows)
 
 
@@ -627,11 +638,6 @@ def find_dying(where: str, count: float, span: str) -> Finding:
     return fault("engine-dies", case="restarts", where=where, count=count, span=span)
 
 
-def find_alone(where: str) -> Finding:
-    """Return the note on an address that always showed the same server: others may be behind it."""
-    return note("one-page-one-address", where=where)
-
-
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
     """Yield a finding per server that answers at two addresses, with equal start time and counters.
 
@@ -657,9 +663,4 @@ def _end(window: Window) -> float:
 
 def unread(where: str, error: BackendError) -> Finding:
     """Return the finding for a server that cannot be read, which may still be serving."""
-    return Finding.error(
-        UNREAD,
-        str(error),
-        where=where,
-        fix="Check that the server runs and that this machine reaches it. Its state is unknown.",
-    )
+    return fault("server-unread", where=where, error=error)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.made_windows import make_window
-from tests.support.production import SPEC, Server
+from tests.support.production import PLAIN, SPEC, Server
 
 from draftwise.core import ServerLoad, Window
 from draftwise.watching.diagnose.diagnose import diagnose
@@ -46,3 +46,28 @@ def test_a_hung_engine_is_the_first_finding(load: ServerLoad) -> None:
         assert (first.code, first.severity, first.where) == ("engine-hung", "error", "http://b")
     resting = replace(hung, load=ServerLoad(running=0.0, waiting=0.0))
     assert "engine-hung" not in {each.code for each in diagnose({"spec": [resting]})}
+
+
+NAMES = [("llama",) * 3 + ("qwen",), ("a/llama", "llama", "llama-plain"), ("llama", "qwen"), ("", "qwen", "qwen")]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_what_serves_another_model_is_named_and_compared_with_nothing(names: tuple[str, ...]) -> None:
+    ill = {"qwen"} & set(names) and {"llama"} & set(names)
+    windows = [
+        replace(make(DEAD if ill and name == "qwen" else SPEC, number, ranks=False), model=name)
+        for number, name in enumerate(names)
+    ]
+    found = {each.code: each for each in diagnose({"spec": windows})}
+    assert ("models-differ" in found) == bool(ill)
+    assert not {"replica-outlier", "zero-acceptance", "revisions-differ"} & found.keys()
+    if ill and len(names) > 2:
+        assert found["models-differ"].where == windows[-1].instance
+
+
+def test_a_plain_server_of_another_model_is_compared_with_nothing() -> None:
+    spec = replace(make(SPEC, 1, ranks=False), model="llama")
+    slow = replace(make_window(replace(PLAIN, step_s=0.002), instance="http://p"), pool="plain")
+    for name, compared in (("llama-plain", True), ("qwen", False)):
+        codes = {each.code for each in diagnose({"spec": [spec]}, plain=[replace(slow, model=name)])}
+        assert ("models-differ" in codes, "slower-than-plain" in codes) == (not compared, compared)

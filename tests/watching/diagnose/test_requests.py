@@ -49,10 +49,27 @@ def test_how_requests_end_is_held_against_what_is_at_hand(code: str, elsewhere: 
     windows += [usual, replace(usual, instance="c")] if elsewhere == "others" else []
     windows += [replace(usual, instance="a", engine=rank) for rank in "23"] if elsewhere == "ranks" else []
     plain = ending({}, instance="p", window=PLAIN_WINDOW) if elsewhere == "plain" else None
-    (found,) = judge(windows, plain, ending({}) if elsewhere == "before" else None)
+    judged = judge(windows, plain, ending({}) if elsewhere == "before" else None)
+    if (code, elsewhere) == ("refused-params", "ranks"):
+        assert judged == ()  # no rank counts them: those of the whole server stand with the first
+        return
+    (found,) = judged
     assert found.code == code
     assert found.where == ("a" if elsewhere in ("others", "ranks") else "spec")
     assert ("engine 1" in found.message) is (elsewhere == "ranks")
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16])
+@pytest.mark.parametrize(("name", "code"), [("refused", "refused-params"), ("broken", "requests-fail")])
+def test_what_a_server_counts_is_a_share_of_all_its_ranks(ranks: int, name: str, code: str) -> None:
+    def serve(share: float) -> Sequence[Diagnosis]:
+        """Return what is said of ranks, the first of which has all that the server counted."""
+        windows = [ending({name: share * ranks if not rank else 0.0}, engine=str(rank)) for rank in range(ranks)]
+        return judge([replace(each, load=ServerLoad(running=1.0)) for each in windows])
+
+    assert serve(0.005) == ()
+    (found,) = serve(0.5)
+    assert (found.code, found.where, "engine" in found.message) == (code, "spec", False)
 
 
 def test_errors_in_both_pools_are_errors_and_those_of_the_plain_pool_are_its_own() -> None:

@@ -287,6 +287,16 @@ SYNTHETIC = replace(ASKED_SPEC, options={"rejection_sample_method": "synthetic",
         ("admission-squeezed", [WAITING], PLAIN_WINDOW, ASKED),
         ("decode-is-little", [_summed(HEALTHY, prefill_s=4 * (HEALTHY.sums.decode_s or 0.0))], PLAIN_WINDOW, ASKED),
         ("outputs-short", [_summed(HEALTHY, finished_tokens=9 * (HEALTHY.sums.finished or 0.0))], None, ASKED),
+        (
+            "models-differ",
+            [
+                *(replace(HEALTHY, instance=name, model="llama") for name in "ab"),
+                replace(HEALTHY, instance="c", model="qwen"),
+            ],
+            PLAIN_WINDOW,
+            ASKED,
+        ),
+        ("models-differ", [replace(HEALTHY, model="m/llama")], replace(PLAIN_WINDOW, model="qwen"), ASKED),
     ],
 )
 def test_it_is_named(code: str, windows: list[Window], plain: Window | None, asked: SideInfo) -> None:

@@ -42,7 +42,7 @@ RULES: tuple[DiagnosisRule, ...] = (
 _OF_ONE = frozenset(
     {
         *("replica-outlier", "rank-silent", "partial-rollout", "fades-with-uptime", "engine-hung"),
-        *("revisions-differ", "metrics-differ"),
+        *("revisions-differ", "metrics-differ", "models-differ"),
     }
 )
 """Diagnoses of a single engine or replica, which name it themselves."""
@@ -108,9 +108,16 @@ def _diagnose_pool(
         return
     case = PoolCase(windows=windows, expected=expected, plain=plain, asked=asked)
     unlike: dict[str, _Hit] = {}
+    match, windows, plain = identity_rules.leave_out_models(windows, plain)
+    if match is not None:
+        unlike = {"models-differ": _Hit("models-differ", match, 1.0)}
+        case = replace(case, windows=windows, plain=plain)
+    if not windows:
+        yield from (_write(hit, where=hit.found.where) for hit in unlike.values())
+        return
     if mute := identity_rules.find_mute(windows):
         # What one engine does not count is unknown of all of them together.
-        unlike = {"metrics-differ": _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)}
+        unlike["metrics-differ"] = _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)
         windows = tuple(each for each in windows if each not in mute)
         case = replace(case, windows=windows)
     hits = unlike | {hit.code: hit for hit in _apply(case)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, sqrt
 
@@ -76,9 +76,12 @@ def _list_elsewhere(case: PoolCase) -> Iterator[tuple[Window | None, str]]:
 
 
 def _find(end: _End, case: PoolCase) -> RuleMatch | None:
-    shares = {name: share for name, window in case.parts.items() if (share := _share(end, window)) is not None}
+    parts = case.parts
+    if len(case.replicas) == 1:  # what the server counts names no rank, and stands with the first one
+        parts = {k: replace(each, sums=replace(each.sums, refused=None, broken=None)) for k, each in parts.items()}
+    shares = {name: share for name, window in parts.items() if (share := _share(end, window)) is not None}
     worst = max(shares, key=lambda name: shares[name][0], default="")
-    rest = Window.pooled(window for name, window in case.parts.items() if name != worst)
+    rest = Window.pooled(window for name, window in parts.items() if name != worst)
     here, others = _share(end, case.window), _share(end, rest)
     elsewhere = [(share, where) for window, where in _list_elsewhere(case) if (share := _share(end, window))]
     if worst and others is not None and _is_more(end, shares[worst], others):
@@ -99,7 +102,7 @@ def _find(end: _End, case: PoolCase) -> RuleMatch | None:
         message=f"{on}{here[0] * here[1]:.0f} of {here[1]:.0f} requests ({here[0]:.1%}) {end.says}{compared}.",
         evidence=(tell(f"share that {end.says}", here[0], None if than is None else than[0][0], of="elsewhere"),),
         loss=-log(1 - min(here[0], _ALL_BUT)) if end.loses else None,
-        where=case.parts[where].instance if where else "",
+        where=parts[where].instance if where else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import ceil, inf, log, sqrt
@@ -38,6 +39,34 @@ _TAIL = 0.01
 _SAME = 0.05
 """Share by which the mean time per token may exceed the other one's."""
 _UNLIKE = 1.5
+
+
+def leave_out_models(
+    windows: Sequence[Window], plain: Window | None
+) -> tuple[RuleMatch | None, tuple[Window, ...], Window | None]:
+    """Return what is said of servers of another model, the windows of the common one, and the plain one if it is of it.
+
+    Without a majority no window is left.
+    """
+    counts = Counter(each.model for each in windows if each.model)
+    common = max(counts, key=lambda name: counts[name], default="")
+    strange = [each for each in windows if _is_other(each.model, common)]
+    odd = [*strange, *([plain] if plain is not None and _is_other(plain.model, common) else [])]
+    if not odd:
+        return None, tuple(windows), plain
+    match = RuleMatch(
+        message=f"{odd[0].instance} serves {odd[0].model}, the other servers {common}. They are not compared.",
+        evidence=tuple(f"{each.instance}: {each.model}" for each in odd),
+        where=odd[0].instance,
+    )
+    kept = () if 2 * len(strange) >= len(windows) else tuple(each for each in windows if each not in strange)
+    return match, kept, None if plain in odd else plain
+
+
+def _is_other(name: str, common: str) -> bool:
+    """Return whether two names are of two models; a plain twin may add to the name of its service."""
+    a, b = (each.rstrip("/").rpartition("/")[2].casefold() for each in (name, common))
+    return bool(a and b) and a not in b and b not in a
 
 
 def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
@@ -180,7 +209,7 @@ def _age(windows: Sequence[Window]) -> float:
 def _tell_worse(name: str, ill: Sequence[Window], pooled: Window, other: str, rest: Window) -> RuleMatch | None:
     """Return in what some servers are worse than the others, all of them."""
     error = relative_error(pooled, rest)
-    count = f"{len(ill)} servers, {name}," if len(ill) > 1 else f"{ill[0].instance}, {name},"
+    count = f"{len(ill)} servers, {name}" if len(ill) > 1 else f"{ill[0].instance}, {name}"
     now, then = pooled.acceptance_length, rest.acceptance_length
     if is_less(now, then, by=_LESS, error=error) and all(
         is_less(each.acceptance_length, then, by=_LESS / 2, error=0.0) for each in ill

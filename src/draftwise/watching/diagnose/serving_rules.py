@@ -91,15 +91,16 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     window = case.window
     rate, usage = window.preemptions_per_s, window.load.kv_usage
     preempted = window.sums.preemptions or 0.0
-    if rate is None or usage is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
+    if rate is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
         return None
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
-    if usage <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
+    if (usage or 0.0) <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
     where = _find_alone(case, lambda each: each.sums.preemptions)
     on = f"On {where}, the" if where else "The"
+    full = "at times" if usage is None else f"{usage:.0%}"
     return RuleMatch(
-        message=f"{on} KV cache is {usage:.0%} full and {60 * rate:.0f} requests a minute are preempted.",
+        message=f"{on} KV cache is {full} full and {60 * rate:.0f} requests a minute are preempted.",
         evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
         loss=_lose_queue(case),
         where=where,
