@@ -1,4 +1,4 @@
-"""Processes: the command of a new interpreter, the limit of open files, and what needs Linux or macOS."""
+"""Processes: the command of a new interpreter, the limit of open files, and parts for Linux and macOS only."""
 
 from __future__ import annotations
 

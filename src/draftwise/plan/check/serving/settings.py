@@ -1,4 +1,4 @@
-"""Settings that are accepted and do nothing, or something else than they say, and what requests meet."""
+"""Judges settings that do nothing, or something else than they say, and the effect of speculation on requests."""
 
 from __future__ import annotations
 
