@@ -305,8 +305,4 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
         if is_covered(backend.setup.engine_version):
             yield from ((backend.name, finding) for finding in check(backend.setup).findings)
         else:
-            yield backend.name, _unjudged(backend.setup.engine_version)
-
-
-def _unjudged(version: str) -> Finding:
-    return warning("setup-unjudged", version=version)
+            yield backend.name, warning("setup-unjudged", version=backend.setup.engine_version)
