@@ -346,5 +346,20 @@ def test_a_message_leads_to_the_rule_of_its_function_and_to_no_other(line: str, 
 def test_a_message_with_words_left_out_is_found_and_other_words_find_none() -> None:
     found = explain("max_num_scheduled_tokens is set to -1792, which does not allow any tokens to be scheduled")
     assert {each.name[:50] for each in found} == {"max_num_scheduled_tokens is set to {} based on the"}
+    (found,) = explain("draft_tensor_parallel_size=2 cannot be other than 1 or target model tensor_parallel_size")
+    assert {rule.code for rule in found.related} == {"draft-tensor-parallel"}
     with pytest.raises(InvalidSetup):
         draftwise.explain("max_num_scheduled_tokens is set to nothing, and tokens do not allow any to be scheduled")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValidationError: Unexpected keyword argument 'disable_by_batch_size'",
+        "1 validation error for SpeculativeConfig\ndisable_by_batch_size\n  Unexpected keyword argument "
+        "[type=unexpected_keyword_argument, input_value=8, input_type=int]",
+    ],
+)
+def test_a_refused_key_is_explained_with_its_releases(text: str) -> None:
+    (found,) = [each for each in explain(text) if each.name == "disable_by_batch_size"]
+    assert str(found.history[-1].until) == "0.16.0"

@@ -80,7 +80,7 @@ def test_what_came_before_is_remembered_and_not_counted(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "warm-1").log.skipped["warm-up"] == 1
     result = replay(log, "--target", "m", "--candidate", NGRAM, "--warm", 2)
     assert result.exit_code == 2
-    assert "none is left to replay" in result.stderr
+    assert "which leaves none to replay" in result.stderr
 
 
 def test_the_table_shows_every_setting(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_run_learns_from_served_states_what_it_learns_from_the_target(method, 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        pytest.param([0, 2], "writes other states than those of layers 1, 2: 1 differ", id="another-layer"),
+        pytest.param([0, 2], "does not write the states of layers 1, 2: those of 1 differ", id="another-layer"),
         pytest.param([1], "holds 1 states per token, but 2 are needed", id="too-few"),
     ],
 )

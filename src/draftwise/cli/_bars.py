@@ -1,4 +1,4 @@
-"""A verb's progress as a bar of bytes on stderr, which only a terminal draws."""
+"""A verb's progress as a bar of bytes on stderr, drawn only in a terminal."""
 
 from __future__ import annotations
 

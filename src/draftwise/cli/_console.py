@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNBROKEN = 250
-"""Characters of a line where no terminal breaks it."""
+"""Line length in characters without a terminal."""
 _READABLE = 20
 """Width to which a column may be folded."""
 
@@ -30,13 +30,13 @@ class _PlainConsole(Console):
 
 
 def open_console(*, stderr: bool, width: int = UNBROKEN) -> Console:
-    """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
+    """Return the console; outside a terminal, `width` replaces a guess, so that rows do not break."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else _PlainConsole(stderr=stderr, width=width)
 
 
 def show_prose(console: Console, text: str | Text, style: str = "") -> None:
-    """Print sentences: a terminal breaks their lines between words and keeps the indent; elsewhere a line is whole."""
+    """Print sentences: a terminal wraps them between words and keeps the indent; elsewhere lines stay whole."""
     prose = Text(text, style) if isinstance(text, str) else text
     if not console.is_terminal:
         console.print(prose, soft_wrap=True)
@@ -46,7 +46,7 @@ def show_prose(console: Console, text: str | Text, style: str = "") -> None:
 
 
 def narrow(table: Table, *least: str) -> Iterator[Table]:
-    """Yield a table, and then narrower ones."""
+    """Yield a table, then narrower ones."""
     from rich.table import Table  # a plain check shows none
 
     yield table
@@ -60,10 +60,10 @@ def narrow(table: Table, *least: str) -> Iterator[Table]:
 
 
 def show_table(console: Console, *forms: Table) -> None:
-    """Print the first form of a table that has room.
+    """Print the first form of a table that fits.
 
-    If none has, the last one breaks the cells of its columns that may break. If those become too narrow to read, each
-    of its rows is a paragraph.
+    If none fits, the last one wraps the cells of columns that may wrap. If those become too narrow to read, each row
+    becomes a paragraph.
     """
     unbroken = console.options.update(max_width=UNBROKEN)
     fitting = (form for form in forms if console.measure(form, options=unbroken).maximum <= console.width)

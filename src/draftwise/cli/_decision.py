@@ -40,7 +40,7 @@ _MOST_PLACES = 4
 
 
 def show_decision(console: Console, decision: Decision, run: Run) -> None:
-    """Print whether the run is evidence, the verdicts, the findings, the decision and what to type."""
+    """Print whether the run has all context, the verdicts, the findings, the decision and the commands."""
     if missing := describe_missing(decision):
         show_prose(console, missing, "red")
     _show_verdicts(console, decision.comparisons)
@@ -73,7 +73,7 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
 
 
 def show_outcome(console: Console, decision: Decision, run: Run) -> None:
-    """Print on one screen what to run, how sure that is, what to paste and when to go back; the report has the rest."""
+    """Print on one screen what to run, how sure that is, what to paste and when to roll back."""
     if missing := describe_missing(decision):
         show_prose(console, missing, "red")
     leading = sorted(decision.comparisons, key=_importance)[:_MOST_VERDICTS]

@@ -64,7 +64,7 @@ _PARALLEL = tuple(
 
 
 engine_options = add_options(*_LOADING, *_LIMITS, *_PARALLEL)
-"""Flags of the engine's settings, with vLLM's names; one that is not given is None."""
+"""Flags of the engine's settings, with vLLM's names; None if not given."""
 
 
 @click.command()
@@ -76,13 +76,13 @@ _SETTINGS = frozenset(each.name for each in _engine_command.params)
 
 
 def split_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request, those of the engine's flags together as `settings`."""
+    """Return the fields of a request, with the engine's flags collected under `settings`."""
     own = {name: value for name, value in given.items() if name not in _SETTINGS}
     return {**own, "settings": {name: value for name, value in given.items() if name in _SETTINGS}}
 
 
 class PhaseLines(Silent):
-    """Shows the phases of a start on stderr: a line for each, drawn while it lasts where there is a terminal."""
+    """Shows the phases of a start on stderr, one line each, animated in a terminal."""
 
     def __init__(self, *, says_to_stderr: bool = False) -> None:
         self._says_to_stderr = says_to_stderr
@@ -100,7 +100,7 @@ class PhaseLines(Silent):
         click.echo(text, err=self._says_to_stderr)
 
     def update(self, result: object) -> None:
-        """Draw a phase that begins, or write down one that is over."""
+        """Draw a phase that begins, or print one that is over."""
         phase = cast("StartupPhase", result)
         if phase.seconds is not None:
             self._hide()

@@ -60,7 +60,7 @@ def show_judgements(result: Judgements, shape: str) -> None:
 
 
 def render(console: Console, result: Judgements) -> None:
-    """Print judgements, and once behind them the notes that several setups share."""
+    """Print judgements, and after them once the notes that several setups share."""
     judged = result.judgements
     counts = Counter(finding for each in judged for finding in dict.fromkeys(_notes(each.findings)))
     shared = [note for note, count in counts.items() if count > 1]
@@ -88,7 +88,7 @@ def _render_one(console: Console, judged: Judgement, *, leave_out: Container[Fin
 
 
 def quiet_line(judged: Judgement) -> str:
-    """Return a judgement as one line: place, release, verdict, and the codes of the gravest findings."""
+    """Return a judgement as one line: place, release, verdict, and the codes of the most severe findings."""
     for severity in (Severity.ERROR, Severity.WARNING):
         codes = dict.fromkeys(finding.code for finding in judged.findings if finding.severity is severity)
         if codes:
@@ -126,7 +126,7 @@ def _describe(resolved: Resolved) -> str:
 
 
 def render_findings(findings: Iterable[Finding]) -> RenderableType:
-    """Return findings as blocks, the gravest first: what, where, why and what to do."""
+    """Return findings as blocks, most severe first: what, where, why and what to do."""
     order = list(MARKS)
     return Group(*(_block(finding) for finding in sorted(findings, key=lambda each: order.index(each.severity))))
 

@@ -1,4 +1,4 @@
-"""The command group: finds a verb's file when it is asked for, and turns errors into lines and exit codes."""
+"""The command group: imports a verb's file on demand, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from draftwise.verbs import VERBS, Group
 from draftwise.version import __version__
 
 AS_JSON = "draftwise.as_json"
-"""Key of a context's `meta`: whether the command line asks for JSON, known before its options are read."""
+"""Key of a context's `meta`: whether the command line requests JSON, known before its options are parsed."""
 
 _WORDS = "draftwise.words"
 _NO_CHOICE = re.compile(r"'([^']{1,80})' is not one of")
@@ -46,7 +46,7 @@ _PLAINER = {
 _URL = re.compile(r"https?://", re.I)
 
 BEGAN = "draftwise.began_s"
-"""Key of a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
+"""Key of a context's `meta`: monotonic time at which the command began, before its verb's file was imported."""
 
 
 def _import(name: str) -> ModuleType:
@@ -65,7 +65,7 @@ def _import(name: str) -> ModuleType:
 class VerbGroup(click.Group):
     """The verbs as commands; `draftwise.cli.serve_command` holds the command `serve`.
 
-    It ends with a code of `ExitCode`. Where there is no answer, stderr says why, and with `--json` stdout too.
+    It exits with a code of `ExitCode`. Without an answer, stderr has the reason, and with `--json` stdout too.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -75,7 +75,7 @@ class VerbGroup(click.Group):
         self.params.append(_version_option())
 
     def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **options: Any) -> Any:
-        """Run the command line and end the process; without `standalone_mode` errors are raised instead."""
+        """Run the command line and exit; without `standalone_mode`, raise errors instead."""
         stdout = _settle_streams()
         run: Any = super().main
         if not standalone_mode:
@@ -105,7 +105,7 @@ class VerbGroup(click.Group):
         return command
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the exit codes, which are those of every verb."""
+        """List the exit codes, which all verbs share."""
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), code.meaning) for code in ExitCode])
 
@@ -120,7 +120,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; suggest one for a misspelled name, and refuse empty arguments."""
+        """Find the verb; suggest one for a misspelled name, and reject empty arguments."""
         ctx.meta[AS_JSON], ctx.meta[_WORDS] = _wants_json(args), args
         _refuse_empty(ctx, args)
         ctx.default_map = _read_defaults()
@@ -136,7 +136,7 @@ class VerbGroup(click.Group):
         return name, command, words
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; what it refuses names no option that it does not have."""
+        """Run the verb; its errors name only options that it has."""
         ctx.meta[BEGAN] = time.monotonic()
         try:
             return super().invoke(ctx)

@@ -21,14 +21,14 @@ PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=Fal
 
 
 def option(flag: str, *others: str, **more: Any) -> Callable[[_F], _F]:
-    """Return an option of a flag as its help shows it (`--gpu NAME`), other names, and the help's text."""
+    """Return an option from its flag as in the help (`--gpu NAME`), other names, and the help text."""
     name, _, metavar = flag.partition(" ")
     *spellings, text = others
     return click.option(name, *spellings, metavar=metavar or None, help=text, **more)
 
 
 def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """Return what adds options and arguments to a verb, whose help shows them in this order."""
+    """Return a decorator that adds options and arguments to a verb, in the order of its help."""
 
     def add(function: _F) -> _F:
         for each in reversed(options):
@@ -39,10 +39,10 @@ def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 class PanelCommand(click.Command):
-    """A command whose help lists its options in panels, and which takes earlier spellings of options with a note.
+    """A command whose help lists its options in panels, and which accepts earlier spellings of options with a note.
 
     Args:
-        panels: title -> names of parameters, in their order; the others follow under "Other options".
+        panels: title -> names of parameters, in order; the others follow under "Other options".
         renamed: earlier spelling -> today's.
     """
 
@@ -83,13 +83,13 @@ class PanelCommand(click.Command):
 
 
 class ParsedOption(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """Text that a function of the verbs reads; what the function refuses is an error of the option."""
+    """Text that a function of the verbs parses; its errors become errors of the option."""
 
     def __init__(self, read: Callable[[str], Any], name: str) -> None:
         self._read, self.name = read, name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return what the text says."""
+        """Return the parsed value."""
         if not isinstance(value, str):
             return value
         try:
@@ -99,7 +99,7 @@ class ParsedOption(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
 
 class Finite(click.FloatRange):
-    """A number of a range that has ends even where it says none: not nan, not inf."""
+    """A finite number: never nan or inf, even without limits."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
@@ -110,7 +110,7 @@ class Finite(click.FloatRange):
 
 
 class Duration(Finite):
-    """A time in the option's unit, or with a unit of its own: 500ms, 30s, 5m, 1h."""
+    """A time in the option's unit, or with an explicit unit: 500ms, 30s, 5m, 1h."""
 
     name = "duration"
 

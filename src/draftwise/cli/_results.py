@@ -24,7 +24,7 @@ json_option = option("--json", "as_json", "Print JSON.", is_flag=True)
 def show(
     result: R, render: Callable[[Console, R], None], *, as_json: bool, indent: int | None = 1, width: int = UNBROKEN
 ) -> None:
-    """Print a result and end the command with its exit code, unless that is 0."""
+    """Print a result, and exit with its code unless that is 0."""
     for notice in result.notices:
         click.echo(f"{notice.severity}: {notice}", err=True)
     if as_json:
@@ -36,13 +36,13 @@ def show(
 
 
 class Listening(Silent):
-    """Says where a server listens. With `as_json`, stdout gets one line of JSON."""
+    """Prints where a server listens. With `as_json`, stdout gets one line of JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
     def status(self, text: str) -> None:
-        """Print a line on stderr. Stdout may be a client's."""
+        """Print a line on stderr, because stdout may belong to a client."""
         click.echo(text, err=True)
 
     def update(self, result: object) -> None:
@@ -52,5 +52,5 @@ class Listening(Silent):
 
 
 def show_names(ctx: click.Context, names: Sequence[str]) -> None:
-    """Print a list that an option asks for: a name on each line, or JSON where the command line says --json."""
+    """Print a requested list: one name per line, or JSON with --json."""
     click.echo(json.dumps(list(names), indent=1) if ctx.meta[AS_JSON] else "\n".join(names))

@@ -59,7 +59,7 @@ RENAMED = {"--vllm": "--vllm-command"}
 
 
 def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Exception | None]:
-    """Run a verb that measures, with its progress on stderr; return its result, and the failure that ended it early."""
+    """Run a verb that measures, with progress on stderr; return its result, and the failure that ended it early."""
     with ConsoleProgress(open_console(stderr=True)) as progress:
         try:
             return verb.run(request, progress), None
@@ -72,14 +72,14 @@ def run_measurement(verb: Verb[Any, Any, Any], request: Any) -> tuple[Any, Excep
 
 
 def end_measurement(result: Any, failure: Exception | None) -> NoReturn:
-    """End the command with the exit code of a result, or of the failure that ended it early, which stderr names."""
+    """Exit with the code of a result, or of the failure that ended it early, which goes to stderr."""
     if failure is not None:
         click.echo(f"error: {failure}", err=True)
     sys.exit(result.exit_code if failure is None else exit_code_of(failure))
 
 
 class ConsoleProgress(Silent):
-    """A bar with the time that is left; a few plain lines where stderr is no terminal. Ctrl-C ends a run instead."""
+    """A bar with the time left, or a few plain lines if stderr is not a terminal. Ctrl-C stops the run."""
 
     def __init__(self, console: Console) -> None:
         self.result: Any = None
@@ -114,7 +114,7 @@ class ConsoleProgress(Silent):
             self._bar.stop()
 
     def status(self, text: str) -> None:
-        """Show what is under way."""
+        """Show the current activity."""
         self._doing = text
         self._status.update(text[:_LONGEST_STATUS])
         self._bar.update(self._task, description=text)
@@ -150,7 +150,7 @@ class ConsoleProgress(Silent):
         self.result = result
 
     def remind(self) -> None:
-        """Say what is waited for whenever nothing has been measured for a while; until the run is over."""
+        """Print what the run waits for whenever nothing was measured for a while, until the run ends."""
         while not self._over.wait(_QUIET_S / 6):
             quiet = time.monotonic() - self._heard
             if quiet >= _QUIET_S:
@@ -162,10 +162,10 @@ class ConsoleProgress(Silent):
 
 
 def refuse_others(ctx: click.Context, stay: Container[str]) -> None:
-    """Refuse options that would change a run that is under way.
+    """Refuse options that would change an unfinished run.
 
     Raises:
-        UsageError: others are given.
+        UsageError: such an option is given.
     """
     given = [each for each in ctx.command.params if _is_given(ctx, each)]
     if others := sorted(

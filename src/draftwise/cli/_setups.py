@@ -1,4 +1,4 @@
-"""Arguments and options that the verbs which judge a configuration share."""
+"""Arguments and options shared by the verbs that judge a configuration."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ config_options = add_options(
 
 
 def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return the decorator that makes a verb of a function, with the options and arguments of a `SetupRequest`."""
+    """Return a decorator that turns a function into a command, with the options and arguments of a `SetupRequest`."""
 
     def make(function: Callable[..., Any]) -> click.Command:
         return click.command(cls=_SetupCommand, short_help=short_help)(_of_setups(function))

@@ -1,4 +1,4 @@
-"""Shows the output of `draftwise watch`: a row a pool with its consequences, as text, JSON, or a live view."""
+"""Shows the output of `draftwise watch`: a row per pool with its consequences, as text, JSON, or a live view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from draftwise.verbs.watch import PLAIN, UNREAD, ServiceRow, Snapshot, WatchResu
 
 
 def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:
-    """Return what is wrong, what costs most first: the message, what it rests on, what to do, and what it may be."""
+    """Return diagnoses, costliest first: message, evidence, what to do, and possible causes."""
     found = list(diagnoses)
     follow = {each.code: [other.code for other in found if other.follows_from == each.code] for each in found}
     return Group(*(line for each in found if not each.follows_from for line in _list_lines(each, follow[each.code])))
@@ -54,17 +54,17 @@ _MOST_FINDINGS = 3
 
 
 class Show(Protocol):
-    """Where looks are shown."""
+    """An output for readings."""
 
     def show(self, result: WatchResult) -> None:
-        """Show one more."""
+        """Show a reading."""
 
     def close(self) -> None:
-        """End what lasts as long as something is shown."""
+        """End the output."""
 
 
 class JsonShow:
-    """One object per look: on one line each, or laid out where it is the only one."""
+    """One object per reading: on one line each, or indented if it is the only one."""
 
     def show(self, result: WatchResult) -> None:
         """Print the object."""
@@ -75,7 +75,7 @@ class JsonShow:
 
 
 class TextShow:
-    """A block of rows per look; what cannot be answered is printed once."""
+    """A block of rows per reading; unanswered questions are printed once."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._is_first = console, True
@@ -100,7 +100,7 @@ class TextShow:
 
 
 class LiveShow:
-    """The rows of the last look with the course of tokens per step, in place."""
+    """The rows of the last reading with the history of tokens per step, updated in place."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
@@ -144,7 +144,7 @@ def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 
 
 def draw_course(values: Iterable[float]) -> str:
-    """Return tokens per step over time as bars: the lowest stands for 1, where speculation gives nothing."""
+    """Return tokens per step over time as bars; the lowest means 1, where speculation gives nothing."""
     known = list(values)
     top = max([2.0, *known])
     heights = (round((value - 1) / (top - 1) * (len(_BARS) - 1)) for value in known)

@@ -81,7 +81,7 @@ def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: CalibrateResult) -> None:
-    """Print the time of a step by server and load, and how well the points predict one another."""
+    """Print step times by server and load, and how well the points predict one another."""
     calibration, costs = result.calibration, CalibratedCosts(result.calibration)
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     loads = list(dict.fromkeys(point.load for point in calibration.points))

@@ -32,7 +32,7 @@ def config(as_json: bool) -> None:
 
 
 def render(console: Console, result: ConfigResult) -> None:
-    """Print a row a default."""
+    """Print one row per default."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("default", "value", "from", "variable"):
         table.add_column(name, overflow="fold")

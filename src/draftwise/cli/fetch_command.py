@@ -34,7 +34,7 @@ def fetch(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: FetchResult) -> None:
-    """Print the models that can be fetched, or where the fetched one lies and how to serve it."""
+    """Print the models that can be fetched, or the path of the fetched one and how to serve it."""
     for each in result.models:
         line = f"{each.name}  {each.model}, {each.about} ({each.license})"
         if not result.is_list:

@@ -1,4 +1,4 @@
-"""`draftwise forecast`: predicts speculation's worth under loads that nobody has measured yet."""
+"""`draftwise forecast`: predicts the speed-up of speculation under unmeasured loads."""
 
 from __future__ import annotations
 

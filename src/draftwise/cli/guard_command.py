@@ -73,7 +73,7 @@ def guard(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str]] = frozenset()) -> None:
-    """Print the steps of a look, and its findings without those printed before."""
+    """Print the steps of a check, and its findings without those printed before."""
     new = [each for each in result.findings if (each.code, each.where) not in told]
     if new or result.actions:
         console.print(Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.at_s)), "dim"))

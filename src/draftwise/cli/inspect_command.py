@@ -42,7 +42,7 @@ def inspect(as_json: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: InspectResult) -> None:
-    """Print what was found, side by side where there are two checkpoints."""
+    """Print the contents, side by side for two checkpoints."""
     console.print(_facts(result.sides))
     if result.pair is not None:
         _show_pair(console, result.pair)

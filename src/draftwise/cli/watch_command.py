@@ -71,7 +71,7 @@ def watch(*, as_json: bool, live: bool, **given: Any) -> None:
 
 
 def render(console: Console, result: WatchResult) -> None:
-    """Print one look."""
+    """Print one reading."""
     from draftwise.cli._watching import TextShow
 
     TextShow(console).show(result)

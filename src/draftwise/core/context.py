@@ -102,7 +102,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """The circumstances of a run, as found out or as told by the operator."""
+    """The circumstances of a run, as detected or as noted by the operator."""
 
     started: str = ""
     """Date and time, UTC."""

@@ -216,7 +216,7 @@ class Decision:
     """Name of the arm that candidates are compared with."""
     comparisons: tuple[Comparison, ...]
     recommendations: tuple[Recommendation, ...]
-    """One per condition outside of any sweep, and one per sweep; empty where nothing was measured on both sides."""
+    """One per condition outside any sweep, and one per sweep; empty if nothing was measured on both sides."""
     findings: tuple[Finding, ...]
     """Findings about the run as a whole."""
     missing_context: tuple[str, ...]

@@ -99,7 +99,7 @@ def json_form(
         raw: written unchecked, for tuples or lists of thousands of finite numbers.
         omit_empty: left out if it is None, empty text, or an empty collection.
         omit_null: left out if it is None.
-        null: value that null stands for, e.g. infinity.
+        null: value that null means, e.g. infinity.
         wire: type that is written instead of the field's.
         to_wire: from the field's value to a value of type `wire`.
         from_wire: from a value of type `wire` to the field's value.
@@ -195,13 +195,13 @@ class Entry:
     omit: Sequence[Any]
     """What is left out of the JSON."""
     null: Any
-    """Value that null stands for; `NO_NULL` where null is not special."""
+    """Value that null means; `NO_NULL` if null is not special."""
     to_wire: Callable[[Any], Any] | None
     from_wire: Callable[[Any], Any] | None
 
     @property
     def key(self) -> str | None:
-        """Its key; None where that is in a nested object."""
+        """Its key; None if that is in a nested object."""
         return self.path[0] if len(self.path) == 1 else None
 
 

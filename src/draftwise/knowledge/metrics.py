@@ -56,8 +56,8 @@ OLD_METRICS: Mapping[str, str] = {
     "vllm:spec_decode_num_emitted_tokens": f"{_ACCEPTED} + {_DRAFTS}",
     "vllm:spec_decode_efficiency": "",
 }
-"""Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what takes their place in PromQL;
-empty where nothing does."""
+"""Metrics of the V0 engine that guides still name (vllm 0.8 engine/metrics.py) -> what replaces them in PromQL;
+empty if nothing does."""
 
 
 def get_metric(name: str) -> Metric:

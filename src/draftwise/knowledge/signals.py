@@ -89,7 +89,7 @@ _REQUESTS_PER_S = MetricSignal(
 LOAD_SIGNALS: Mapping[str, MetricSignal] = MappingProxyType(
     {"concurrency": _REQUESTS_IN_FLIGHT, "rate": _REQUESTS_PER_S}
 )
-"""What stands for each axis of load (`Condition.place`)."""
+"""Quantity for each axis of load (`Condition.place`)."""
 SIGNALS: tuple[MetricSignal, ...] = (TOKENS_PER_STEP, OUTPUT_TOKENS_PER_S, TTFT_P99_S, *LOAD_SIGNALS.values())
 
 

@@ -77,7 +77,7 @@ def _retells(lowered: str, template: str) -> bool:
     """Say whether a text is a message with words left out, as people shorten them."""
     words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
     rest = iter(re.findall(r"[a-z_]{2,}", template.lower()))
-    return len(words) >= _TOLD and all(word in rest for word in words)
+    return len(words) >= _TOLD and all(any(word in each for each in rest) for word in words)
 
 
 @cache

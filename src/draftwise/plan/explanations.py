@@ -323,7 +323,11 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         )
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
-    yield from map(_explain_term, find_said_terms(text))
+    terms = find_said_terms(text)
+    yield from map(_explain_term, terms)
+    if any("unknown-key" in term.see for term in terms):
+        for key in dict.fromkeys(re.findall(r"[a-z]+(?:_[a-z]+)+", text)):
+            yield from _find_settings(key)
 
 
 def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:

@@ -1,4 +1,4 @@
-"""Writes setups: as a command line that a program or a shell takes, and as the JSON that every verb reads."""
+"""Writes setups: as command lines for a program or a shell, and as the JSON that every verb reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwise.knowledge.vllm import Release, get_release, releases
 
 
 def write_json(setup: Setup) -> str:
-    """Return the JSON object of a setup of vLLM; the device is not part of it."""
+    """Return the JSON object of a vLLM setup, without its device."""
     return (
         json.dumps(
             {
@@ -37,19 +37,19 @@ _DASHES = "-\u2013\u2014\u2010\u2011\u2212"
 
 
 def write_words(setup: Setup, program: Sequence[str] = _VLLM) -> list[str]:
-    """Return the words that serve a setup, as an operating system takes them; `env` is not among them."""
+    """Return the words of the command that serves a setup, unquoted and without `env`."""
     return [*program, _name_target(setup), *chain.from_iterable(write_flags(setup))]
 
 
 def write_shell(setup: Setup, *, line_per_flag: bool = False) -> str:
-    """Return the text that serves a setup from a shell, variables in front; on request with a line for each flag."""
+    """Return the shell command that serves a setup, variables first; optionally with one line per flag."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in setup.env.items()]
     start = " ".join([*variables, shlex.join([*_VLLM, _name_target(setup)])])
     return (" \\\n  " if line_per_flag else " ").join([start, *map(shlex.join, write_flags(setup))])
 
 
 def write_flags(setup: Setup) -> Iterator[list[str]]:
-    """Yield the words of each flag: the engine's arguments, the speculative config, and what no flag took."""
+    """Yield the words of each flag: engine arguments, the speculative config, and words without a flag."""
     release = _find_release(setup)
     rows, has_no_unset = release.table("flags"), Rulebook(release.version).holds("none-is-no-choice")
     for name, value in setup.args.items():

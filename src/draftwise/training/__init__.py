@@ -1,4 +1,4 @@
-"""Makes drafter weights and writes checkpoints that vLLM loads."""
+"""Trains drafters and writes checkpoints that vLLM loads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ __all__ = ["get_training"]
 
 
 def get_training(name: str) -> type[DrafterTraining]:
-    """Return the training class of a method; it is imported, and torch with it, only now."""
+    """Return the training class of a method. Imports it, and torch, only now."""
     training: type[DrafterTraining] = get_method(name).load("trainer")
     return training

@@ -1,10 +1,10 @@
-"""Training of drafters that draft token by token: unrolled along the text, as they run at inference.
+"""Trains drafters that draft token by token, unrolled along the text as at inference.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, J draft positions, H hidden size,
 F width of the target's auxiliary hidden states, U draft vocabulary, V vocabulary, D half of the head dimension.
 
-Row r of step j belongs to the draft made when the tokens 0..r + 1 are known. As at inference, its input is token
-r + 1 + j, its position is r + j, and it predicts token r + 2 + j: its label.
+Row r of step j belongs to the draft made when tokens 0..r + 1 are known. As at inference, its input is token r + 1 + j,
+its position is r + j, and its label is token r + 2 + j.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from draftwise.training.method import Blueprint, DrafterTraining, DraftLoss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledStep:
-    """Outputs of one unrolled step, a row for each draft."""
+    """Outputs of one unrolled step, one row per draft."""
 
     hidden_BRH: Tensor
     """Hidden states for the head."""
@@ -38,8 +38,8 @@ class ChainNetwork(nn.Module):
     """A drafter's network: maps rows of (token, state before it) to the head's input and the next row's state.
 
     Args:
-        embedding_VH: the target's, frozen.
-        layers: decoder layers; the first one reads the output of `stem`.
+        embedding_VH: the target's embedding, frozen.
+        layers: decoder layers. The first one reads the output of `stem`.
     """
 
     embedding_VH: Tensor
@@ -66,11 +66,11 @@ class ChainNetwork(nn.Module):
 
     @abstractmethod
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream that enters the first layer, and the input of its attention."""
+        """Return the first layer's incoming residual stream and attention input."""
 
     @abstractmethod
     def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's input and the next row's state, given the stream that leaves the last layer."""
+        """Return the head's input and the next row's state, from the last layer's output."""
 
     def forward(
         self, embedded_BRH: Tensor, carry_BRH: Tensor, rotations: Rotations, past: Sequence[Sequence[KeyValue]]
@@ -78,12 +78,12 @@ class ChainNetwork(nn.Module):
         """Run one unrolled step.
 
         Args:
-            embedded_BRH: the rows' tokens.
-            carry_BRH: their states.
-            past: for each layer, keys and values of the steps before.
+            embedded_BRH: embeddings of the rows' tokens.
+            carry_BRH: states of the rows.
+            past: keys and values of earlier steps, per layer.
 
         Returns:
-            hidden_BRH and carry_BRH, see `UnrolledStep`, and each layer's new keys and values.
+            hidden_BRH and carry_BRH (see `UnrolledStep`), and each layer's new keys and values.
         """
         x_BRH, normed = self.stem(embedded_BRH, carry_BRH)
         new = []
@@ -99,8 +99,8 @@ class ChainTraining(DrafterTraining):
     """A drafter that drafts token by token.
 
     Args:
-        options: its own; of these `num_speculative_tokens`, the draft positions that are learned, and `discount`, the
-            weight of a position's loss relative to the position before.
+        options: the method's options. `num_speculative_tokens` is the number of learned draft positions, and `discount`
+            the weight of a position's loss relative to the previous one.
     """
 
     network: ChainNetwork
@@ -119,7 +119,7 @@ class ChainTraining(DrafterTraining):
         return score(batch, *self._teach(batch, states, steps, hidden))
 
     def compile(self) -> None:
-        """Compile the parts that all steps share: unrolled into one graph they would take minutes to compile."""
+        """Compile the parts that all steps share: one unrolled graph would take minutes to compile."""
         super().compile()
         self.network.compile_parts()
 
@@ -177,7 +177,7 @@ class ChainTraining(DrafterTraining):
 
     @property
     def head_UH(self) -> Tensor:
-        """The head of the drafter: the target's own."""
+        """The drafter's head: the target's."""
         return self._target.head_VH
 
     def _answers(self, _batch: TokenBatch, states: States) -> Answers:

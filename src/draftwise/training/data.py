@@ -1,4 +1,4 @@
-"""Training samples: read or answered by the target, as flat arrays, in a reproducible order.
+"""Training samples, read from files or answered by the target, as flat arrays in a reproducible order.
 
 Samples come from text and JSON lines; the target's own answers come from the embedded engine.
 
@@ -37,7 +37,7 @@ from draftwise.training.training_progress import Bar, show_bar
 from draftwise.workloads.workload_rows import open_plain, read_objects
 
 _PIECE = 2**16
-"""Characters of plain text tokenized at a time, up to the next line end."""
+"""Characters of plain text to tokenize at a time, up to the next line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TextSample:
 
     tokens: NDArray[np.int32]
     num_prompt: int
-    """0: no prompt, all is learned; as many as there are tokens: a prompt without an answer."""
+    """Number of prompt tokens. 0: no prompt, all tokens are learned; all tokens: a prompt without an answer."""
 
 
 def read_samples(
@@ -60,7 +60,7 @@ def read_samples(
       without `num_prompt`. A sample that is too long loses its end; a prompt without an answer loses its start.
 
     Raises:
-        InvalidSetup: a file is missing or of an unknown kind, or a line is invalid.
+        InvalidSetup: a file is missing or of an unknown type, or a line is invalid.
     """
     for path in map(Path, paths):
         kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
@@ -154,23 +154,23 @@ def _sample(tokens: list[int], num_prompt: int) -> TextSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """How the target answers."""
+    """Settings for the target's answers."""
 
     temperature: float = 0.0
     max_tokens: int = 256
     seed: int = 0
     max_num_seqs: int = 256
-    """Maximum number of prompts that are answered together."""
+    """Maximum number of prompts answered together."""
     gpu_memory_utilization: float = 0.9
-    """Share of the GPU's memory; several processes may share one."""
+    """Share of the GPU's memory. Several processes may share one GPU."""
 
 
 def cut_prompts(samples: Sequence[TextSample], *, num_tokens: int, room: int) -> list[TextSample]:
     """Return the samples' prompts without answers and without duplicates.
 
     Args:
-        samples: of one without a prompt the first `num_tokens` tokens are taken.
-        room: longest prompt; longer ones lose their start.
+        samples: samples; without a prompt, the first `num_tokens` tokens count as prompt.
+        room: maximum prompt length; longer ones lose their start.
     """
     prompts: dict[bytes, TextSample] = {}
     for sample in samples:
@@ -189,13 +189,13 @@ def answer(
     progress: Progress,
     ranks: Ranks = ALONE,
 ) -> list[TextSample]:
-    """Return each prompt with the target's answer to it, end token included.
+    """Return each prompt with the target's answer, including the end token.
 
-    Answers are written to `folder` as they come, and those already there are not computed again, so a run that was
-    stopped resumes where it was.
+    Answers are written to `folder` as they arrive, and existing ones are not computed again, so an interrupted run
+    resumes.
 
     Args:
-        ranks: each answers its share of the prompts, and writes a file of its own.
+        ranks: processes; each answers its share of the prompts and writes a separate file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = f"{settings.temperature}-{settings.max_tokens}-{settings.seed}"
@@ -286,7 +286,7 @@ _SHORTEST_ROW = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Sample i is tokens_N[offsets_S[i] : offsets_S[i + 1]]; what comes from starts_S[i] on is learned."""
+    """Sample i is tokens_N[offsets_S[i] : offsets_S[i + 1]]. Tokens from starts_S[i] on are learned."""
 
     tokens_N: NDArray[np.int32]
     offsets_S: NDArray[np.int64]
@@ -294,7 +294,7 @@ class Corpus:
 
     @classmethod
     def from_samples(cls, samples: Iterable[TextSample]) -> Corpus:
-        """Return the corpus of samples, without those that have nothing to learn."""
+        """Return the corpus of samples, without those that have no tokens to learn."""
         kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNED)]
         lengths = np.array([0, *(len(each.tokens) for each in kept)], np.int64)
         tokens_N = np.concatenate([each.tokens for each in kept]) if kept else np.zeros(0, np.int32)
@@ -316,24 +316,24 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """A hash of the content: what identifies this corpus."""
+        """A hash of the content, which identifies this corpus."""
         hashed = hashlib.sha256()
         for array in (self.tokens_N, self.offsets_S, self.starts_S):
             hashed.update(np.ascontiguousarray(array).tobytes())
         return hashed.hexdigest()[:16]
 
     def count_learned(self, vocab_size: int) -> NDArray[np.int64]:
-        """Return how often each token occurs in what is learned, [V]."""
+        """Return the number of occurrences of each token in learned parts, [V]."""
         places_N = np.arange(self.num_tokens) - np.repeat(self.offsets_S[:-1], self.lengths)
         learned_N = places_N >= np.repeat(self.starts_S, self.lengths)
         return np.bincount(self.tokens_N[learned_N], minlength=vocab_size)
 
 
 def split(samples: list[TextSample], share: float, *, most_tokens: int) -> tuple[list[TextSample], list[TextSample]]:
-    """Return the samples to learn and those held out: about `share` of them, at least one.
+    """Return the samples to learn, and those held out: about `share` of them, at least one.
 
-    A hash of the prompt decides (of the whole text without one), so a sample stays on its side when others
-    come or go, and equal prompts go together. Held-out samples beyond `most_tokens` are left out.
+    A hash of the prompt (or of the whole text) decides, so a sample stays on its side if others are added or removed,
+    and equal prompts stay together. Held-out samples beyond `most_tokens` are left out.
 
     Raises:
         InvalidSetup: there are fewer than two different samples.
@@ -356,7 +356,7 @@ def _place(sample: TextSample) -> float:
 
 
 def bucket_lengths(lengths_S: NDArray[np.int64], count: int, multiple: int) -> list[int]:
-    """Return at most `count` row lengths, multiples of `multiple`, that hold all samples with the least padding."""
+    """Return at most `count` row lengths, multiples of `multiple`, that minimize the padding of all samples."""
     sizes, numbers = np.unique(-(-lengths_S // multiple) * multiple, return_counts=True)
     below = np.concatenate([np.zeros(1, np.int64), numbers.cumsum()])
     best: list[tuple[float, list[int]]] = [(0.0, []), *[(np.inf, [])] * len(sizes)]
@@ -373,10 +373,10 @@ def bucket_lengths(lengths_S: NDArray[np.int64], count: int, multiple: int) -> l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRows:
-    """Which samples make up one batch."""
+    """The samples of one batch."""
 
     samples_B: NDArray[np.int64]
-    """-1: an empty row."""
+    """Sample of each row; -1: an empty row."""
     length: int
     """T."""
     num_learned: int
@@ -386,7 +386,7 @@ class BatchRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a run has come in its data."""
+    """A run's position in its data."""
 
     step: int = 0
     taken: tuple[int, ...] = ()
@@ -394,16 +394,16 @@ class Position:
 
 
 class SampleOrder:
-    """The order in which samples are learned: a function of the seed and the position, and of nothing else.
+    """The order in which samples are learned, determined only by the seed and the position.
 
-    Samples of about the same length share batches of `batch_tokens` tokens. Each step takes its batches from one bucket
-    of lengths; each bucket is shuffled anew whenever it has been used up.
+    Samples of similar length share batches of `batch_tokens` tokens. Each step takes its batches from one length
+    bucket. A bucket is reshuffled once it is used up.
 
     Args:
-        batch_tokens: tokens of one batch, padding included; at least one sample.
-        accumulate: batches of one step.
-        lengths: row lengths; None: those that fit the corpus best. Each costs a compilation. A longer one is added if
-            the corpus needs it.
+        batch_tokens: tokens per batch, padding included; at least one sample.
+        accumulate: batches per step.
+        lengths: row lengths. None: those that fit the corpus best. Each costs a compilation. A longer one is added if
+            necessary.
     """
 
     def __init__(
@@ -470,7 +470,7 @@ class SampleOrder:
 
 
 class Feed:
-    """Makes batches on a device; the corpus is kept there too if it takes little of its memory."""
+    """Makes batches on a device. The corpus is kept there, too, if it takes little memory."""
 
     def __init__(self, corpus: Corpus, device: torch.device) -> None:
         self.corpus, self._device = corpus, device

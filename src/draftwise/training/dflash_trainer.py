@@ -1,4 +1,4 @@
-"""DFlash: learns to predict a whole block of masked tokens at once (arXiv 2602.06036).
+"""Trains DFlash, which predicts a whole block of masked tokens at once (arXiv 2602.06036).
 
 Shape letters: B sequences, T tokens, N anchors of a sequence, K masks of a block, Q = N * (K + 1) query rows of a
 sequence, M = B * N * K masks, H hidden size, F width of the auxiliary states, V vocabulary, A attention heads, D half
@@ -42,11 +42,11 @@ class _Blocks:
     anchors_BN: Tensor
     """int64 position of each block's known token."""
     places_BNK: Tensor
-    """int64 position of each mask; may be past the end of the sequence."""
+    """int64 position of each mask; may be beyond the end of the sequence."""
     sizes_BN: Tensor
-    """int64 masks of each block; those behind are not seen, and not learned."""
+    """int64 number of masks of each block. Later ones are neither visible nor learned."""
     learned_BNK: Tensor
-    """bool: the masks whose tokens exist and are learned, in blocks that count."""
+    """bool: masks whose tokens exist and are learned, in blocks that count."""
 
 
 class _Network(nn.Module):
@@ -78,7 +78,7 @@ class _Network(nn.Module):
             tokens_BQ: anchors and masks.
             features_BTF: the target's auxiliary hidden states.
             context_rotations: of the positions 0..T - 1.
-            mask_BQS: bool, what each query row attends to: the T states, then the Q query rows.
+            mask_BQS: bool, positions that each query row attends to: the T states, then the Q query rows.
         """
         context_BTH = self.hidden_norm(self.fc(to_compute_dtype(features_BTF, self)))
         x_BQH = to_compute_dtype(F.embedding(tokens_BQ, self.embedding_VH), self)
@@ -92,10 +92,10 @@ class _Network(nn.Module):
 
 
 class DFlashTraining(DrafterTraining):
-    """Learns to predict the tokens after an anchor, all at once, from many anchors of each sequence.
+    """Trains to predict all tokens after an anchor at once, from many anchors per sequence.
 
-    The loss is the paper's: cross entropy whose weights decay from mask to mask, since a draft token is accepted only
-    if those before it are.
+    The loss is the paper's cross entropy with weights that decay from mask to mask, because a draft token is accepted
+    only if all earlier ones are.
     """
 
     name: ClassVar[str] = "dflash"
@@ -136,7 +136,7 @@ class DFlashTraining(DrafterTraining):
             layer.compile_parts()
 
     def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
-        """Draft from some positions of each sequence; only these are counted."""
+        """Draft from some positions of each sequence. Only these count."""
         blocks = self.draw_blocks(batch)
         hidden_BNKH = self.fill_in(batch, states, blocks)
         places_BNK = blocks.places_BNK.clamp(max=batch.tokens_BT.shape[1] - 1)
@@ -157,7 +157,7 @@ class DFlashTraining(DrafterTraining):
         )
 
     def draw_blocks(self, batch: TokenBatch) -> _Blocks:
-        """Choose anchors whose next token is learned: at random, or evenly where nothing is learned."""
+        """Choose anchors whose next token is learned: at random while training, evenly while evaluating."""
         num_tokens, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
         fits_BT = F.pad(batch.learned_BT[:, 2:], (1, 1))
         if torch.is_grad_enabled():
@@ -222,7 +222,7 @@ class DFlashTraining(DrafterTraining):
         return Answers(states_MH=states_BMH.flatten(0, 1), head_UH=self._target.head_VH)
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `DFlashDraftModel`; embedding and head are the target's."""
+        """Write the drafter as vLLM's `DFlashDraftModel`. Embedding and head are the target's."""
         config = self._blueprint.config(architecture="DFlashDraftModel", model_type="qwen3") | {
             "block_size": self._num_masks + 1,
             "dflash_config": {

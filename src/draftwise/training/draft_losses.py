@@ -1,4 +1,4 @@
-"""Losses of drafts: rows aligned with their labels, and cross entropy over a vocabulary without storing all logits.
+"""Losses for drafts: aligns rows with labels, and computes cross entropy over a vocabulary without storing all logits.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, M labels or rows of all sequences,
 C rows of a chunk, J draft positions, H hidden size, U tokens of the draft vocabulary, V vocabulary.
@@ -22,11 +22,11 @@ from draftwise.training.layers import choose_compiled
 from draftwise.training.method import DraftLoss
 
 _CHUNK_VALUES = 2**25
-"""Number of logits in memory at a time."""
+"""Maximum number of logits in memory at a time."""
 
 
 def align(x_BRH: Tensor, step: int) -> Tensor:
-    """Move a step's rows to their labels, [B, L, H]; labels too early for a draft of this length get zeros."""
+    """Align a step's rows with their labels, [B, L, H]. Labels too early for a draft of this length get zeros."""
     return F.pad(x_BRH[:, : x_BRH.shape[1] - 1 - step], (0, 0, step, 0))
 
 
@@ -34,8 +34,8 @@ def weigh(learned_BL: Tensor, num_positions: int, discount: float) -> Tensor:
     """Return the weight of each label at each draft position, [J, B, L]; the weights sum to 1.
 
     Args:
-        learned_BL: bool, which labels are learned.
-        discount: weight of a draft position, relative to the position before.
+        learned_BL: bool, whether each label is learned.
+        discount: weight of a draft position relative to the previous one.
     """
     rows = []
     for j in range(num_positions):
@@ -45,7 +45,7 @@ def weigh(learned_BL: Tensor, num_positions: int, discount: float) -> Tensor:
 
 
 def answer_as_target(states: States, head_UH: Tensor) -> Answers:
-    """Return the target's distribution at each label, over the vocabulary of these rows of its head."""
+    """Return the target's distribution at each label, over the vocabulary of the given head rows."""
     return Answers(states_MH=states.final_BTH[:, 1:-1].flatten(0, 1), head_UH=head_UH)
 
 
@@ -55,7 +55,7 @@ def answer_as_text(batch: TokenBatch) -> Answers:
 
 
 def score(batch: TokenBatch, loss: Tensor, picks_JBL: Tensor) -> DraftLoss:
-    """Return loss and hits, given the most probable token at each label, in the target's ids."""
+    """Return loss and hits, given the most probable token at each label as target id."""
     hits_JBL = picks_JBL == batch.tokens_BT[:, 2:]
     positions = range(len(picks_JBL))
     return DraftLoss(
@@ -78,9 +78,9 @@ def learn_labels(
     """Return the loss of a drafter that drafts over the target's own vocabulary.
 
     Args:
-        heads: [V, H'] each; one for all draft positions or one for each.
+        heads: [V, H'] each; one for all draft positions, or one per position.
         target_head_VH: the target's head, to learn its distribution; None to learn the text's tokens.
-        discount: weight of a draft position's mean cross entropy, relative to the position before.
+        discount: weight of a draft position's mean cross entropy relative to the previous one.
         fuse: see `compute_vocabulary_loss`.
     """
     rows = [align(hidden_BRH, j).flatten(0, 1) for j, hidden_BRH in enumerate(hidden_JBRH)]
@@ -100,10 +100,10 @@ def learn_labels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a row should predict: the target's distribution, or one token."""
+    """The label of a row: the target's distribution, or one token."""
 
     states_MH: Tensor | None = None
-    """The target's states after its final norm, whose logits are the distribution to learn."""
+    """The target's states after its final norm; their logits give the distribution to learn."""
     head_UH: Tensor | None = None
     """The rows of the target's head for the draft vocabulary."""
     tokens_M: Tensor | None = None
@@ -115,9 +115,9 @@ def compute_vocabulary_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of cross entropies, and the most probable tokens [J, M] in the draft vocabulary.
 
-    All draft positions of a row share its answer, which is therefore computed once. Gradients reach `hidden_JMH` and
-    `head_UH`; they are computed with the losses, chunk by chunk, so that no logits are kept for the backward pass.
-    BatchRows without any weight (prompts, padding) are left out, and their tokens mean nothing.
+    All draft positions of a row share its answer, which is computed once. Gradients reach `hidden_JMH` and `head_UH`.
+    They are computed with the losses, chunk by chunk, so no logits are kept for the backward pass. Rows without weight
+    (prompts, padding) are left out; their tokens are meaningless.
 
     Args:
         hidden_JMH: for each draft position, the head's input.

@@ -1,4 +1,4 @@
-"""A small language model with the target's vocabulary, distilled from it; drafts token by token or in parallel (PARD).
+"""Distills the target into a small language model of the same vocabulary; drafts token by token or in parallel (PARD).
 
 Distillation towards the target's distribution: DistillSpec (Zhou et al. 2023, arXiv 2310.08461), forward divergence.
 Parallel draft tokens and conditional dropping of masks: PARD (An et al. 2025, arXiv 2504.18583).
@@ -38,7 +38,7 @@ class _Rows:
     anchors_R: Tensor
     depths_R: Tensor
     mask_RR: Tensor | None
-    """bool: which rows attend to which; None: causal."""
+    """bool: whether a row attends to another; None: causal."""
 
     @property
     def positions(self) -> Tensor:
@@ -46,7 +46,7 @@ class _Rows:
 
 
 class DraftModelTraining(DrafterTraining):
-    """Trains a Llama from scratch, or any causal model of the same vocabulary from a checkpoint."""
+    """Trains a Llama from scratch, or any causal model with the same vocabulary from a checkpoint."""
 
     name: ClassVar[str] = "draft_model"
     learning_rate: ClassVar[float] = 4e-3
@@ -72,12 +72,12 @@ class DraftModelTraining(DrafterTraining):
 
     @classmethod
     def build(cls, target: FrozenTarget, options: Mapping[str, Any]) -> DraftModelTraining:
-        """Return a new model, or the one of a checkpoint."""
+        """Return a new model, or one from a checkpoint."""
         model = _load(options["init"], target) if options["init"] else _make(target, options)
         return cls(target, options, model.float().to(target.device))
 
     def compile(self) -> None:
-        """Compile the decoder layers, which share one graph for each shape, and the loss in part."""
+        """Compile the decoder layers, which share one graph per shape, and parts of the loss."""
         super().compile()
         for layer in self.network.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)

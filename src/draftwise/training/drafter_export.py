@@ -1,8 +1,8 @@
-"""Writes trained drafters, converts them to the format that a server needs, and loads the result before use.
+"""Writes trained drafters, converts them to a server's format, and loads the result to verify it.
 
-MTP modules are joined with the target they were trained for: the whole checkpoint that vLLM serves with method `mtp`.
-Of vLLM's architectures with such modules, MiMo is the simplest: Qwen2, whose q, k and v have biases. A target without
-biases is written with biases of zero.
+MTP modules are joined with their target into the checkpoint that vLLM serves with method `mtp`. Among vLLM's
+architectures with such modules, MiMo is the simplest: Qwen2 with biases of q, k and v. A target without biases gets
+zero biases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from draftwise.knowledge.methods import Method
 
 FORMATS = ("vllm", "speculators")
 _NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
-"""Keys of a config.json that hold how many heads a drafter has, where each drafts one token."""
+"""Keys of config.json with a drafter's number of heads, if each drafts one token."""
 _SHARD_BYTES = 4 * 2**30
 _COPIED = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -46,11 +46,11 @@ _BIASED = ("q_proj", "k_proj", "v_proj")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedDrafter:
-    """An exported drafter, and how to serve it."""
+    """An exported drafter, with its serving settings."""
 
     out: str
     model: str
-    """What to serve."""
+    """Model to serve."""
     speculative_config: dict[str, Any]
 
 
@@ -62,13 +62,13 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     others in the plain layout.
 
     Args:
-        out: a directory that does not exist; it is created once the result has been loaded successfully.
-        target: checkpoint that it was trained for.
+        out: new directory, created only after the result was loaded successfully.
+        target: checkpoint that the drafter was trained for.
         layout: one of FORMATS.
-        k: draft tokens per step in a server; None: as many as the drafter has heads or was trained for, or 3.
+        k: draft tokens per step in a server. None: the drafter's number of heads or trained positions, else 3.
 
     Raises:
-        InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` exists.
+        InvalidSetup: the drafter is incomplete, belongs to another target, has no such format, or `out` exists.
     """
     check_identity(drafter, target)
     checkpoint = CheckpointReader(drafter)
@@ -167,10 +167,10 @@ def _companions(tensors: Mapping[str, Tensor], target: CheckpointReader) -> dict
 
 
 def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
-    """Make sure that a target can be written as a MiMo checkpoint with the same outputs.
+    """Check that a target can be written as a MiMo checkpoint with the same outputs.
 
     Raises:
-        InvalidSetup: it cannot; all reasons are given.
+        InvalidSetup: it cannot; gives all reasons.
     """
     family = get_family(config, where=where)
     shape = ModelShape.from_hf_config(config, where=where)
@@ -199,7 +199,7 @@ def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | P
     Args:
         target_path: the target's checkpoint.
         modules_path: the exported modules: `model.mtp_layers.*` only.
-        out: a directory that does not exist; it is created once it is complete.
+        out: new directory, created only once complete.
 
     Raises:
         InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` exists.
@@ -255,7 +255,7 @@ def _tensors(target: CheckpointReader, modules: CheckpointReader) -> Iterator[tu
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path, most_bytes: int) -> None:
-    """Write tensors by name to files of limited size (a larger tensor has its own), and their index."""
+    """Write named tensors to files of limited size (a larger tensor gets its own file), with an index."""
     shards: list[list[str]] = []
     total, held, held_bytes = 0, dict[str, Tensor](), 0
 
@@ -285,7 +285,7 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write config.json and model.safetensors.
 
     Args:
-        tensors: floating-point ones are stored in `dtype`, others unchanged.
+        tensors: floating-point tensors are stored in `dtype`, others unchanged.
     """
     stored = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
@@ -297,7 +297,7 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Provide a folder to write to, which becomes `out` if the block completes.
+    """Yield a folder to write to, which becomes `out` if the block completes.
 
     Raises:
         InvalidSetup: `out` exists.
@@ -314,7 +314,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
-    """Load a model and its drafter in the same way as a serving engine.
+    """Load a model and its drafter as a serving engine does.
 
     Raises:
         InvalidSetup: the files are incomplete or inconsistent.
@@ -325,7 +325,7 @@ def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
 
 
 def read_tensor(checkpoint: CheckpointReader, name: str) -> Tensor:
-    """Return a tensor of a checkpoint in the shape that it has there."""
+    """Return a tensor of a checkpoint in its stored shape."""
     shape = checkpoint.shape_of(name)
     assert shape is not None, name
     return checkpoint.read(name, shape)

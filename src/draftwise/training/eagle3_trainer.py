@@ -1,4 +1,4 @@
-"""EAGLE-3: learns to draft from hidden states of the target at several depths (Li et al. 2025, arXiv 2503.01840).
+"""Trains EAGLE-3, which drafts from hidden states of the target at several depths (Li et al. 2025, arXiv 2503.01840).
 
 With `parallel` it becomes P-EAGLE, which drafts all tokens in one pass (arXiv 2602.01469).
 
@@ -71,10 +71,10 @@ class _Network(ChainNetwork):
 
 
 class Eagle3Training(ChainTraining):
-    """Learns the target's distributions on its own draft tokens ("training-time test").
+    """Trains on the drafter's own draft tokens to match the target's distributions ("training-time test").
 
-    The loss is the cross entropy against the target's distribution over the draft vocabulary, for each of its
-    draft tokens; labels outside that vocabulary are not learned.
+    The loss is the cross entropy to the target's distribution over the draft vocabulary, for each draft token. Labels
+    outside that vocabulary are not learned.
     """
 
     name: ClassVar[str] = "eagle3"
@@ -159,7 +159,7 @@ class Eagle3Training(ChainTraining):
 
     @property
     def head_UH(self) -> Tensor:
-        """The drafter's own head, for its own vocabulary, or the target's."""
+        """The drafter's own head for its own vocabulary, or else the target's."""
         return self.network.lm_head.weight if self._owns_head else self._teacher_head_UH
 
     def _answers(self, _batch: TokenBatch, states: States) -> Answers:
@@ -169,7 +169,7 @@ class Eagle3Training(ChainTraining):
         return self._target_ids_U[tokens]
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `LlamaForCausalLMEagle3`; the embedding is the target's."""
+        """Write the drafter as vLLM's `LlamaForCausalLMEagle3`. The embedding is the target's."""
         target_ids_U = self._target_ids_U
         config = self._blueprint.config(architecture="LlamaForCausalLMEagle3", model_type="llama") | {
             "draft_vocab_size": len(target_ids_U),

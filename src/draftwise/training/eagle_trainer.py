@@ -1,4 +1,4 @@
-"""EAGLE: learns to extrapolate the target's last hidden state (Li et al. 2024, arXiv 2401.15077).
+"""Trains EAGLE, which extrapolates the target's last hidden state (Li et al. 2024, arXiv 2401.15077).
 
 Shape letters: B sequences, T tokens, R rows of a sequence, L labels, J draft positions, H hidden size.
 """
@@ -32,7 +32,7 @@ class _Network(ChainNetwork):
         self.fc = make_linear(2 * shape.hidden_size, shape.hidden_size)
 
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the first layer, which norms nothing."""
+        """Return the input of the first layer, which has no input norm."""
         x_BRH = self.fc(torch.cat((embedded_BRH, carry_BRH), dim=-1))
         return x_BRH, x_BRH
 
@@ -42,7 +42,7 @@ class _Network(ChainNetwork):
 
 
 class EagleTraining(ChainTraining):
-    """Learns the target's next state and the distribution that follows from it.
+    """Trains to predict the target's next state and its distribution.
 
     The loss is the paper's: smooth L1 between states, plus 0.1 of the cross entropy between the distributions. With
     more than one draft token the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
@@ -89,6 +89,6 @@ class EagleTraining(ChainTraining):
         return loss, picks_JBL
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `EagleLlamaForCausalLM`; embedding and head are the target's."""
+        """Write the drafter as vLLM's `EagleLlamaForCausalLM`. Embedding and head are the target's."""
         config = self._blueprint.config(architecture="EagleLlamaForCausalLM", model_type="llama")
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)

@@ -1,4 +1,4 @@
-"""The frozen target: hidden states of whole sequences, through transformers.
+"""The frozen target: computes hidden states of whole sequences with transformers.
 
 Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size, V vocabulary.
 """
@@ -29,22 +29,22 @@ class TokenBatch:
     tokens_BT: Tensor
     """int64, padded on the right."""
     valid_BT: Tensor
-    """bool: not padding."""
+    """bool: False for padding."""
     learned_BT: Tensor
-    """bool: tokens of answers; only predictions of these are learned and counted."""
+    """bool: tokens of answers. Only predictions of these are learned and counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """What the frozen target computed for a batch; no gradient flows into it.
+    """The frozen target's hidden states for a batch, without gradients.
 
-    Padding follows a sequence's tokens, and the target looks back only: states of tokens do not depend on it.
+    Padding follows a sequence's tokens, and the target attends only backward, so states do not depend on padding.
     """
 
     aux_BTH: tuple[Tensor, ...]
     """Hidden states in the order of the method's `aux_layers` (numbered as `Proposer.aux_layers` of the engine)."""
     final_BTH: Tensor
-    """States after the final norm. The target's logits for the token after t: its head applied to `final_BTH[:, t]`."""
+    """States after the final norm. The head applied to `final_BTH[:, t]` gives the logits of the token after t."""
 
 
 class FrozenTarget:
@@ -54,8 +54,8 @@ class FrozenTarget:
         model: a transformers model.
         path: its checkpoint directory.
         config: its config.json.
-        dtype: the checkpoint's own, in which drafters are stored; states may have a different one.
-        device: holds its weights.
+        dtype: the checkpoint's type, in which drafters are stored; states may differ.
+        device: device of its weights.
     """
 
     def __init__(self, model: Any, path: Path, config: dict[str, Any]) -> None:
@@ -80,12 +80,12 @@ class FrozenTarget:
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
-            dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
-            shard: whether the ranks divide the decoder layers' weights, and gather each layer's when it runs.
-            num_layers: decoder layers that are loaded; 0: embedding, final norm and head only. None: all.
+            dtype: compute type: `auto` (the checkpoint's), or a torch type or its name.
+            shard: whether ranks divide the decoder layers' weights and gather each layer when it runs.
+            num_layers: decoder layers to load; 0: only embedding, final norm and head. None: all.
 
         Raises:
-            InvalidSetup: there is no such checkpoint, or its family is not in `engine.families`.
+            InvalidSetup: the checkpoint does not exist, or its family is not in `engine.families`.
         """
         checkpoint = CheckpointReader(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
@@ -102,7 +102,7 @@ class FrozenTarget:
         return cls(model, checkpoint.path, checkpoint.config)
 
     def count_bytes(self) -> int:
-        """Return the bytes of the weights that this process keeps."""
+        """Return the bytes of this process's weights."""
         parts = (each.to_local() if isinstance(each, DTensor) else each for each in self.model.parameters())
         return sum(each.nbytes for each in parts)
 
@@ -118,7 +118,7 @@ class FrozenTarget:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers, loaded or not."""
+        """Number of decoder layers, loaded or not."""
         return int(self.config["num_hidden_layers"])
 
     @property
@@ -127,13 +127,13 @@ class FrozenTarget:
         return int(self.config["max_position_embeddings"])
 
     def compile(self) -> None:
-        """Compile each decoder layer by itself, for fixed shapes: the layers share one graph for each batch shape."""
+        """Compile each decoder layer separately, for fixed shapes. Layers share one graph per batch shape."""
         for layer in self.model.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
     def compute_states(self, batch: TokenBatch, aux_layers: Sequence[int]) -> States:
-        """Return the hidden states of a batch, in the dtype of the target's computations.
+        """Return the hidden states of a batch, in the target's compute type.
 
         Args:
             batch: on the target's device.

@@ -1,6 +1,6 @@
-"""Gets the target's hidden states: from this process for each batch, from disk, or from a vLLM server.
+"""Provides the target's hidden states: computed per batch, from disk, or from a vLLM server.
 
-vLLM's method `extract_hidden_states` writes files, which are read here.
+vLLM's method `extract_hidden_states` writes the files read here.
 
 Shape letters: B rows of a batch, T tokens of a row or a sample, N states of a token, F = N * H features of a token,
 H hidden size.
@@ -35,9 +35,9 @@ from draftwise.training.training_progress import show_bar
 
 _SHARD_BYTES = 2**28
 _AT_ONCE = 16
-"""Samples that the server is asked for at a time."""
+"""Number of samples to request at a time."""
 _MOST_DIFFERENCE = 0.05
-"""Largest relative difference between the server's states and ours; rounding to bfloat16 stays below."""
+"""Largest allowed relative difference between the server's states and ours; bfloat16 rounding stays below."""
 _CHECKED_TOKENS = 64
 
 
@@ -45,7 +45,7 @@ class StateSource(ABC):
     """Provides the hidden states of batches."""
 
     def prefetch(self, rows: Sequence[BatchRows]) -> None:  # noqa: B027 - not all have something to prepare
-        """Prepare the batches that are used next."""
+        """Prepare the next batches."""
 
     @abstractmethod
     def get_states(self, rows: BatchRows, batch: TokenBatch) -> States:
@@ -69,7 +69,7 @@ class _Layout:
 
     folder: Path
     firsts: tuple[int, ...]
-    """First sample of each shard, then the number of samples."""
+    """First sample of each shard, followed by the number of samples."""
 
     @classmethod
     def of(cls, folder: Path, corpus: Corpus, bytes_per_token: int) -> _Layout:
@@ -84,12 +84,12 @@ class _Layout:
 def write_states(
     corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path, progress: Progress, ranks: Ranks
 ) -> None:
-    """Compute the states of all samples, shard by shard, each rank its share; existing shards are kept.
+    """Compute the states of all samples in shards; each rank does its share. Existing shards are kept.
 
-    A token takes (auxiliary states + 1) * H values of the target's type.
+    Takes (auxiliary states + 1) * H values of the target's type per token.
 
     Raises:
-        InvalidSetup: the disk has too little free space.
+        InvalidSetup: the disk space is insufficient.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = _Layout.of(folder, corpus, _bytes_per_token(target, aux_layers))
@@ -134,10 +134,10 @@ def _compute(index: int, corpus: Corpus, feed: Feed, target: FrozenTarget, aux_l
 
 
 class GatheredStates(StateSource):
-    """Puts batches together from the states of samples, the next batches while the current ones are learned.
+    """Assembles batches from samples' states; prepares the next batches while the current ones train.
 
     Args:
-        aux_layers: which states, before the final one.
+        aux_layers: auxiliary states, before the final one.
     """
 
     def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class GatheredStates(StateSource):
         self._gathered: dict[bytes, Future[Tensor]] = {}
 
     def prefetch(self, rows: Sequence[BatchRows]) -> None:
-        """Start to gather them."""
+        """Start gathering the batches."""
         new = {each.samples_B.tobytes(): self._gatherer.submit(self._gather, each) for each in rows}
         self._gathered = new | self._gathered
 
@@ -172,7 +172,7 @@ class GatheredStates(StateSource):
 
 
 class DiskStates(GatheredStates):
-    """Reads what `write_states` wrote."""
+    """Reads the files of `write_states`."""
 
     def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], folder: Path) -> None:
         super().__init__(corpus, target, aux_layers)
@@ -195,15 +195,15 @@ class DiskStates(GatheredStates):
 
 
 class ServedStates(GatheredStates):
-    """Asks a server for the states of each sample when its batch is due; its files are deleted once they are read.
+    """Requests each sample's states from a server when its batch is due. Deletes the server's files after reading.
 
     Args:
-        target: the one that is served; of its weights only embedding, norm and head are used.
-        aux_layers: the states that the drafter reads; the server writes these and that which leaves the last layer.
-        url: of the server, with or without /v1.
+        target: the served target; uses only its embedding, norm and head.
+        aux_layers: states that the drafter reads. The server writes these and the last layer's output.
+        url: URL of the server, with or without /v1.
 
     Raises:
-        BackendError: it does not answer.
+        BackendError: the server does not answer.
     """
 
     def __init__(self, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int], url: str) -> None:
@@ -226,14 +226,14 @@ class ServedStates(GatheredStates):
 
 
 def check_served(url: str, corpus: Corpus, target: FrozenTarget, aux_layers: Sequence[int]) -> None:
-    """Make sure that a server writes the states that are asked for, by computing those of a short text here.
+    """Check a server's states by computing those of a short text here.
 
     Args:
-        target: whole, on any device.
+        target: complete target on any device.
 
     Raises:
-        InvalidSetup: it serves other weights, or writes the states of other layers.
-        BackendError: it does not answer, or writes nothing that can be read here.
+        InvalidSetup: the server has other weights, or writes other layers' states.
+        BackendError: the server does not answer, or its files are not readable here.
     """
     tokens = corpus.tokens_N[: min(int(corpus.lengths[0]), _CHECKED_TOKENS)].tolist()
     tokens_BT = torch.tensor([tokens], device=target.device)

@@ -1,4 +1,4 @@
-"""Trainable parts of drafters under the names that checkpoints use, and the attention of an unrolled drafter.
+"""Trainable parts of drafters with their checkpoint names, and the attention of an unrolled drafter.
 
 Shape letters: B sequences, R rows of a sequence, H hidden size, X width of an attention's input, A query heads,
 G key-value heads, D head dimension, I intermediate size.
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from draftwise.core import ModelShape
 
 KeyValue = tuple[Tensor, Tensor]
-"""Keys and values of one pass over a layer, [B, A, R, D] each: a head for each query head."""
+"""Keys and values of one pass over a layer, [B, A, R, D] each, with one head per query head."""
 Rotations = tuple[Tensor, Tensor]
 """Cosine and sine of the rows' positions, float32 [R, D / 2] or [B, R, D / 2] each."""
 _aten = torch.ops.aten
@@ -41,7 +41,7 @@ class Norm(nn.Module):
 
 
 def to_compute_dtype(x: Tensor, network: nn.Module) -> Tensor:
-    """Return x in the dtype of the network's computations: that of autocast, or of its parameters."""
+    """Return x in the network's compute type: autocast's, or that of its parameters."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(next(network.parameters()).dtype)
@@ -80,7 +80,7 @@ class _Attention(nn.Module):
         return self._rotate(q_BRA, self.q_norm, rotations), self._expand(k_BRG, v_BRG, rotations)
 
     def project_context(self, x_BRH: Tensor, rotations: Rotations) -> KeyValue:
-        """Return keys and values of rows that have no queries."""
+        """Return keys and values of rows without queries."""
         k, v = self.k_proj, self.v_proj
         fused = F.linear(x_BRH, torch.cat((k.weight, v.weight)))
         k_BRG, v_BRG = fused.split([k.out_features, v.out_features], dim=-1)
@@ -114,13 +114,13 @@ class _Mlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer of the Llama kind; its tensors are named as in Hugging Face checkpoints.
+    """A Llama decoder layer, with tensor names as in Hugging Face checkpoints.
 
     Args:
         num_in: width of the attention's input; None: the hidden size.
         input_norm: whether it norms its input; False if the caller does (EAGLE heads).
-        qkv_bias: biases of q, k and v (Qwen2).
-        qk_norm: norms of the heads of q and k (Qwen3).
+        qkv_bias: whether q, k and v have biases (Qwen2).
+        qk_norm: whether heads of q and k are normed (Qwen3).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class DecoderLayer(nn.Module):
         self.compiled = False
 
     def compile_parts(self) -> None:
-        """Compile everything but attention; all layers, and all steps of a chain, share the graphs."""
+        """Compile everything except attention. All layers, and all steps of a chain, share the graphs."""
         self.compiled = True
         self.self_attn.project = torch.compile(self.self_attn.project, dynamic=False)  # type: ignore[method-assign]
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
@@ -152,19 +152,19 @@ class DecoderLayer(nn.Module):
         """Run rows of one unrolled step (see `attend_chain`).
 
         Args:
-            x_BRH: the residual stream that enters.
-            normed_BRX: the input of attention.
-            past: keys and values of the steps before.
+            x_BRH: incoming residual stream.
+            normed_BRX: input of attention.
+            past: keys and values of earlier steps.
 
         Returns:
-            the residual stream that leaves, and the rows' keys and values.
+            the outgoing residual stream, and the rows' keys and values.
         """
         q_BARD, new = self.self_attn.project(normed_BRX, rotations)
         keys, values = zip(*past, new, strict=True)
         return self.finish(x_BRH, attend_chain(q_BARD, keys, values, fuse=self.compiled)), new
 
     def finish(self, x_BRH: Tensor, read_BARD: Tensor) -> Tensor:
-        """Return the residual stream that leaves, given the output of attention."""
+        """Return the outgoing residual stream, given the output of attention."""
         x_BRH = x_BRH + self.self_attn.o_proj(read_BARD.transpose(1, 2).flatten(-2))
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
 
@@ -183,8 +183,8 @@ def attend_chain(
 
     Args:
         q_BARD: queries of step j.
-        keys_BARD: keys of the steps 0..j, with a head for each query head.
-        values_BARD: their values.
+        keys_BARD: keys of steps 0..j, one head per query head.
+        values_BARD: values of steps 0..j.
         fuse: whether to compile the operations around the kernel.
     """
     if len(keys_BARD) == 1:
@@ -304,5 +304,5 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def choose_compiled(function: _F, *, fuse: bool) -> _F:
-    """Return the function, or with `fuse` its compiled form: a few kernels instead of one for each operation."""
+    """Return the function, or with `fuse` its compiled form, with a few kernels instead of one per operation."""
     return _compiled(function) if fuse else function  # type: ignore[return-value]

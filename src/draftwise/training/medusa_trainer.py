@@ -54,7 +54,7 @@ class _Network(nn.Module):
 
 
 class MedusaTraining(DrafterTraining):
-    """Trains the heads on the frozen target; initially all of them predict what its own head does."""
+    """Trains the heads on the frozen target. Initially, they all predict the same as its own head."""
 
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
@@ -83,7 +83,7 @@ class MedusaTraining(DrafterTraining):
         ).to(target.device)
 
     def compile(self) -> None:
-        """Compile the blocks, and parts of the loss."""
+        """Compile the blocks and parts of the loss."""
         super().compile()
         self.network.forward = torch.compile(self.network.forward, dynamic=False)
 

@@ -1,4 +1,4 @@
-"""Defines the interface of every trainable drafter: its target, its options, the loss of a batch, its checkpoint.
+"""Defines the interface of every trainable drafter: target, options, loss of a batch, checkpoint.
 
 Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size of the target, V vocabulary.
 """
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
-"""Keys of the target's config.json that its drafters share."""
+"""Keys of the target's config.json that drafters copy."""
 _MASK_OPTION = "mask_token_id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """Dimensions, rotations and epsilon of a drafter's layers: the target's, but for depth, MLP and key-value heads."""
+    """Dimensions, rotary settings and epsilon of a drafter: the target's, except depth, MLP and key-value heads."""
 
     shape: ModelShape
     eps: float
     rope: Rope
     dtype: torch.dtype
-    """The target's, in which the drafter is stored."""
+    """The target's type, in which the drafter is stored."""
     carried: dict[str, Any]
-    """Entries of the target's config.json that its drafters repeat."""
+    """Entries copied from the target's config.json."""
 
     @classmethod
     def for_target(
@@ -52,12 +52,12 @@ class Blueprint:
         """Return the blueprint of a drafter.
 
         Args:
-            intermediate_size: width of their MLP; 0: the target's.
-            num_key_value_heads: of their attention; 0: the target's.
+            intermediate_size: width of the MLP; 0: the target's.
+            num_key_value_heads: key-value heads; 0: the target's.
 
         Raises:
-            InvalidSetup: the target's config.json lacks a dimension, or has rotations of an unknown kind; or its
-                attention heads cannot share that many key-value heads.
+            InvalidSetup: the target's config.json lacks a dimension or has unknown rotary settings, or the number of
+                key-value heads does not divide its attention heads.
         """
         config, where = target.config, str(target.path / "config.json")
         shape = ModelShape.from_hf_config(config, where=where)
@@ -82,7 +82,7 @@ class Blueprint:
         )
 
     def config(self, *, architecture: str, model_type: str) -> dict[str, Any]:
-        """Return the layers' part of config.json, without relying on defaults, which differ between libraries."""
+        """Return the layers' part of config.json, with no reliance on defaults, which differ between libraries."""
         shape = self.shape
         return {
             "architectures": [architecture],
@@ -106,20 +106,20 @@ class Blueprint:
 
 
 def usual_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Return EAGLE-3's 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these."""
+    """Return EAGLE-3's layers 2, L / 2 and L - 3, or their substitutes in a shallow target."""
     usual = usual_layers(num_layers)
     return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)
 
 
 def even_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Return DFlash's five layers, evenly from the second to the third from the end."""
+    """Return DFlash's five layers, spaced evenly from the second to the third-last."""
     first = min(2, num_layers)
     last = max(num_layers - 2, first)
     return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
 
 
 def check_aux_layers(wanted: tuple[int, ...], target: FrozenTarget) -> tuple[int, ...]:
-    """Return the layers in ascending order without doubles, as vLLM hands their states over.
+    """Return the layers in ascending order without duplicates, as vLLM passes their states.
 
     Args:
         wanted: numbered as `Proposer.aux_layers`, up to the target's L layers.
@@ -153,39 +153,39 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLoss:
-    """Loss and correct predictions of one batch."""
+    """Loss and hits of one batch."""
 
     loss: Tensor
-    """Scalar with gradient, a mean over the learned tokens (accumulated batches are weighted by their number)."""
+    """Scalar with gradient: mean over learned tokens (accumulated batches are weighted by their number)."""
     hits: tuple[Tensor, ...]
     """For each draft position j: bool [B, T], whether the drafter, given the tokens up to t, predicts token t + 1 + j
-    correctly, whether or not the earlier draft positions are correct. Teacher forcing along the batch's own text, which
-    is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
-    acceptance rate of draft position j at temperature 0.
+    correctly, regardless of earlier draft positions. Uses teacher forcing along the batch's text. With on-policy data,
+    that is the target's answer, so the share of t whose hits 0..j are all true is the acceptance rate of position j at
+    temperature 0.
 
-    Only read without gradient: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
+    Read only without gradients: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
     counted: tuple[Tensor, ...]
     """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting; its type is that of its default."""
+    """One option. Its type is that of its default."""
 
     name: str
     default: bool | int | float | str | tuple[int, ...]
-    """A tuple is given as text with commas."""
+    """Default value. Tuples are written as comma-separated text."""
     help: str
-    """What it does, and the source of its default."""
+    """Effect of the option, and the source of its default."""
     _: KW_ONLY
     least: float | None = None
     choices: tuple[str, ...] = ()
 
     def read(self, value: Any) -> Any:
-        """Return a value, or the text of one, in the option's type.
+        """Convert a value, or its text, to the option's type.
 
         Raises:
-            ValueError: its type or value is not allowed; the message says what is.
+            ValueError: the type or value is not allowed. The message gives the allowed ones.
         """
         parsed = self._parse(value)
         if self.choices and parsed not in self.choices:
@@ -210,7 +210,7 @@ class Option:
 
 
 def learn_from(text: str) -> Option:
-    """Return the option on what heads learn that the papers taught with the text alone; `text` says how theirs do."""
+    """Return the label option of heads whose papers used text alone; `text` describes the paper's choice."""
     return Option(
         "learn_from",
         "distribution",
@@ -223,10 +223,10 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
     """Return a value for every declared option.
 
     Args:
-        given: values by name, as text or in their own type.
+        given: values by name, as text or in their type.
 
     Raises:
-        InvalidSetup: a name is not declared, or a value is not allowed.
+        InvalidSetup: a name is unknown, or a value is not allowed.
     """
     options = {option.name: option for option in declared}
     values = {name: option.default for name, option in options.items()}
@@ -254,18 +254,17 @@ class DrafterTraining(ABC):
     name: ClassVar[str]
     """vLLM's name of the method."""
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
-    """Its settings; each becomes a flag of `draftwise train METHOD`, in addition to those of the run (`TrainSettings`:
-    steps, lr, seed ...), whose names are taken. `num_speculative_tokens` is how many draft tokens are learned."""
+    """Its options. Each becomes a flag of `draftwise train METHOD`, in addition to the run's (`TrainSettings`: steps,
+    lr, seed ...), whose names are reserved. `num_speculative_tokens` is the number of learned draft tokens."""
     learning_rate: ClassVar[float] = 1e-3
-    """Peak learning rate if the user gives none."""
+    """Default peak learning rate."""
     aux_layers: tuple[int, ...] = ()
-    """Hidden states of the target that the loss reads, besides the final ones."""
+    """Hidden states of the target that the loss reads, in addition to the final ones."""
     network: nn.Module
-    """What is trained: its parameters that require a gradient; float32, on the target's device.
-
-    Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
+    """The trained network: its parameters that require a gradient, in float32 on the target's device. Muon trains
+    matrices, except those whose name contains `emb` or `head`."""
     parallel: bool = False
-    """Whether a server must be configured to draft all tokens in one pass (`parallel_drafting`)."""
+    """Whether a server needs `parallel_drafting`, which drafts all tokens in one pass."""
     _compiled: bool = False
 
     @classmethod
@@ -276,36 +275,36 @@ class DrafterTraining(ABC):
             options: a value for each of OPTIONS.
 
         Raises:
-            InvalidSetup: the options do not fit each other or the target.
+            InvalidSetup: the options contradict each other or the target.
         """
         return cls(target, options)  # type: ignore[call-arg]
 
     def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
-        """Use the number of times that each token occurs in the answers to learn; called once, after `build`."""
+        """Use the counts of tokens in the answers to learn. Called once, after `build`."""
 
     @abstractmethod
     def compute_loss(self, batch: TokenBatch, states: States) -> DraftLoss:
-        """Return loss and hits; called under autocast, with gradient while training and without while evaluating.
+        """Return loss and hits. Called under autocast, with gradients while training and without while evaluating.
 
         It never waits for the device.
         """
 
     def compile(self) -> None:
-        """Compile what is worth compiling, for fixed shapes; called at most once, before the first batch.
+        """Compile parts that benefit, for fixed shapes. Called at most once, before the first batch.
 
-        Never the whole of `compute_loss`: torch 2.11 compiles `compute_vocabulary_loss` into a graph whose
-        gradients are all zero.
+        Never compile all of `compute_loss`: torch 2.11 compiles `compute_vocabulary_loss` to a graph whose gradients
+        are all zero.
         """
         self._compiled = True
 
     @abstractmethod
     def export(self, folder: Path) -> None:
-        """Write config.json and model.safetensors to `folder`, which exists, in the layout that vLLM loads.
+        """Write config.json and model.safetensors to the existing `folder`, in vLLM's layout.
 
-        In `target.dtype`. The run adds draftwise.json and loads the folder with the engine's own loader.
+        Uses `target.dtype`. The run adds draftwise.json and loads the folder with the engine's own loader.
         """
 
     def describe_serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
-        """Return the model to serve, and the speculative config that drafts k tokens with the exported drafter."""
+        """Return the model to serve, and the speculative config for k draft tokens with the exported drafter."""
         config = {"method": self.name, "model": str(folder), "num_speculative_tokens": k}
         return target, config | ({"parallel_drafting": True} if self.parallel else {})

@@ -1,4 +1,4 @@
-"""The MLP speculator: a small recurrent network over the target's state and the tokens (arXiv 2404.19124).
+"""Trains the MLP speculator, a small recurrent network over the target's state and the tokens (arXiv 2404.19124).
 
 Shape letters: B sequences, T tokens, R = T - 1 rows, H the target's hidden size, I inner size, V vocabulary.
 """
@@ -64,7 +64,7 @@ class _Speculator(nn.Module):
 
 
 class MlpSpeculatorTraining(DrafterTraining):
-    """Trains the stages along the text: the input of each is the token that the stage before should have predicted."""
+    """Trains the stages along the text: each stage's input is the token that the previous one should have predicted."""
 
     name: ClassVar[str] = "mlp_speculator"
     learning_rate: ClassVar[float] = 2e-3
@@ -88,7 +88,7 @@ class MlpSpeculatorTraining(DrafterTraining):
         self._token_weight = token_weight(self._inner, self._num_stages)
 
     def compile(self) -> None:
-        """Compile the stages, and parts of the loss."""
+        """Compile the stages and parts of the loss."""
         super().compile()
         speculator = self.network["speculator"]
         speculator.forward = torch.compile(speculator.forward, dynamic=False)

@@ -1,4 +1,4 @@
-"""Multi-token prediction: a module that drafts after the target's last layer (MiMo, arXiv 2505.07608).
+"""Trains multi-token prediction: a module that drafts after the target's last layer (MiMo, arXiv 2505.07608).
 
 Like DeepSeek-V3's (arXiv 2412.19437), in the layout of the simplest architecture that vLLM serves.
 
@@ -37,7 +37,7 @@ class _Network(ChainNetwork):
         self.final_layernorm = Norm(hidden, eps)
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:
-        """Return the embeddings; the row at position 0 gets no token, as in vLLM."""
+        """Return the embeddings. The row at position 0 gets no token, as in vLLM."""
         embedded_BRH = super().embed(tokens_BR, step)
         return embedded_BRH if step else F.pad(embedded_BRH[:, 1:], (0, 0, 1, 0))
 
@@ -54,9 +54,9 @@ class _Network(ChainNetwork):
 
 
 class MtpTraining(ChainTraining):
-    """Learns the token after the next one, with the target's embedding and head, which stay frozen.
+    """Trains to predict the token after the next one, with the target's frozen embedding and head.
 
-    One module drafts all tokens, as vLLM runs a MiMo target; it is trained for as many draft tokens as are given.
+    One module drafts all tokens, as vLLM runs a MiMo target. It is trained for the given number of draft tokens.
     """
 
     name: ClassVar[str] = "mtp"
@@ -81,7 +81,7 @@ class MtpTraining(ChainTraining):
         return super()._answers(batch, states)
 
     def export(self, folder: Path) -> None:
-        """Write the module only; `assemble_mtp` joins it with its target into a checkpoint that vLLM loads."""
+        """Write only the module. `assemble_mtp` joins it with its target into a checkpoint that vLLM loads."""
         named = self.network.state_dict().items()
         tensors = {_PREFIX + name.removeprefix("layers.0."): tensor for name, tensor in named}
         config = self._blueprint.config(architecture="MiMoForCausalLM", model_type="qwen2") | {

@@ -1,4 +1,4 @@
-"""The processes that train one drafter together, one for each GPU of a host, through torch.distributed.
+"""The processes that train one drafter together with torch.distributed, one per GPU of a host.
 
 Each rank computes its share of the batches of a step with its own copy of the target; gradients are summed (DDP), or
 summed and divided among the ranks together with parameters and optimizer (FSDP2).
@@ -23,27 +23,27 @@ from draftwise.knowledge.messages import refusal
 
 _Item = TypeVar("_Item")
 _TIMEOUT = timedelta(hours=2)
-"""How long a rank waits for the others: one may answer longer prompts. Of one that died the launcher knows at once."""
+"""How long a rank waits for the others: one may answer longer prompts. The launcher detects dead ranks at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process's place among those that train together."""
+    """A process's rank among those that train together."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and shows the progress."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
     def share(self, items: Sequence[_Item]) -> list[_Item]:
-        """Return this rank's part of what is to be done: every `size`-th item."""
+        """Return this rank's share of the items: every `size`-th one."""
         return list(islice(items, self.rank, None, self.size))
 
     def gather(self, value: _Item) -> list[_Item]:
-        """Return every rank's value, in the order of the ranks; all of them must call it."""
+        """Return every rank's value, in rank order. All ranks must call it."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -51,11 +51,11 @@ class Ranks:
         return values
 
     def wait(self) -> None:
-        """Return when all ranks have come here."""
+        """Wait until all ranks have called this."""
         self.gather(None)
 
     def spread(self, module: nn.Module, *, shard: bool) -> nn.Module:
-        """Return a module whose gradients are averaged over the ranks; with `shard` each keeps a part of it only."""
+        """Return a module whose gradients are averaged over ranks. With `shard`, each rank keeps only a part of it."""
         if shard:
             # Kept whole between forward and backward pass: what is saved is gradients, optimizer and master weights.
             fully_shard(module, reshard_after_forward=False)
@@ -67,7 +67,7 @@ class Ranks:
             return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def summing(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
-        """Say whether the gradients of a pass are shared among the ranks right after it, or once later ones came."""
+        """Return a block that decides whether ranks share a pass's gradients right away, or after later passes."""
         if self.size == 1:
             return nullcontext()
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -77,23 +77,23 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""The one process of a run that nobody launched as several."""
+"""The single process of a run without a launcher."""
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or what stands for it, started this process."""
+    """Return whether torchrun, or an equivalent, started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join the processes that were launched together; without a launcher there is this one alone.
+    """Join the processes launched together. Without a launcher, this process is alone.
 
     Args:
         device: `cpu` or `cuda`; each rank gets the GPU of its number.
 
     Raises:
-        InvalidSetup: more processes were launched than there are GPUs.
+        InvalidSetup: there are more processes than GPUs.
     """
     if not is_launched():
         yield ALONE

@@ -21,11 +21,11 @@ from draftwise.runs.row_files import RowFile
 
 
 class RunFolder:
-    """What a run writes in addition to the drafter.
+    """Files that a run writes in addition to the drafter.
 
     Args:
-        out: the drafter's folder; the run's own is `training` in it.
-        writes: whether this process writes; the others of a run only read.
+        out: the drafter's folder; the run's own is its subfolder `training`.
+        writes: whether this process writes. Other processes of a run only read.
     """
 
     def __init__(self, out: str | Path, *, writes: bool = True) -> None:
@@ -38,10 +38,10 @@ class RunFolder:
         self._settings = self.path / "settings.json"
 
     def check_free(self) -> None:
-        """Make sure that a run here overwrites nothing.
+        """Check that a run here overwrites nothing.
 
         Raises:
-            InvalidSetup: the folder holds anything other than an unfinished run.
+            InvalidSetup: the folder has other contents than an unfinished run.
         """
         if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
             raise refusal("already-there", out=self.out)
@@ -49,7 +49,7 @@ class RunFolder:
             raise refusal("no-folder", out=self.out)
 
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Start a run, or resume the one that is there.
+        """Start a run, or resume the existing one.
 
         Args:
             settings: everything that determines the result, as JSON values.
@@ -73,7 +73,7 @@ class RunFolder:
         """Write a checkpoint atomically: a reader finds the old one or the new one.
 
         Raises:
-            StorageError: there is no room; the old one is kept.
+            StorageError: the disk is full. The old checkpoint is kept.
         """
         if not self._writes:
             return
@@ -105,7 +105,7 @@ class RunFolder:
         return state
 
     def refuse(self, error: Exception, file: Path | None = None) -> InvalidSetup:
-        """Return the refusal of a file of the run, of its checkpoint by default."""
+        """Return the error for an unreadable file of the run, by default its checkpoint."""
         told, file = " ".join(cause_of(error).split()), file or self._checkpoint
         return refusal("damaged-training-state", file=file, told=told[:200], path=self.path)
 
@@ -121,7 +121,7 @@ class RunFolder:
         return [*RowFile(self.log, dict).read()]
 
     def finish(self) -> None:
-        """Remove the checkpoint: the run is over."""
+        """Remove the checkpoint after the run is complete."""
         if self._writes:
             self._checkpoint.unlink(missing_ok=True)
 

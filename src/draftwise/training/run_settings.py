@@ -42,7 +42,7 @@ _AT_LEAST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """Settings of a run; None is resolved by `resolve`.
+    """Settings of a run. `resolve` fills in None values.
 
     Raises:
         InvalidSetup: a value is out of its range.
@@ -52,28 +52,28 @@ class TrainSettings:
     data: tuple[str, ...]
     out: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The method's own."""
+    """The method's options."""
     answers: str = "target"
-    """`target`: the target's own answers to the data's prompts are learned; `given`: the data's texts."""
+    """`target`: learn the target's answers to the data's prompts; `given`: learn the data's texts."""
     temperature: float = 0.0
     """Sampling temperature of those answers."""
     answer_tokens: int = 256
     prompt_tokens: int = 64
-    """Cut from texts that have no prompt."""
+    """Number of tokens taken as prompt from texts without one."""
     max_length: int = 2048
-    """Longest sample, in tokens; the target's own limit if that is less."""
+    """Maximum sample length in tokens, limited by the target's own."""
     heldout: float = 0.02
-    """Share of samples that are held out for evaluation."""
+    """Share of samples held out for evaluation."""
     heldout_tokens: int = 262144
     """Maximum number of held-out tokens per evaluation."""
     hidden_states: str = "online"
-    """`online`: computed in each step; `disk`: once, and stored; or the URL of a vLLM server that computes them."""
+    """`online` (computed in each step), `disk` (computed once and stored), or the URL of a vLLM server."""
     cache: str | None = None
-    """Folder of answers and hidden states, which several runs may share; None: inside `out`."""
+    """Folder for answers and hidden states, which several runs may share. None: inside `out`."""
     steps: int = 1500
     batch_tokens: int | None = None
     accumulate: int | None = None
-    """Batches of one step, which the ranks share; None: one for each rank."""
+    """Batches per step, divided among the ranks. None: one per rank."""
     optimizer: str | None = None
     lr: float | None = None
     warmup: int | None = None
@@ -85,8 +85,8 @@ class TrainSettings:
     device: str = "auto"
     compile: bool | None = None
     shard: bool | None = None
-    """Whether the ranks divide target, drafter and optimizer among them; None: if the target alone takes more than half
-    of a GPU's memory. Started by torchrun, one rank does so too; else it has nobody to share with."""
+    """Whether ranks divide target, drafter and optimizer among them. None: if the target takes more than half of a
+    GPU's memory. A single rank shards only if started by torchrun."""
     eval_every: int = 250
     save_every: int | None = None
     """Steps between checkpoints, in addition to those by time."""
@@ -113,14 +113,14 @@ class TrainSettings:
 
     @property
     def states_url(self) -> str | None:
-        """The server that computes the hidden states, if one does."""
+        """URL of the server that computes hidden states; None without one."""
         return self.hidden_states if "://" in self.hidden_states else None
 
     def find_device(self) -> str:
         """Return `cpu` or `cuda`.
 
         Raises:
-            InvalidSetup: it is not available.
+            InvalidSetup: the device is not available.
         """
         there = torch.cuda.is_available()
         if self.device == "cuda" and not there:
@@ -130,10 +130,10 @@ class TrainSettings:
         return ("cuda" if there else "cpu") if self.device == "auto" else self.device
 
     def check_gpus(self, asked: int) -> None:
-        """Make sure that there are as many GPUs as are asked for; on the CPU any number of processes may run.
+        """Check that the requested number of GPUs exists. On the CPU, any number of processes may run.
 
         Raises:
-            InvalidSetup: there are fewer.
+            InvalidSetup: there are fewer GPUs.
         """
         there = torch.cuda.device_count()
         if asked < 1:
@@ -146,12 +146,12 @@ class TrainSettings:
         """Return the settings with every None resolved.
 
         Args:
-            learning_rate: the method's own.
-            num_ranks: processes that train together.
-            target_bytes: of the target's weights.
+            learning_rate: the method's default.
+            num_ranks: number of processes that train together.
+            target_bytes: bytes of the target's weights.
 
         Raises:
-            InvalidSetup: the device or the optimizer is not available, or the ranks cannot share a step evenly.
+            InvalidSetup: the device or optimizer is not available, or ranks cannot share a step evenly.
         """
         device = self.find_device()
         accumulate = num_ranks if self.accumulate is None else self.accumulate
@@ -187,7 +187,7 @@ class TrainSettings:
         )
 
     def fixed(self) -> dict[str, Any]:
-        """Return the settings that may not change when a run is resumed, as JSON values."""
+        """Return the settings that must not change on resumption, as JSON values."""
         free = {"data", "out", "cache", "device", "compile", "eval_every", "save_every", "save_minutes"}
         free |= {"hidden_states", "target", "options", "shard"}
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in free}

@@ -30,7 +30,7 @@ from draftwise.training.training_progress import Bar, show_bar
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
-"""Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
+"""Parts of names without Muon: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """For each position, the share of drafts (of those long enough) whose tokens up to it are all correct."""
+        """For each position, the share of (long enough) drafts whose tokens up to it are all correct."""
         return tuple(rate or 0.0 for rate in self.stats.rate_per_reached_pos)
 
     @property
@@ -55,7 +55,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """Where batches and their hidden states come from."""
+    """Source of batches and their hidden states."""
 
     feed: Feed
     states: StateSource
@@ -66,8 +66,8 @@ class TrainingRun:
     """One run, from its last checkpoint to its last step.
 
     Args:
-        settings: resolved ones.
-        ranks: the processes that share the batches of each step.
+        settings: resolved settings.
+        ranks: processes that share each step's batches.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class TrainingRun:
         self._log_every = max(1, min(25, settings.steps // 40))
 
     def run(self) -> Evaluation:
-        """Take all remaining steps, and return the last evaluation.
+        """Run all remaining steps; return the last evaluation.
 
         Raises:
-            Stopped: by SIGINT or SIGTERM, after a checkpoint was written.
+            Stopped: SIGINT or SIGTERM arrived. A checkpoint was written.
             InvalidSetup: the loss is no longer a number, or a batch does not fit into memory.
         """
         self._resume()
@@ -326,11 +326,11 @@ def _catching_signals(*, until_second: bool) -> Iterator[Callable[[], bool]]:
 
 
 def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
-    """Return the share of the peak learning rate at a step: linear warm-up, then down to 0 at `steps`.
+    """Return the share of the peak learning rate at a step: linear warm-up, then decay to 0 at `steps`.
 
     Args:
-        step: from 0.
-        steps: of the whole run.
+        step: step number from 0.
+        steps: steps of the whole run.
         warmup: steps until the peak.
         shape: `cosine`, `linear`, or `late`: constant, then linear over the last 60 %.
     """
@@ -341,14 +341,14 @@ def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -
 
 
 class Optimizers:
-    """The optimizers of a network, which step together.
+    """The optimizers of a network.
 
     Args:
-        network: its parameters that require a gradient are trained.
-        kind: `muon` or `adamw` (for all parameters).
+        network: network; parameters that require a gradient are trained.
+        kind: `muon`, or `adamw` for all parameters.
         lr: peak learning rate.
-        weight_decay: of matrices; embeddings, heads, norms and biases have none.
-        clip: largest norm of the gradient.
+        weight_decay: weight decay of matrices; embeddings, heads, norms and biases have none.
+        clip: maximum norm of the gradient.
     """
 
     def __init__(self, network: nn.Module, *, kind: str, lr: float, weight_decay: float, clip: float) -> None:
@@ -369,7 +369,7 @@ class Optimizers:
             self._parts.append(_adamw(others, lr, 0.0, fused=fused))
 
     def step(self, factor: float) -> None:
-        """Clip, step at `factor` times the peak learning rate, and drop the gradients."""
+        """Clip gradients, step at `factor` times the peak learning rate, and drop the gradients."""
         nn.utils.clip_grad_norm_(self.parameters, self._clip)
         for part in self._parts:
             for group in part.param_groups:
@@ -378,15 +378,15 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the whole state of network and optimizers on the CPU, by parameter; sharded ones are gathered.
+        """Return the full state of network and optimizers on the CPU, by parameter. Sharded ones are gathered.
 
-        All ranks must call it; on all but the first it may be empty.
+        All ranks must call it. The result may be empty except on the first.
         """
         network, optimizers = get_state_dict(self._network, self._parts, options=_WHOLE)
         return network, optimizers
 
     def load_state_dict(self, network: dict[str, Any], optimizers: dict[str, Any]) -> None:
-        """Restore a state of any number of ranks."""
+        """Restore a state, from any number of ranks."""
         whole = StateDictOptions(full_state_dict=True)
         set_state_dict(self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole)
 

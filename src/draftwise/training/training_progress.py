@@ -29,7 +29,7 @@ class TrainingBars(Silent):
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def plan(self, steps: int, seconds: float | None) -> None:  # noqa: ARG002
-        """Begin a bar, and end the one before; 0 steps begin none."""
+        """Start a bar and end the previous one. 0 steps start none."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -43,7 +43,7 @@ class TrainingBars(Silent):
             self._bars.start()
 
     def step(self, done: int, seconds_left: float | None = None, text: str = "") -> None:  # noqa: ARG002
-        """Move the bar, or write a line for every tenth of the steps."""
+        """Advance the bar, or write a line per tenth of the steps."""
         before, self._done = self._done, done
         stride = max(1, self._total // _QUIET_LINES)
         if self._bars is not None:

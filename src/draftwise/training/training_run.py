@@ -1,4 +1,4 @@
-"""A training run, from data to a checkpoint that has been loaded back; on several GPUs, one process for each."""
+"""A training run, from data to a checkpoint that was loaded back; one process per GPU."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ from draftwise.training.training_progress import TrainingBars
 from draftwise.version import __version__
 
 _FLOAT = 4
-"""Bytes of a drafter's parameter, of its gradient, and of each of its optimizer's averages."""
+"""Bytes per drafter parameter, for itself, its gradient, and each optimizer average."""
 
 
 def find_target_bytes(settings: TrainSettings) -> int:
-    """Return what the target's weights take whole, from its headers."""
+    """Return the bytes of the target's full weights, from its headers."""
     itemsize = 4 if settings.precision == "float32" or settings.find_device() == "cpu" else 2
     return sum(each.num_elements for each in read_headers(Path(settings.target)).tensors.values()) * itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMemory:
-    """Bytes on each GPU; what the passes keep besides grows with the batch, and is not known before one was run."""
+    """Bytes on each GPU. Activations come on top; they grow with the batch and are unknown before the first pass."""
 
     target: int
     drafter: int
-    """Weights, gradients, and the optimizer's averages; sharded: also the weights as gathered in a step."""
+    """Weights, gradients, and optimizer averages; if sharded, also the weights gathered in a step."""
     states: int
-    """Hidden states that one batch hands from the target to the drafter."""
+    """Hidden states of one batch, passed from the target to the drafter."""
     there: int | None
-    """Memory of the device; None on the CPU."""
+    """Memory of the device; None on a CPU."""
 
     @classmethod
     def of(cls, method: DrafterTraining, target: FrozenTarget, settings: TrainSettings, ranks: Ranks) -> Self:
@@ -98,7 +98,7 @@ class TrainingMemory:
 
     @property
     def known(self) -> int:
-        """What is certain to be needed."""
+        """Bytes that the run certainly needs."""
         return self.target + self.drafter + self.states
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class TrainingMemory:
         return f"memory of each process: {shown} = {self.known / 1e9:.2f} GB{there}, plus the activations of a batch"
 
     def check(self) -> None:
-        """Make sure that what is certain to be needed is there.
+        """Check that the device has the memory that the run certainly needs.
 
         Raises:
             InvalidSetup: the device has less.
@@ -129,30 +129,30 @@ _PEER_S = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDrafter:
-    """What a run made."""
+    """Result of a run."""
 
     out: str
     model: str
     """What to serve."""
     speculative_config: dict[str, Any]
-    """How to serve it."""
+    """Speculative config for serving."""
     heldout_loss: float
     acceptance: tuple[float, ...]
     acceptance_length: float
     num_parameters: int
-    """Trained ones."""
+    """Number of trained parameters."""
 
 
 def train(method: str, settings: TrainSettings, progress: Progress) -> TrainedDrafter:
-    """Train a drafter, or resume a run that was stopped; as one of several ranks if torchrun started this process.
+    """Train a drafter, or resume a stopped run; as one of several ranks if torchrun started this process.
 
     Args:
-        method: one that is trainable (`knowledge.methods`).
+        method: a trainable method (`knowledge.methods`).
 
     Raises:
-        InvalidSetup: settings, data, target or the output folder cannot be used.
-        Stopped: by a signal; the same call resumes the run.
-        StorageError: a disk is full; the same call resumes the run.
+        InvalidSetup: settings, data, target or output folder are invalid.
+        Stopped: a signal arrived. The same call resumes the run.
+        StorageError: the disk is full. The same call resumes the run.
     """
     try:
         with joined(settings.find_device()) as ranks:
@@ -379,8 +379,8 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
     A rank that dies ends the run; the same call resumes it at its last checkpoint.
 
     Raises:
-        InvalidSetup: as `run.train` does, there are fewer GPUs, or a process died.
-        Stopped: by a signal; the same call resumes the run.
+        InvalidSetup: see `train`; or there are too few GPUs, or a process died.
+        Stopped: a signal arrived. The same call resumes the run.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

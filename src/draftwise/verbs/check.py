@@ -34,7 +34,7 @@ class CheckRequest(JudgedRequest):
     installed: Iterable[str] | None = None
     """Optional packages that the server has, e.g. `arctic-inference`; None if unknown."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
+    """What gives exit code 1: `error`; `unknown` adds setups not judged in full, `warning` also warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "fail-on": ("What makes the exit code 1.", {"check": "fail_on", "upgrade": "fail_on", "verify": "fail_on"}),
     "workload": ("Prompts to measure with.", {"decide": "workloads", "calibrate": "workloads"}),
 }  # fmt: skip
-"""Keys of the file: what each is, and the parameter that it stands for, by verb."""
+"""Keys of the file: description, and the parameter that each sets, by verb."""
 _LARGEST = 100_000
 
 

@@ -104,6 +104,7 @@ class WrittenFolder:
     limits: tuple[Finding, ...]
     """What the platform cannot do."""
     not_measured: tuple[str, ...]
+    """What the files assume without a measurement, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

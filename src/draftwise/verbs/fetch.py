@@ -24,7 +24,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedModel:
-    """A published model, and where it is."""
+    """A published model, and its path."""
 
     name: str
     model: str

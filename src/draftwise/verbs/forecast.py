@@ -1,4 +1,4 @@
-"""`forecast`: predicts speculation's worth under loads that nobody has measured yet."""
+"""`forecast`: predicts the speed-up of speculation under unmeasured loads."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ class ReplicaRow:
     url: str
     pool: Literal["spec", "plain"]
     answers: bool
+    """Whether its counters could be read over the last window."""
     tokens_per_step: float | None
     out_of_traffic: str | None
     """Step that took it out of the traffic; null if it is in."""

@@ -56,7 +56,7 @@ class ListedRun:
 
 
 def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
-    """Return the runs in folders, the newest first; a summary is read again only where it changed."""
+    """Return the runs in folders, newest first; a summary is read again only if it changed."""
     kept: dict[str, Any] = {}
     file = cache_folder() / _KEPT
     with suppress(OSError, ValueError):

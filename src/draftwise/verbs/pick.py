@@ -111,6 +111,7 @@ class EstimateRow:
     acceptance_prior: tuple[float, float]
     acceptance_expected: float
     acceptance_needed: float | None
+    """Acceptance that reaches break-even; null if none does."""
     temperature_factor: float
     length_prior: tuple[float, float]
     """Tokens per step at both ends of `acceptance_prior`; the other lengths are in tokens per step too."""

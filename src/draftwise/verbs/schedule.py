@@ -97,8 +97,8 @@ class ScheduleResult(Result):
 def schedule(request: ScheduleRequest, _progress: Progress) -> ScheduleResult:
     """Choose how many tokens to draft, from a replayed log and calibrated servers.
 
-    One k for every load comes first. A schedule by batch size is given only where it gains 2 % over that on the release
-    that is to follow it. Neither is measured: make it a candidate of `decide`.
+    The first choice is one k for every load. You get a schedule by batch size only if it gains 2 % over that k on the
+    release that will run it. Neither is measured: make it a candidate of `decide`.
     """
     if request.format not in FORMATS:
         refuse(f"Unknown format {request.format!r}: give one of {', '.join(FORMATS)}.", where="--format")

@@ -33,7 +33,7 @@ class ServeRequest:
     served_model_name: str | None = None
     """Name in the API and in metrics; default: the model."""
     api_key: str | None = None
-    """API key that requests need, except health checks and scrapes of metrics."""
+    """API key that requests need; paths for probes and scrapers, such as /health and /metrics, stay open."""
     enable_auto_tool_choice: bool = False
     """Whether the model may choose to call tools."""
     tool_call_parser: str | None = None

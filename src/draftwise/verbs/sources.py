@@ -66,7 +66,7 @@ class SetupRequest:
     gpu: str | None = None
     """GPU that serves, such as H200, or its memory, such as 48GiB. Default: the source's, else any."""
     engine_flags: Sequence[str] = ()
-    """Flags of `vllm serve`, as they would stand on its command line, for a single model."""
+    """Flags of `vllm serve`, as on its command line, for a single model."""
     env_files: Sequence[str | PathLike[str]] = ()
     """Files of NAME=value lines: values of variables that the sources use, such as compose's .env."""
     usual_vllm: str | None = None
@@ -361,7 +361,7 @@ def _spell(source: Source) -> str:
 
 
 def flags_of_vllm() -> Collection[str]:
-    """Return the flags of the newest release, as they are written on its command line."""
+    """Return the flags of the newest release, as on its command line."""
     return releases()[-1].table("flags")
 
 

@@ -35,7 +35,7 @@ _BOUNDS = {"least": "minimum", "most": "maximum", "above": "exclusiveMinimum", "
 def request_schema(request: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the JSON Schema (draft 7) of the fields of a request.
 
-    Values that only Python has, such as functions and results of other verbs, are left out; where a field takes such a
+    Values that only Python has, such as functions and results of other verbs, are left out; if a field takes such a
     value or a file, the file is described.
     """
     hints, texts = get_type_hints(request, include_extras=True), field_texts(request)

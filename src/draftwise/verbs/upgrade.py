@@ -46,7 +46,7 @@ class UpgradeRequest(JudgedRequest):
     nearest: bool = False
     """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: a break, also a setup not judged in full (`unknown`), or also a new warning."""
+    """What gives exit code 1: a break (`error`); `unknown` adds setups not judged in full, `warning` new warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

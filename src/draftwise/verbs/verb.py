@@ -63,7 +63,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0, or 1 where the answer is bad news."""
+        """Exit code of the command: 0, or 1 if the answer is bad news."""
         return 0
 
     @property

@@ -55,7 +55,7 @@ class VerifyRequest:
     gpu: str | None = None
     """GPU, such as H200, if the source does not name it."""
     fail_on: FailOn = "error"
-    """What makes the exit code 1: an error, also a setup that is not judged in full (`unknown`), also a warning."""
+    """What gives exit code 1: `error`; `unknown` adds setups not judged in full, `warning` also warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

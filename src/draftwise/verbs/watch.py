@@ -137,7 +137,7 @@ class WatchResult(Result):
     unanswered: tuple[str, ...]
     """Questions that cannot be answered, one sentence each."""
     services: tuple[ServiceRow, ...] = ()
-    """Services, the costliest first, where there are several; then `pools` is empty."""
+    """Services, costliest first, if there are several; `pools` is then empty."""
     is_only: bool = field(metadata=HIDDEN)
     """Whether only one reading was requested."""
     snapshot: Snapshot = field(metadata=HIDDEN)

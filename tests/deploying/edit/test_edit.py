@@ -205,7 +205,7 @@ def test_two_servers_in_one_file_are_refused() -> None:
 
 def test_what_cannot_be_edited_is_left_alone() -> None:
     text = json.dumps({"target": MODEL, "engine_version": "0.26.0", "args": {}})
-    with pytest.raises(InvalidSetup, match="after which its server starts"):
+    with pytest.raises(InvalidSetup, match="was found that starts its server"):
         edit(source_of("setup.json", text), NGRAM, engine_version="0.26.0")
 
 

@@ -55,7 +55,7 @@ def test_missing_tensors_are_named(save_tiny):
 def test_a_tensor_of_another_shape_is_named(save_tiny, edit_config):
     path, _ = save_tiny("llama")
     edit_config(path, intermediate_size=64)
-    assert re.search(r"mlp.gate_proj.weight has shape \(48, 32\), config.json asks for \(64, 32\)", refusal(path))
+    assert re.search(r"mlp.gate_proj.weight has shape \(48, 32\), but config.json asks for \(64, 32\)", refusal(path))
 
 
 def test_an_absent_shard_is_named(save_tiny):

@@ -109,7 +109,7 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     load_eagle(folder, target)
     save_file(tensors | {name: torch.zeros(3)}, folder / "model.safetensors")
-    with pytest.raises(InvalidSetup, match=rf"gives no place \(1\): .*{name}"):
+    with pytest.raises(InvalidSetup, match=rf"does not describe \(1\): .*{name}"):
         load_eagle(folder, target)
 
 

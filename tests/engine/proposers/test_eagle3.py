@@ -201,7 +201,7 @@ def test_unknown_tensors_are_named(target, tmp_path):
     # d2t has no place where the draft vocabulary is the target's; vLLM refuses all of these as well.
     unknown = ("d2t", "fc_norm.0.weight", "fc.bias", "model.norm.weight")
     save_file(tensors | {name: torch.zeros(3) for name in unknown}, folder / "model.safetensors")
-    with pytest.raises(InvalidSetup, match=rf"gives no place \(4\): .*{', '.join(sorted(unknown))}"):
+    with pytest.raises(InvalidSetup, match=rf"does not describe \(4\): .*{', '.join(sorted(unknown))}"):
         load_eagle3(folder, target)
 
 

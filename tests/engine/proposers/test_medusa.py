@@ -115,7 +115,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
     check_greedy(fewer, target, tensors, [2, 1, 2], 2)
     nothing = fewer.propose(random_news(target.shape.hidden_size, 9, [0, 0]), 2)
     assert nothing.lengths_B.tolist() == [0, 0]
-    assert "at most 4 tokens, num_speculative_tokens is 5" in refusal(path, target, k=5)
+    assert "at most 4 tokens, but num_speculative_tokens is 5" in refusal(path, target, k=5)
 
 
 def test_heads_read_the_state_after_the_final_norm(tmp_path, target):

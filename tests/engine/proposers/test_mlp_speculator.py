@@ -140,7 +140,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
     check_greedy(load(path, target), target, tensors, [0, 3, 1, 2], 2)
     # The weight of a token depends on how many stages were trained, not on how many run.
     check_greedy(load(path, target, k=2), target, tensors, [2, 2, 0], 2)
-    assert "at most 3 tokens, num_speculative_tokens is 4" in refusal(path, target, k=4)
+    assert "at most 3 tokens, but num_speculative_tokens is 4" in refusal(path, target, k=4)
 
 
 def test_drawn_draft_tokens_come_with_the_distribution_they_were_drawn_from(tmp_path, target):

@@ -103,7 +103,7 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
     folder = write_mtp(tmp_path / "mtp", target.config)
     tensors = load_file(folder / "model.safetensors") | {name: torch.zeros(3)}
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(InvalidSetup, match=rf"gives no place \(1\): .*{name}"):
+    with pytest.raises(InvalidSetup, match=rf"does not describe \(1\): .*{name}"):
         load_mtp(folder, target)
 
 

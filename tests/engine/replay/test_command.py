@@ -84,4 +84,4 @@ def test_ids_of_another_model_are_refused(log: Path, tiny_target: Path, tmp_path
     spec = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": 2}
     result = replay(strange, tiny_target, spec, tmp_path / "p")
     assert result.exit_code == 2
-    assert "token ids that the target does not" in result.stderr
+    assert "token ids outside the target's vocabulary" in result.stderr

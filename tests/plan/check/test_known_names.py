@@ -248,3 +248,13 @@ def test_a_variable_that_turns_a_plugin_on_says_that_it_is_there() -> None:
     with_plugin = judge_line(f"ARCTIC_INFERENCE_ENABLED=1 {line}", "0.9.2")
     assert with_plugin.outcome is CheckOutcome.NOT_JUDGED
     assert [each.code for each in with_plugin.defects] == ["arctic-speculator-sizes"]
+
+
+def test_a_drafter_served_as_the_model_fails_later(tmp_path: Path) -> None:
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 64}
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps(head))
+    report = check(Setup(target=str(tmp_path / "head"), engine_version="0.33.0"))
+    assert (report.outcome, "target-is-drafter" in codes(report)) == (CheckOutcome.FAILS_LATER, True)
+    (tmp_path / "head" / "config.json").write_text(json.dumps({**head, "architectures": ["LlamaForCausalLM"]}))
+    assert "target-is-drafter" not in codes(check(Setup(target=str(tmp_path / "head"), engine_version="0.33.0")))

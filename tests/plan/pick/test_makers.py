@@ -35,3 +35,13 @@ def test_a_method_without_advice_is_proposed_and_not_estimated(monkeypatch: pyte
     (ngram,) = [each for each in advise(kind="code-editing").ranked if each.method == "ngram"]
     assert ngram.estimate is None
     assert "acceptance-unknown" in {each.code for each in ngram.caveats}
+
+
+@pytest.mark.parametrize(("release", "is_proposed"), [("0.33.0", True), ("0.20.2", False)])
+def test_modules_that_are_published_apart_are_proposed_with_their_name(release: str, is_proposed: bool) -> None:
+    ranking = advise(target="google/gemma-4-31B-it", version=release)
+    models = [each.setup.spec.model for each in ranking.ranked if each.method == "mtp" and each.setup.spec]
+    assert models == ["google/gemma-4-31B-it-assistant"] * is_proposed
+    if not is_proposed:
+        (refused,) = [each for each in ranking.refused if each.method == "mtp"]
+        assert "has no MTP for gemma4" in refused.reasons[0].message

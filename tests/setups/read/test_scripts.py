@@ -152,7 +152,7 @@ def test_arguments_of_the_caller_are_open_where_the_model_is_known():
 
 def test_only_what_fails_on_every_way_is_rejected():
     assert verdict(f"K=4\n[ \"$D\" = 1 ] && K=0\n{SERVE}") == (
-        True, ["It fails where D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
+        True, ["The server fails if D=1, line 2: num_speculative_tokens must be greater than 0, got 0."],
     )  # fmt: skip
     assert verdict(f'K=0\n[ "$D" = 1 ] && K=-1\n{SERVE}')[0] is False
     assert verdict(f'K=$(nproc)\n[ "$D" = 1 ] && K=0\n{SERVE}')[0] is None
@@ -234,3 +234,13 @@ def test_a_config_that_a_script_writes_is_the_file_that_bash_writes(script: str,
     if is_known:
         assert reading.setup == on_disk.setup
     assert on_disk.setup.target in ("Qwen/Qwen3-8B", "m", "2")
+
+
+@pytest.mark.parametrize("between", ["  # --enforce-eager \\\n", "\n", "  # a comment\n"])
+def test_flags_behind_a_comment_or_a_blank_line_are_lost(between: str, tmp_path: Path):
+    text = f"vllm serve m --seed 1 \\\n{between}  --max-num-seqs 8\n"
+    assert Stub(tmp_path).run(text, {}) == [["serve", "m", "--seed", "1"]]
+    (reading,) = read_setups(text)
+    assert [each.code for each in reading.findings] == ["lost-continuation"]
+    assert "--max-num-seqs as a command" in reading.findings[0].message
+    assert "max_num_seqs" not in reading.setup.args

@@ -71,3 +71,26 @@ def test_a_plain_server_of_another_model_is_compared_with_nothing() -> None:
     for name, compared in (("llama-plain", True), ("qwen", False)):
         codes = {each.code for each in diagnose({"spec": [spec]}, plain=[replace(slow, model=name)])}
         assert ("models-differ" in codes, "slower-than-plain" in codes) == (not compared, compared)
+
+
+LOOPS = replace(SPEC, positions=(0.999, 0.998, 0.997))
+COLD = replace(SPEC, prefix_hits=0.05)
+
+
+@pytest.mark.parametrize("ranks", [False, True], ids=["replicas", "data-parallel ranks"])
+@pytest.mark.parametrize(("ill", "code"), [(LOOPS, "too-perfect"), (COLD, "prefix-hits-fell")])
+def test_one_ill_part_of_three_is_named_whatever_it_is_part_of(ill: Server, code: str, ranks: bool) -> None:
+    windows = [
+        replace(make(ill if not number else SPEC, number, ranks=ranks), uptime_s=90_000.0) for number in range(3)
+    ]
+    found = next(each for each in diagnose({"spec": windows}) if each.code == code)
+    assert found.where == windows[0].instance
+    assert ("engine 0" in found.message) == ranks
+
+
+def test_a_server_without_the_counts_of_its_prefix_cache_is_unlike_the_others() -> None:
+    windows = [make(SPEC, number, ranks=False) for number in range(3)]
+    silent = replace(windows[2].counters, prefix_queries=None, prefix_hits=None)
+    found = diagnose({"spec": [*windows[:2], replace(windows[2], counters=silent)]})
+    assert [(each.code, each.where) for each in found] == [("metrics-differ", "http://2")]
+    assert diagnose({"spec": [replace(each, counters=silent) for each in windows]}) == ()

@@ -1,4 +1,4 @@
-"""The drafting methods of the embedded engine: a module for each, whose `build` is named by the method's row."""
+"""The drafting methods of the embedded engine, one module each. A method's row names its `build` function."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Builder", "Confirmed", "Draft", "Proposer", "make_proposer"]
 
 
 def make_proposer(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    """Return the proposer that a resolved speculative config asks for.
+    """Return the proposer for a resolved speculative config.
 
     Raises:
-        InvalidSetup: the drafter's files are missing or do not fit the target, or the method is of an installed
-            package whose code cannot be imported.
+        InvalidSetup: the drafter's files are missing or do not match the target, or the method's package cannot be
+            imported.
     """
     return cast("Builder", get_method(spec.method).load("proposer"))(spec, config, target)

@@ -1,4 +1,4 @@
-"""DFlash: a small decoder that fills in a whole block of masked tokens at once, looking at the target's states.
+"""DFlash: a small decoder that fills a whole block of masked tokens at once, given the target's states.
 
 Source: DFlash, arXiv 2602.06036; checkpoints as vLLM 0.32 reads them (`model_executor/models/qwen3_dflash.py`).
 
@@ -39,16 +39,16 @@ _MASK_KEY = "dflash_config.mask_token_id"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a drafter's config.json says beyond the dimensions of its layers."""
+    """Settings of a drafter's config.json, except layer dimensions."""
 
     aux_layers: AuxLayers
     """Hidden states of the target that it reads (see `Proposer.aux_layers`)."""
     mask_token_id: int
-    """Stands for a token still to be drafted."""
+    """Token id that marks a position to draft."""
     causal_layers: tuple[bool, ...]
     """Whether the tokens of a block attend only to earlier ones, by layer."""
     block_size: int | None
-    """Length of the blocks it was trained on, the last known token included; None: not said."""
+    """Block length in training, including the last known token; None: unknown."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str) -> Settings:
@@ -84,7 +84,7 @@ class DFlash(DraftHead):
     """The drafting network; call it under `torch.inference_mode`.
 
     Attributes:
-        settings: likewise.
+        settings: parsed settings of config.json.
     """
 
     def __init__(self, checkpoint: LayeredHead, settings: Settings) -> None:
@@ -119,12 +119,12 @@ class DFlash(DraftHead):
     def forward(
         self, tokens_N: Tensor, positions_N: Tensor, kv: PagedKV, plans: Mapping[bool, AttentionPlan]
     ) -> Tensor:
-        """Run blocks of a known token and masks behind stored context; return hidden_NH for `logits`.
+        """Run blocks of a known token and masks after the stored context; return hidden_NH for `logits`.
 
         Args:
             tokens_N: int64 token ids.
-            positions_N: int64 position of each.
-            plans: for causal layers and for others.
+            positions_N: int64 position of each token.
+            plans: plans for causal layers and for others.
         """
         kernels = self._layers.kernels
         x_NH, normed_NH = kernels.embed(tokens_N, self._embedding_VH, self._input_norm)
@@ -134,16 +134,16 @@ class DFlash(DraftHead):
 
 
 class DFlashProposer(PagedProposer):
-    """Runs a DFlash network over each sequence's last token and a mask for every draft token.
+    """Drafts with a DFlash network, from each sequence's last token and a mask per draft token.
 
-    Its context is the target's states: their keys and values go to the page slots of their own positions. Those of
-    the block lie behind them and are overwritten by the states that are confirmed next.
+    Its context is the target's states: their keys and values go to the page slots of their positions. Those of the
+    block come after them, and the next confirmed states overwrite them.
 
-    Drafts go on to the end of the context: a drafter whose sliding window is shorter is refused when it is loaded.
+    It drafts up to the end of the context: loading rejects a drafter with a shorter sliding window.
 
     Args:
         max_model_len: see `PagedProposer`.
-        probabilistic: likewise. Draft tokens of a block are drawn independently of each other.
+        probabilistic: see `PagedProposer`. Draft tokens of a block are drawn independently.
     """
 
     nests = False  # the tokens of a block look at each other
@@ -188,13 +188,13 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int, k: in
     """Return the DFlash drafter of a checkpoint directory, plain or of the speculators library.
 
     Args:
-        target: the model that it was trained for; lends its embedding and head where the directory has none.
-        max_model_len: longest context; a sliding window must be as long, for up to there attention is the full one.
-        k: most draft tokens that will be asked for, to be checked against the drafter's block.
+        target: the model that it was trained for; provides embedding and head if the directory has none.
+        max_model_len: longest context. A sliding window must be at least as long, so attention is never cut.
+        k: maximum draft tokens, to check against the drafter's block.
 
     Raises:
-        InvalidSetup: the checkpoint is no DFlash drafter, does not fit the target, lacks tensors or has others, uses a
-            feature that is not supported, or was trained on shorter blocks than will be asked for.
+        InvalidSetup: the checkpoint is not a DFlash drafter, does not match the target, has missing or unknown tensors,
+            uses an unsupported feature, or was trained on blocks shorter than k needs.
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     config, where = checkpoint.config, checkpoint.where

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023, arXiv 2211.17192).
+"""Drafts with a smaller model of the same vocabulary (Leviathan et al. 2023, arXiv 2211.17192).
 
 Shape letters: N rows of a pass, R rows that need logits, H hidden size, V vocabulary.
 """
@@ -23,7 +23,7 @@ from draftwise.engine.resolved_spec import ResolvedSpec
 
 
 class DraftModel:
-    """A causal language model as a `ChainDrafter`: it reads tokens only.
+    """A causal language model as a `ChainDrafter`. It reads only tokens.
 
     Attributes:
         mask: from the model's config.json, for models trained to draft in parallel (PARD, arXiv 2504.18583).
@@ -46,11 +46,11 @@ class DraftModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self._model.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return the states as they are; none are read."""
+        """Return the states unchanged. They are not read."""
         return features_NF
 
     def forward(
@@ -71,7 +71,7 @@ class DraftModel:
 
 
 def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    """Return the proposer of a draft model, whose tokens must be the target's."""
+    """Return the proposer of a draft model. Its token ids must equal the target's."""
     path = find_weights(spec, config)
     if not config.skip_tokenizer_init:
         check_same_tokens(Path(path), Path(config.model))

@@ -23,10 +23,10 @@ _FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIE
 
 
 class EagleDrafter(DraftHead):
-    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it.
+    """Predicts the target's next state from the last one and the chosen token. The target's head reads it.
 
     Args:
-        target: lends its head, and its embedding if the checkpoint has none.
+        target: provides its head, and its embedding if the checkpoint has none.
     """
 
     def __init__(self, checkpoint: LayeredHead, target: CausalLM) -> None:
@@ -58,10 +58,10 @@ def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
     """Return the EAGLE head of a directory in vLLM's layout (`EagleLlamaForCausalLM`).
 
     Args:
-        target: the model that it was trained for; lends its head, and its embedding if the directory has none.
+        target: the model that it was trained for; provides its head, and its embedding if the directory has none.
 
     Raises:
-        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+        InvalidSetup: the head does not match the target, or tensors are missing or unknown.
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)

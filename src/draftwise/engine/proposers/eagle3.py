@@ -1,6 +1,6 @@
 """EAGLE-3: a decoder layer over states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
 
-With a mask it is P-EAGLE, which drafts all tokens in one pass.
+With a mask, it is P-EAGLE, which drafts all tokens in one pass.
 
 Shape letters: N rows of a pass, F features of a token, H hidden size, V the target's vocabulary, U tokens that the
 head can name.
@@ -52,7 +52,7 @@ class _Fusion:
         self.input_norm = reader.vector("input_norm.weight", all_width) if norms_all else None
         """Norm over all of them together."""
         self.fc_norms = tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each)
-        """Norms over each of them; empty without any."""
+        """Norms of each state; empty without norms."""
         self.fc: Linear = reader.linear("", ["fc"], [checkpoint.shape.hidden_size], all_width)
         self.eps = checkpoint.eps
 
@@ -66,11 +66,11 @@ class _Fusion:
 
 
 class Eagle3Drafter(DraftHead):
-    """Reads embedding and state, concatenated; what it leaves is the next row's state.
+    """Reads the concatenation of embedding and state. Its output is the next row's state.
 
     Args:
-        target: lends its embedding and head where the checkpoint has none.
-        uses_aux: whether it fuses several states of the target; else it reads the last one as it is.
+        target: provides embedding and head if the checkpoint has none.
+        uses_aux: whether it fuses several states of the target. Otherwise, it reads the last one directly.
     """
 
     def __init__(self, checkpoint: LayeredHead, target: CausalLM, *, uses_aux: bool) -> None:
@@ -126,10 +126,10 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     """Return the EAGLE-3 or P-EAGLE head of a directory in vLLM's layout (`Eagle3LlamaForCausalLM`).
 
     Args:
-        target: the model that it was trained for; lends its embedding and head where the directory has none.
+        target: the model that it was trained for; provides embedding and head if the directory has none.
 
     Raises:
-        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+        InvalidSetup: the head does not match the target, or tensors are missing or unknown.
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     uses_aux = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))

@@ -1,6 +1,6 @@
-"""Writes the target's hidden states of each prompt to disk, for training drafters; drafts nothing.
+"""Writes the target's hidden states of each prompt to disk, for training drafters. Drafts nothing.
 
-The files are those of vLLM's `extract_hidden_states`: `token_ids` and `hidden_states` in one safetensors file.
+The files equal those of vLLM's `extract_hidden_states`: `token_ids` and `hidden_states` in one safetensors file.
 
 Shape letters: B sequences, C tokens of a prompt in one step, T tokens of a prompt, N layers, H hidden size,
 F = N * H.
@@ -31,7 +31,7 @@ from draftwise.knowledge.messages import refusal
 
 
 def hidden_states_path(folder: str | Path, prompt_token_ids: Sequence[int]) -> Path:
-    """Return the file that holds the states of a prompt."""
+    """Return the file for a prompt's states."""
     digest = hashlib.sha256(array("q", prompt_token_ids).tobytes()).hexdigest()
     return Path(folder) / f"{digest[:32]}.safetensors"
 
@@ -43,7 +43,7 @@ class _Prompt:
     path: Path
     token_ids: list[int]
     wanted: bool
-    """Whether its file was absent when it started."""
+    """Whether its file was absent at the start."""
     states_CF: list[Tensor] = field(default_factory=list)
     num_known: int = 0
 
@@ -51,15 +51,15 @@ class _Prompt:
 class ExtractHiddenStatesProposer(Proposer):
     """Collects the hidden states of each prompt and writes them once its first output token is confirmed.
 
-    For each prompt `hidden_states_path` then holds `token_ids`, int64 [T], and `hidden_states`, [T, N, H] in the
-    target's dtype. A file that exists already is left alone, so that an interrupted run can be taken up again.
+    The file `hidden_states_path` of each prompt then has `token_ids`, int64 [T], and `hidden_states`, [T, N, H] in the
+    target's dtype. Existing files are kept, so you can resume an interrupted run.
 
     Args:
-        aux_layers: the states wanted (see `Proposer.aux_layers`); N goes through them in ascending order, as in vLLM.
-        folder: where the files go; made where it does not exist.
+        aux_layers: states to write (see `Proposer.aux_layers`), in ascending order along N, as in vLLM.
+        folder: output folder; created if missing.
 
     Raises:
-        InvalidSetup: no state is named, or nothing can be written to the folder.
+        InvalidSetup: no state is named, or the folder is not writable.
     """
 
     needs_every_state = True
@@ -74,7 +74,7 @@ class ExtractHiddenStatesProposer(Proposer):
         self._prompts: dict[int, _Prompt] = {}
 
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Keep the states of prompt tokens; write the file of each prompt that is complete."""
+        """Keep the states of prompt tokens, and write the file of each completed prompt."""
         assert new.features_NF is not None
         assert new.spans.host is not None
         features = new.features_NF.split([length for _, length in new.spans.host])
@@ -86,7 +86,7 @@ class ExtractHiddenStatesProposer(Proposer):
         return Draft.empty(new.spans.num_seqs, k)
 
     def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`; a prompt that was not complete is not written."""
+        """Forget the sequence in `slot`. An incomplete prompt is not written."""
         self._prompts.pop(slot, None)
 
     def _take_in(self, slot: int, token_ids: list[int], first: int, features_CF: Tensor) -> None:
@@ -122,7 +122,7 @@ class ExtractHiddenStatesProposer(Proposer):
 
 
 def build(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
-    """Return what writes the hidden states of the layers that the speculative config names."""
+    """Return the proposer that writes hidden states of the layers in the speculative config."""
     return ExtractHiddenStatesProposer(aux_layers=spec.layer_ids, folder=config.hidden_states_folder)
 
 

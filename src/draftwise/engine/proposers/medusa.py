@@ -1,8 +1,8 @@
 """Medusa-1 heads: head i drafts the token i + 1 places after the last one (Cai et al. 2024, arXiv 2401.10774).
 
 Checkpoints are vLLM's (`blocks.0.layers.0.weight`, `lm_heads.0.weight`) or those of FasterDecoding
-(`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them. That one cannot load
-`truncated_vocab_size` checkpoints itself (it ends in "not initialized: token_map"), although it describes them.
+(`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them. vLLM describes
+`truncated_vocab_size` checkpoints but fails to load them ("not initialized: token_map").
 
 Shape letters: B sequences, H hidden size, U tokens that the heads can name, V the target's vocabulary.
 """
@@ -32,22 +32,22 @@ from draftwise.knowledge.messages import refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MedusaHeads:
-    """Weights: each draft token has its residual layers x + SiLU(W x), then its own head or the one that all share."""
+    """Weights: per draft token, residual layers x + SiLU(W x), then its own head or a shared one."""
 
     blocks: tuple[tuple[Linear, ...], ...]
-    """Layers of each draft token."""
+    """Residual layers of each draft token."""
     heads: tuple[Linear, ...]
     """Output heads: one per block, or one for all."""
     logit_scale: float = 1.0
     target_ids_U: Tensor | None = None
-    """int64 target id of each token that the heads can name (`token_map`); None: all of them."""
+    """int64 target id of each token in the heads' vocabulary (`token_map`); None: the full vocabulary."""
 
 
 class MedusaProposer(StatelessProposer[list[Tensor]]):
-    """Makes all draft tokens from one hidden state; none of them knows the others.
+    """Makes all draft tokens from one hidden state, independently of each other.
 
     Args:
-        heads: the weights; as many draft tokens as it has blocks.
+        heads: weights; one block per draft token.
         probabilistic: see `StatelessProposer`.
     """
 
@@ -60,7 +60,7 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
             self.at_once = join_stages(stages, target_ids_U=heads.target_ids_U)
 
     def begin(self, state_BH: Tensor, num_drafted: int) -> list[Tensor]:
-        """Return the logits of all draft tokens: none depends on a chosen token."""
+        """Return the logits of all draft tokens, which do not depend on chosen tokens."""
         blocks, heads = self._heads.blocks[:num_drafted], self._heads.heads
         assert len(blocks) == num_drafted
         states = [_through(block, state_BH) for block in blocks]
@@ -96,7 +96,7 @@ class _Names:
         return cls(prefix, any(re.match(r"\d+\.\d+\.", name.removeprefix(prefix)) for name in files), num_layers)
 
     def block(self, i: int) -> str:
-        """Return what the names of head i's layers start with."""
+        """Return the name prefix of head i's layers."""
         return f"{self.prefix}{i}." if self.is_old else f"{self.prefix}blocks.{i}.layers."
 
     def layer(self, i: int, j: int) -> str:
@@ -117,10 +117,10 @@ def load_medusa(path: str | Path, target: CausalLM, *, k: int | None = None) -> 
 
     Args:
         path: directory with config.json and safetensors, in either layout.
-        k: draft tokens a step at most: the first k heads are loaded; None: all.
+        k: maximum draft tokens per step: loads the first k heads. None: all.
 
     Raises:
-        InvalidSetup: the checkpoint is incomplete, has fewer than k heads or does not fit the target.
+        InvalidSetup: the checkpoint is incomplete, has fewer than k heads or does not match the target.
     """
     checkpoint = HeadCheckpoint(path, target)
     config, reader, hidden = checkpoint.config, checkpoint.reader, target.shape.hidden_size

@@ -44,13 +44,13 @@ class SpeculatorStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MlpSpeculator:
-    """The stages, and what they have in common."""
+    """The stages, and shared settings."""
 
     stages: tuple[SpeculatorStage, ...]
     token_weight: float
-    """How much the embedding of a token weighs compared with the state before it."""
+    """Weight of a token's embedding relative to the previous state."""
     scale_input: bool = False
-    """Whether the target's state is normed to half a unit of variance first."""
+    """Whether the target's state is first normed to a variance of 1/2."""
 
 
 class MlpSpeculatorProposer(StatelessProposer[Tensor]):
@@ -59,7 +59,7 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
     The norm divides by the root of the mean square and has weight and bias.
 
     Args:
-        network: the weights; as many draft tokens as it has stages.
+        network: weights; one stage per draft token.
         probabilistic: see `StatelessProposer`.
     """
 
@@ -98,12 +98,12 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
 
 
 def token_weight(inner: int, num_stages: int) -> float:
-    """Return how much the embedding of a token weighs compared with the state before it.
+    """Return the weight of a token's embedding relative to the previous state.
 
-    The state's own weight is left out: the norm that follows takes care of the scale.
+    The state's own weight is left out, because the norm that follows fixes the scale.
 
     Args:
-        num_stages: with which the speculator is trained.
+        num_stages: number of stages in training.
     """
     state_weight = 0.5 ** (0.5 / num_stages)
     return math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
@@ -118,13 +118,13 @@ def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propose
 def load_mlp_speculator(path: str | Path, target: CausalLM, *, k: int | None = None) -> MlpSpeculator:
     """Return the stages of a checkpoint directory.
 
-    What config.json leaves out has the defaults of vLLM's MLPSpeculatorConfig.
+    Missing keys of config.json have the defaults of vLLM's MLPSpeculatorConfig.
 
     Args:
-        k: draft tokens a step at most: the first k stages are loaded; None: all.
+        k: maximum draft tokens per step: loads the first k stages. None: all.
 
     Raises:
-        InvalidSetup: the checkpoint is incomplete, has fewer than k stages or does not fit the target.
+        InvalidSetup: the checkpoint is incomplete, has fewer than k stages or does not match the target.
     """
     checkpoint = HeadCheckpoint(path, target, width_key="emb_dim")
     config, reader = checkpoint.config, checkpoint.reader

@@ -22,17 +22,17 @@ from draftwise.engine.resolved_spec import ResolvedSpec
 from draftwise.knowledge.messages import refusal
 
 _FAMILIES = {family.architecture: FAMILIES["mimo"] for family in FAMILIES.values() if not family.has_experts}
-"""A module is a MiMo layer, whatever its target; Qwen3-MoE comes without modules."""
+"""Families of targets. A module is a MiMo layer for any target; Qwen3-MoE has no modules."""
 _PREFIX = "model.mtp_layers."
 
 
 class MtpDrafter(DraftHead):
-    """Drafts with the target's first module, again and again; the target's embedding and head serve it.
+    """Drafts repeatedly with the target's first module, using the target's embedding and head.
 
-    vLLM too makes every draft token of a MiMo target with its first module, however many there are.
+    vLLM also makes every draft token of a MiMo target with its first module, regardless of their number.
 
     Attributes:
-        n_predict: modules that the target was trained with; see `check_k`.
+        n_predict: number of modules in the target's training; see `check_k`.
     """
 
     def __init__(self, checkpoint: LayeredHead, target: CausalLM, n_predict: int) -> None:
@@ -86,13 +86,13 @@ def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propose
 
 
 def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
-    """Return the MTP modules of a directory in MiMo's layout (`model.mtp_layers.0.` and on).
+    """Return the MTP modules of a directory in MiMo's layout (`model.mtp_layers.0.` ...).
 
     Args:
         path: the target's own checkpoint, or a directory with its config.json and the modules' tensors only.
 
     Raises:
-        InvalidSetup: they are missing, do not fit the target, or tensors are missing or unknown.
+        InvalidSetup: the modules are missing or do not match the target, or tensors are missing or unknown.
     """
     checkpoint = LayeredHead(path, target, _FAMILIES)
     checkpoint.check_width(may_differ=False)
@@ -107,7 +107,7 @@ def check_k(n_predict: int, k: int) -> None:
     """Check a number of draft tokens against the number of modules, by vLLM's rule.
 
     Raises:
-        InvalidSetup: k is larger than `n_predict` and no multiple of it.
+        InvalidSetup: k is larger than `n_predict` and not a multiple of it.
     """
     if k > n_predict and k % n_predict:
         raise refusal(

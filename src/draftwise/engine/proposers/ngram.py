@@ -1,6 +1,6 @@
-"""Drafts by prompt lookup: the tokens after the first occurrence of the longest known suffix; on host or device.
+"""Drafts by prompt lookup, on host or device: the tokens after the first occurrence of the longest repeated suffix.
 
-Both draft the same. On the device a whole batch is drafted for without asking the host anything.
+Both draft the same. The device version drafts for a whole batch without the host.
 
 Shape letters: S slots, B sequences, W rows that a sequence can have at most, N rows of new tokens, L token positions,
 K draft tokens.
@@ -26,9 +26,8 @@ NO_TOKEN = -1
 class NgramProposer(Proposer):
     """Drafts by lookup in the sequence itself (Saxena 2023, prompt-lookup-decoding), exactly as vLLM's `ngram`.
 
-    Of all n-grams with prompt_lookup_min <= n <= prompt_lookup_max that end the sequence, it takes the longest one that
-    occurred before, goes to that n-gram's earliest occurrence and drafts what followed it (at most up to
-    max_model_len tokens in all).
+    Takes the longest n-gram, prompt_lookup_min <= n <= prompt_lookup_max, that ends the sequence and occurred before,
+    and drafts the tokens after its earliest occurrence (up to max_model_len in total).
     """
 
     needs_history = True
@@ -47,7 +46,7 @@ class NgramProposer(Proposer):
         self._indices: dict[int, NgramIndex] = {}
 
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and draft up to k tokens each: constant time per new token, however long the prompt."""
+        """Add `new` and draft up to k tokens each, in constant time per new token."""
         rows = []
         limits = new.limits_B.tolist()
         for slot, tokens, limit in zip(new.slots_B.tolist(), new.to_lists(), limits, strict=True):
@@ -66,9 +65,9 @@ class NgramProposer(Proposer):
 class NgramGpuProposer(Proposer):
     """Drafts exactly what `NgramProposer` drafts, with static shapes and lengths that stay on the device.
 
-    Every position of a sequence is compared with its end at once: max_model_len x prompt_lookup_max comparisons a
-    sequence, by one kernel on a GPU (`kernels.cuda.prompt_lookup`) and by torch elsewhere. The token buffer takes
-    4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
+    It compares every position of a sequence with its end at once: max_model_len x prompt_lookup_max comparisons per
+    sequence, in one kernel on a GPU (`kernels.cuda.prompt_lookup`), otherwise in torch. The token buffer takes 4 bytes
+    x (max_num_seqs + 1) x max_model_len; its last slot is for padding rows.
     """
 
     needs_history = True
@@ -93,7 +92,7 @@ class NgramGpuProposer(Proposer):
 
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and draft up to k tokens each; nothing is read back to the host."""
+        """Add `new` and draft up to k tokens each, without reading anything back to the host."""
         if k > 0 and self._device.type == "cuda" and new.spans.host is None:
             return self._append_and_draft(new, k)
         self._append(new)
@@ -102,7 +101,7 @@ class NgramGpuProposer(Proposer):
         return self._draft(new, k)
 
     def release(self, slot: int) -> None:
-        """Nothing to forget: what is known of a sequence is as long as its `Confirmed` says."""
+        """Do nothing: `Confirmed` gives the length of a sequence's known tokens."""
 
     def _append_and_draft(self, new: Confirmed, k: int) -> Draft:
         """Do both in one kernel; the rows are those of a step, uniform."""
@@ -162,7 +161,7 @@ class NgramGpuProposer(Proposer):
 
 
 def build(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    """Return prompt lookup on the host; on a GPU, where the host would wait for each step's tokens, that of the device.
+    """Return prompt lookup on the host, or on a GPU on the device, because the host would wait for each step's tokens.
 
     Both draft the same.
     """

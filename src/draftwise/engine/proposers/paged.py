@@ -1,4 +1,4 @@
-"""Drafting with a network that keeps keys and values in pages; token by token (draft models, EAGLE, EAGLE-3, MTP).
+"""Drafts with a network that keeps keys and values in pages; token by token for draft models, EAGLE, EAGLE-3 and MTP.
 
 Shape letters: B sequences, N rows of a pass, W rows that a sequence can have at most, M tokens of the longest draft,
 H hidden size.
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class PagedProposer(Proposer):
-    """The part of a proposer that does not depend on how its network drafts.
+    """Base class of proposers with pages.
 
     Args:
-        probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
+        probabilistic: draw draft tokens at the request's temperature and return their distributions (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         max_model_len: the target's longest context.
     """
@@ -47,14 +47,14 @@ class PagedProposer(Proposer):
         self._reach = min(max_model_len, network.kv_shape.max_position_embeddings)
 
     def allocate(self, *, num_pages: int, block_size: int) -> None:
-        """Make the network's cache."""
+        """Allocate the network's cache."""
         network = self._network
         self.kv = PagedKV(
             network.kv_shape, num_pages=num_pages, block_size=block_size, dtype=network.dtype, device=network.device
         )
 
     def release(self, slot: int) -> None:
-        """Nothing to forget: what is kept lies in the sequence's pages."""
+        """Do nothing: all state is in the sequence's pages."""
 
     def _plan(self, new: Confirmed, spans: Spans, *, causal: bool = True) -> AttentionPlan:
         """Return the plan for rows of the sequences of `new`; those out of the network's reach are computed in vain."""
@@ -73,17 +73,17 @@ class PagedProposer(Proposer):
 
 
 class ChainProposer(PagedProposer):
-    """Runs a drafter over what was confirmed, then over its own draft tokens, all sequences together.
+    """Runs a drafter over confirmed tokens, then over its own draft tokens, for all sequences together.
 
     The row for token n goes to page slot n, or, together with the target's state at n - 1, to slot n - 1, as in vLLM.
-    Rows of draft tokens lie behind the confirmed ones and are overwritten by what is confirmed next.
+    Rows of draft tokens come after the confirmed ones, and the next confirmed tokens overwrite them.
 
-    Where the drafter reaches less far than the target, by its positions or by a sliding window (up to whose length
-    attention is the full one), a sequence that grows beyond is decoded on without drafts.
+    If the drafter's context is shorter than the target's, by its positions or a sliding window, longer sequences
+    continue without drafts.
 
     Args:
-        drafter: the network; its token ids must mean what the target's mean.
-        parallel: make all draft tokens in one pass, the unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
+        drafter: network with the target's token ids.
+        parallel: make all draft tokens in one pass, with unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ChainProposer(PagedProposer):
 
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new`; draft up to k tokens each, fewer near the end of the context."""
+        """Add `new`; draft up to k tokens each, fewer near the end of the context."""
         spans = new.spans.shift(-bool(self.aux_layers))
         ends_B = spans.starts_B + spans.lengths_B
         counts_B = torch.minimum(new.limits_B, self._reach + 1 - ends_B).clamp_(0, k)
@@ -188,7 +188,7 @@ def build_chain(drafter: ChainDrafter, spec: ResolvedSpec, config: EngineConfig,
     """Return the proposer of a network that drafts token by token or, with `parallel_drafting`, in one pass.
 
     Raises:
-        InvalidSetup: it is to draft in parallel and has no mask token.
+        InvalidSetup: `parallel_drafting` is set, but the drafter has no mask token.
     """
     if spec.parallel_drafting and drafter.mask is None:
         raise refusal("parallel-drafting-needs-mask-token")
@@ -201,5 +201,5 @@ def build_chain(drafter: ChainDrafter, spec: ResolvedSpec, config: EngineConfig,
 
 
 def find_longest_context(config: EngineConfig, target: CausalLM) -> int:
-    """Return the number of tokens up to which a sequence may grow."""
+    """Return the maximum length of a sequence in tokens."""
     return config.max_model_len or target.shape.max_position_embeddings

@@ -1,4 +1,4 @@
-"""The one signature of every drafting method, and the draft in the making, which turns a drafter's logits into tokens.
+"""Defines the interface of every drafting method, and builds drafts from a drafter's logits.
 
 Shape letters: B sequences, N rows of new tokens, K draft tokens (padded), M of the longest draft, R = B * M draft
 tokens of all sequences, P pages, F features of a token, U tokens that the drafter can name, V the target's vocabulary.
@@ -27,16 +27,16 @@ from draftwise.engine.sampling.tempering import argmax, draw, sharpen, temper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """What the target has just made final, for B sequences.
+    """Tokens that the target has just confirmed, for B sequences.
 
-    A sequence's first `Confirmed` brings its prompt, perhaps in chunks (a proposer `on_host` gets it with the first
-    tokens that follow); each later one brings the tokens emitted by one step. Nothing in it is ever taken back.
+    A sequence's first `Confirmed` has its prompt, perhaps in chunks (a proposer `on_host` gets it with the first
+    following tokens). Each later one has the tokens emitted by one step. Confirmed tokens never change.
 
-    A proposer that reads auxiliary hidden states gets those of one position for every token: of the token *before* it,
-    from which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
+    A proposer that reads auxiliary hidden states gets, for every token, those of the token *before* it, from which the
+    target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
 
-    All tensors are on the engine's device, where a proposer must not wait for their values: on a GPU the call is
-    captured as a CUDA graph. Only a proposer that is `on_host` may look, and gets tensors of the CPU.
+    All tensors are on the engine's device, and a proposer must not wait for their values: on a GPU, the call is
+    captured as a CUDA graph. Only a proposer `on_host` may read values; it gets CPU tensors.
     """
 
     slots_B: Tensor
@@ -46,108 +46,105 @@ class Confirmed:
     tokens_N: Tensor
     """int64, a row for each new token, as `spans` lays them out."""
     num_prompt_B: Tensor
-    """int64, how many tokens of each sequence (counted from its start) are its prompt."""
+    """int64, number of prompt tokens of each sequence, from its start."""
     limits_B: Tensor
-    """int64, draft tokens wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its
-    end."""
+    """int64, maximum draft tokens of each sequence: 0 while its prompt is being computed, fewer than k near its end."""
     page_table_BP: Tensor
-    """int32, pages that each sequence holds, with room for its tokens and `limits_B` more; see `plan_attention`."""
+    """int32, pages of each sequence, with room for its tokens and `limits_B` more; see `plan_attention`."""
     features_NF: Tensor | None = None
     """The auxiliary hidden states, concatenated, a row for each new token."""
     temperature_B: Tensor
-    """float32, sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
+    """float32, sampling temperature; 0 is greedy. Used only by probabilistic drafting."""
     seeds_B: Tensor
-    """int64, seed of each sequence's random stream. Only probabilistic drafting looks at it."""
+    """int64, seed of each sequence's random stream. Used only by probabilistic drafting."""
     told_BK: Tensor | None = None
-    """int64, for replays: draft tokens to go on with in place of the drafter's own, -1 where it has its choice."""
+    """int64, for replays: draft tokens that replace the drafter's own; -1: the drafter chooses."""
     wants_confidence: bool = False
-    """Whether a replay needs the confidence of the draft, if the drafter is a model."""
+    """Whether a replay needs the draft's confidence, if the drafter is a model."""
     histories: tuple[Sequence[int], ...] = ()
-    """[B] all final tokens of each sequence: the engine's own lists, for a proposer that is `on_host`."""
+    """[B] all confirmed tokens of each sequence: the engine's own lists, for a proposer `on_host`."""
 
     @property
     def num_output_B(self) -> Tensor:
-        """int64, how many tokens each sequence has put out."""
+        """int64, number of output tokens of each sequence."""
         return self.spans.starts_B + self.spans.lengths_B - self.num_prompt_B
 
     def to_lists(self) -> list[list[int]]:
-        """Return the tokens of each sequence; only for a proposer that is `on_host`."""
+        """Return the tokens of each sequence. Only for a proposer `on_host`."""
         assert self.spans.host is not None
         tokens = iter(self.tokens_N.tolist())
         return [[next(tokens) for _ in range(length)] for _, length in self.spans.host]
 
 
 class Proposer(ABC):
-    """A state machine over confirmed tokens: notified of what became final, it drafts what follows.
+    """A state machine over confirmed tokens. Notified of new ones, it drafts what follows.
 
-    It never sees the runner, the scheduler or a rejected token, so there is nothing to roll back:
-    whatever it computed for draft tokens that were rejected is overwritten when the next tokens are confirmed.
+    It never sees the runner, the scheduler or a rejected token, so it never rolls back: the next confirmed tokens
+    overwrite whatever it computed for rejected ones.
 
-    State per token (keys and values) goes to the pages that the engine gives the sequence anyway: the proposer holds
-    a second cache over the same page ids. Prefix caching, preemption and forks then work for it as they do for the
-    target, and what it kept for a prefix-cached text is still there. What it wrote for position i must follow from the
-    tokens up to i + 1 and their states alone.
+    State per token (keys and values) goes to the sequence's own pages: the proposer has a second cache with the same
+    page ids. Prefix caching, preemption and forks then work as for the target, and its state for a cached prefix is
+    still there. Its state for position i must depend only on the tokens up to i + 1 and their states.
     """
 
     aux_layers: tuple[int, ...] = ()
-    """Hidden states of the target that it reads: i is the residual stream that enters layer i, the number of layers L
-    what the last layer leaves, L + 1 the same after the final norm (what the target's head reads)."""
+    """Hidden states of the target that it reads: i is the input of layer i, L (the number of layers) the last layer's
+    output, L + 1 the same after the final norm (the input of the target's head)."""
     num_layers: int = 0
-    """Decoder layers of its network."""
+    """Number of decoder layers of its network."""
     kv_bytes_per_token: int = 0
-    """Size of its state in pages; 0: it keeps none."""
+    """Bytes per token of its state in pages; 0: no state."""
     kv: PagedKV | None = None
-    """Its keys and values, once they are allocated; None: it keeps none."""
+    """Its keys and values, once allocated; None: no state."""
     needs_history: bool = False
-    """Whether it must be notified of all tokens of a sequence from position 0, also those that are prefix-cached."""
+    """Whether it needs all tokens of a sequence from position 0, including prefix-cached ones."""
     needs_every_state: bool = False
-    """Whether it must get the states of all tokens, so that no prefix may come from the cache."""
+    """Whether it needs the states of all tokens, so prefixes cannot come from the cache."""
     on_host: bool = False
-    """Whether it looks at values; on a GPU it then waits for each step's tokens, and is no part of the CUDA graph."""
+    """Whether it reads values on the host. On a GPU, it then waits for each step's tokens, outside CUDA graphs."""
     nests: bool = True
-    """Whether a shorter draft is the beginning of a longer one."""
+    """Whether a shorter draft is a prefix of a longer one."""
     needs_ending: bool = False
-    """Whether it must be notified of a sequence's last tokens too, after which there is nothing to draft."""
+    """Whether it needs a sequence's last tokens, too, after which it drafts nothing."""
 
     def allocate(self, *, num_pages: int, block_size: int) -> None:  # noqa: B027 - most methods keep nothing in pages
-        """Make the cache for page ids below `num_pages`; called once, before the first `propose`."""
+        """Allocate the cache for page ids below `num_pages`. Called once, before the first `propose`."""
 
     @abstractmethod
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and return up to k draft tokens for each of its B sequences, in its order.
+        """Add `new` and return up to k draft tokens for each of its B sequences, in order.
 
-        With k = 0 the proposer takes the tokens in and returns an empty draft. A draft is never longer than
-        `new.limits_B`.
+        With k = 0, it adds the tokens and returns an empty draft. A draft is never longer than `new.limits_B`.
         """
 
     @abstractmethod
     def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`; the next `Confirmed` for it starts another one.
+        """Forget the sequence in `slot`. The slot's next `Confirmed` starts another one.
 
-        Called when a sequence finishes, is aborted or is preempted (then it comes back from its start).
+        Called when a sequence finishes, is aborted or is preempted (then it restarts from its beginning).
         """
 
 
 class PlainDecoding(Proposer):
-    """Drafts nothing, so that a step gives each sequence one token."""
+    """Drafts nothing: each step gives a sequence one token."""
 
     def propose(self, new: Confirmed, k: int) -> Draft:  # noqa: ARG002
         """Return empty drafts."""
         return Draft.empty(len(new.slots_B), device=new.slots_B.device)
 
     def release(self, slot: int) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 Builder = Callable[[ResolvedSpec, EngineConfig, CausalLM], Proposer]
-"""(speculative config, engine config, target) -> the proposer; raises InvalidSetup where a drafter does not fit."""
+"""(speculative config, engine config, target) -> proposer. Raises InvalidSetup if a drafter does not match."""
 
 
 def find_weights(spec: ResolvedSpec, config: EngineConfig) -> str:
-    """Return the directory of a drafter's weights: its own or, where it has none, the target's.
+    """Return the directory of a drafter's weights: its own, or else the target's.
 
     Raises:
-        InvalidSetup: they were trained for another target.
+        InvalidSetup: the weights were trained for another target.
     """
     path = spec.model or config.model
     check_identity(path, config.model)
@@ -155,14 +152,14 @@ def find_weights(spec: ResolvedSpec, config: EngineConfig) -> str:
 
 
 class DraftBuilder:
-    """Turns logits into draft tokens, static in shape: for a sequence that wants fewer some are drafted in vain.
+    """Turns logits into draft tokens of static shape. Tokens beyond a sequence's own limit are discarded.
 
     Args:
-        counts_B: int64, draft tokens wanted of each sequence, 0..k.
+        counts_B: int64, draft tokens of each sequence, 0..k.
         probabilistic: see `choose`, like the last two.
 
     Attributes:
-        num_steps: M, or k where only the device knows it.
+        num_steps: M, or k if only the device knows M.
     """
 
     def __init__(
@@ -185,22 +182,22 @@ class DraftBuilder:
 
     @property
     def is_chain(self) -> bool:
-        """Whether tokens are the likeliest ones, and nothing else is asked of them."""
+        """Whether drafting is plainly greedy."""
         told = self._new.wants_confidence or self._new.told_BK is not None
         return self.num_steps > 0 and not self._probabilistic and not told
 
     def take(self, tokens_BM: Tensor) -> None:
-        """Take all draft tokens as they are."""
+        """Set all draft tokens."""
         self._tokens.append(tokens_BM)
 
     def add(self, step: int, logits_BU: Tensor) -> Tensor:
-        """Choose draft token number `step` of every sequence; return the tokens [B]."""
+        """Choose draft token number `step` of each sequence; return the tokens [B]."""
         new, first_B = self._new, self._first_B
         positions_B = None if first_B is None else first_B + step
         return self._choose(logits_BU, 1, new.temperature_B, new.seeds_B, positions_B).squeeze(1)
 
     def add_all(self, logits_RU: Tensor) -> None:
-        """Choose all draft tokens at once, independently of each other; rows go sequence after sequence."""
+        """Choose all draft tokens at once and independently; rows are ordered by sequence."""
         new, num_steps, first_B = self._new, self.num_steps, self._first_B
         if first_B is None:
             self._choose(logits_RU, num_steps, None, None, None)
@@ -211,7 +208,7 @@ class DraftBuilder:
         self._choose(logits_RU, num_steps, temperature_BM.flatten(), seeds_BM.flatten(), positions_BM.flatten())
 
     def to_draft(self) -> Draft:
-        """Return what was drafted."""
+        """Return the draft."""
         if not self._tokens:
             return Draft.empty(len(self._counts_B), self._k, device=self._counts_B.device)
         padding = self._k - self.num_steps
@@ -270,19 +267,19 @@ def choose(
     seeds_B: Tensor | None = None,
     positions_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the next draft token of each sequence, and what it was drawn from.
+    """Return the next draft token of each sequence, and its distribution.
 
-    Deterministic drafting costs one argmax and looks at neither temperature, seeds nor positions.
-    Draws use the lane `Lane.DRAFT` of the counter-based noise (Gumbel-max), so that a draft token shares no randomness
-    with what accepts it. Shapes are static and nothing waits for the device.
+    Deterministic drafting costs one argmax, and ignores temperature, seeds and positions. Draws use the lane
+    `Lane.DRAFT` of the counter-based noise (Gumbel-max), so a draft token shares no randomness with its acceptance.
+    Shapes are static and nothing waits for the device.
 
     Args:
         logits_BU: the drafter's logits, any float type.
-        probabilistic: whether to draw at the temperature at all; the last three are needed only then.
-        target_ids_U: the target's id of each token that the drafter can name, where its vocabulary is a smaller one.
+        probabilistic: whether to draw at the temperature. Only then are the last three needed.
+        target_ids_U: target id of each token in the drafter's vocabulary, if that is smaller.
         temperature_B: float32 sampling temperature; 0 takes the likeliest token.
         seeds_B: int64, seed of each sequence's random stream.
-        positions_B: int64, which random number it is, of a stream that only drafts use.
+        positions_B: int64, index of the random number in a stream used only by drafts.
 
     Returns:
         int64 target ids [B], and with `probabilistic` the float32 distribution [B, V] of each (one-hot where the

@@ -1,4 +1,4 @@
-"""Drafting from the target's last hidden state alone: the networks that keep nothing between two proposals.
+"""Drafts from the target's last hidden state alone, with networks that keep no state between proposals.
 
 Shape letters: B sequences, H hidden size, U tokens that the drafter can name.
 """
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from draftwise.engine.kernels.cpu_layers import QuantizedStages
 
 Carry = TypeVar("Carry")
-"""What a network hands from one draft token to the next."""
+"""State that a network passes from one draft token to the next."""
 
 
 class StatelessProposer(Proposer, Generic[Carry]):
     """Reads the state, after the final norm, from which the target predicted each sequence's last token.
 
     Args:
-        probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
+        probabilistic: draw draft tokens at the request's temperature and return their distributions (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
-        target_ids_U: the target's id of each token that the network can name; None: they are the target's own.
+        target_ids_U: target id of each token in its vocabulary; None: its vocabulary is the target's.
 
     Attributes:
-        at_once: makes the likeliest draft tokens in one call; None where weights are not quantized.
+        at_once: makes the likeliest draft tokens in one call; None if weights are not quantized.
     """
 
     at_once: QuantizedStages | None = None
@@ -46,16 +46,16 @@ class StatelessProposer(Proposer, Generic[Carry]):
         self._target_ids_U = target_ids_U
 
     def enter(self, features_BH: Tensor) -> Tensor:
-        """Return what the first products read, for the target's states: themselves."""
+        """Return the input of the first products for the target's states: the states themselves."""
         return features_BH
 
     @abstractmethod
     def begin(self, state_BH: Tensor, num_drafted: int) -> Carry:
-        """Return what the first draft token needs of what `enter` returned; `num_drafted` will be made."""
+        """Return the first draft token's state, from the result of `enter`. `num_drafted` tokens will be made."""
 
     @abstractmethod
     def step(self, index: int, carry: Carry, tokens_B: Tensor) -> tuple[Tensor, Carry]:
-        """Return logits_BU of draft token number `index`, which follows `tokens_B`, and what the next one needs."""
+        """Return logits_BU of draft token number `index`, which follows `tokens_B`, and the next one's state."""
 
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
@@ -86,12 +86,12 @@ class StatelessProposer(Proposer, Generic[Carry]):
 
 
 Parts = tuple[Sequence[Linear], Linear, Tensor | None, tuple[Tensor, Tensor] | None]
-"""Products of a draft token, its head, and where there is one the embedding of the token before, with a norm."""
+"""Products of a draft token, its head, and optionally the previous token's embedding, with a norm."""
 
 
 def join_stages(stages: Sequence[Parts], **options: Any) -> QuantizedStages | None:
-    """Return the stages of a network whose target is quantized as one call, see `QuantizedStages`; None: some width is
-    no multiple of 32, so that its products are others."""
+    """Return the stages of a network with a quantized target as one call, see `QuantizedStages`; None if a width is not
+    a multiple of 32."""
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
     from draftwise.engine.kernels.cpu_layers import DraftStage, QuantizedStages
 
@@ -105,10 +105,10 @@ def join_stages(stages: Sequence[Parts], **options: Any) -> QuantizedStages | No
 
 
 def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:
-    """Return for how many draft tokens to load weights, of `num_drafted` that the checkpoint can make.
+    """Return for how many draft tokens to load weights, of the checkpoint's `num_drafted`.
 
     Raises:
-        InvalidSetup: k is more than it can.
+        InvalidSetup: k is larger.
     """
     if k is not None and k > num_drafted:
         raise refusal("too-many-draft-tokens", num_drafted=num_drafted, k=k, where=where)

@@ -22,7 +22,7 @@ class SuffixProposer(Proposer):
     """Drafts by the suffix trees of `lookup.suffix_cache` (Oliaro et al. 2024, arXiv:2411.04975).
 
     Args:
-        cache: the trees; of this proposer alone.
+        cache: trees, used only by this proposer.
     """
 
     nests = False  # the best match depends on how much of it is drafted
@@ -34,7 +34,7 @@ class SuffixProposer(Proposer):
         self.cache = cache
 
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and draft up to k tokens each; a draft knows the responses of earlier rows."""
+        """Add `new` and draft up to k tokens each. A draft can use the responses of earlier rows."""
         assert new.spans.host is not None
         drafts_BK, sizes_B = self.cache.extend(
             new.slots_B.tolist(),
@@ -47,12 +47,12 @@ class SuffixProposer(Proposer):
         return Draft(tokens_BK=torch.from_numpy(drafts_BK), lengths_B=torch.from_numpy(sizes_B))
 
     def release(self, slot: int) -> None:
-        """Forget the sequence's own tree; its response stays in the global one until newer requests push it out."""
+        """Forget the sequence's own tree. Its response stays in the global tree until newer requests evict it."""
         self.cache.release(slot)
 
 
 def build(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
-    """Return the proposer; one process compiles its kernels for all."""
+    """Return the proposer. One process compiles its kernels for all."""
     with one_at_a_time("suffix-kernels"):
         from draftwise.lookup.suffix_cache import SuffixCache  # the import compiles them
 

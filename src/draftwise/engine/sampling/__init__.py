@@ -1,1 +1,1 @@
-"""Turns logits into tokens: distributions, random numbers and the verification of drafts."""
+"""Turns logits into tokens: distributions, random numbers and verification of drafts."""

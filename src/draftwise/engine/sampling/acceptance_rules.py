@@ -1,4 +1,4 @@
-"""The rules by which draft tokens are accepted: a small closed set, one of them lossless.
+"""The acceptance rules for draft tokens: a small closed set, one of them lossless.
 
 Shape letters: K draft tokens.
 """
@@ -21,8 +21,8 @@ class Standard:
     """
 
     by_block: bool = False
-    """Whether the tokens of a draft are judged together: on average more of them stand. Source: Sun et al. 2024
-    (arXiv 2403.10444), algorithm 2."""
+    """Whether to judge the tokens of a draft together, which accepts more on average. Source: Sun et al. 2024 (arXiv
+    2403.10444), algorithm 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Synthetic acceptance, for measuring cost at a chosen rate: random numbers decide, so the text means nothing.
+    """Synthetic acceptance, for measuring cost at a given rate. Random numbers decide, so the text means nothing.
 
     `rates[i]` is the share of drafts of which at least the first i+1 tokens are accepted (vLLM's
     synthetic_acceptance_rates: unconditional, within 0..1, never increasing).
@@ -58,7 +58,7 @@ Acceptance = Standard | Typical | Synthetic
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SyntheticRates:
-    """`Synthetic` on a device: steps look at this tensor instead of copying the rates there each time."""
+    """`Synthetic` on a device: steps read this tensor instead of copying the rates each time."""
 
     conditional_K: Tensor
     """float64, `Synthetic.conditional_rates`."""
@@ -69,7 +69,7 @@ Rule = Standard | Typical | SyntheticRates
 
 
 def place(acceptance: Acceptance, device: torch.device | str) -> Rule:
-    """Return the rule for steps on a device; to be made once, since it copies from the host."""
+    """Return the rule for steps on a device. Call it once, because it copies from the host."""
     if isinstance(acceptance, Synthetic):
         import torch  # the rules themselves are used without it
 

@@ -1,4 +1,4 @@
-"""Bad words as the token sequences that an output must not contain; no torch here."""
+"""Encodes bad words as token sequences that an output must not contain. Uses no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from draftwise.knowledge.messages import refusal
 def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.
 
-    As vLLM does: the form after a space counts only if it has as many tokens and another first one.
+    As in vLLM, the form after a space counts only if it has the same number of tokens and a different first one.
 
     Args:
         words: `SamplingParams.bad_words`.
-        encode: text to token ids, without special tokens.
+        encode: converts text to token ids, without special tokens.
 
     Raises:
         InvalidSetup: a word encodes to no token.

@@ -1,4 +1,4 @@
-"""Draft tokens, between a proposer and `verify`.
+"""Draft tokens, passed from a proposer to `verify`.
 
 Shape letters: B sequences, K draft tokens (padded), V vocabulary.
 """
@@ -20,9 +20,9 @@ class Draft:
     lengths_B: Tensor
     """int64, 0..K."""
     probs_BKV: Tensor | None = None
-    """float32 distribution that each draft token was drawn from; None when drafting is deterministic (q = 1)."""
+    """float32 distribution that each draft token was drawn from; None if drafting is deterministic (q = 1)."""
     confidence_BK: Tensor | None = None
-    """float32, the largest probability that the drafter gave a token in each place; None where nobody asked."""
+    """float32, the drafter's largest token probability at each position; None if not requested."""
 
     @classmethod
     def empty(cls, num_sequences: int, k: int = 0, *, device: torch.device | str = "cpu") -> Draft:
@@ -42,7 +42,7 @@ class Draft:
         )
 
     def cut(self, k: int) -> Draft:
-        """Return the same draft with room for k draft tokens; no sequence has more."""
+        """Return the draft with width k. No sequence may have more than k tokens."""
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
         confidence_BK = None if self.confidence_BK is None else self.confidence_BK[:, :k]
         return Draft(

@@ -1,6 +1,6 @@
-"""Keeps completions within a grammar: which tokens may follow, at every position of a draft.
+"""Keeps completions within a grammar: determines the allowed tokens at every position of a draft.
 
-llguidance compiles grammars and computes their masks on the host; it releases the interpreter lock while it does.
+llguidance compiles grammars and computes masks on the host, and releases the interpreter lock meanwhile.
 
 Shape letters: B sequences, S = K+1 target rows a sequence, K draft tokens, N constrained sequences, R constrained rows,
 W words of 32 tokens each, V vocabulary.
@@ -36,22 +36,20 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _KEPT, _KEPT_CHARACTERS = 64, 2**20
-"""Compiled grammars that are kept for later requests, at most, and the characters of all (up to 600 bytes each)."""
+"""Maximum number of cached compiled grammars, and maximum characters of all (up to 600 bytes each)."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"
-"""Space between the parts of JSON, unless a request sets it: enough for indentation. Small models that may write more
-write nothing else."""
+"""Default whitespace between parts of JSON: enough for indentation. With more, small models write nothing else."""
 _LONG = 2**14
-"""Characters from which on a grammar may have masks that take a step's time to find."""
+"""Number of characters above which a grammar's masks may take as long as a step."""
 _STEP_ITEMS = 10_000
-"""Items that llguidance's parser makes for a mask at most; its own 50,000 take half a second."""
+"""Maximum parser items per mask; llguidance's default of 50,000 takes half a second."""
 _TRIED = 3
-"""Tokens after which a grammar that is too complex has failed, as a rule."""
+"""Number of tokens after which a too complex grammar has usually failed."""
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~/])")
 """Characters with a meaning in a regex."""
 _COMPILERS, _NICE = 2, 10
-"""Grammars that are compiled at once, and how much nicer their threads are.
-
-The threads of a step wait for each other many times, each time for as long as one of them lacks a core.
+"""Number of grammars compiled in parallel, and the nice value of their threads. A step's threads often wait for each
+other, each time as long as one of them lacks a core.
 """
 _STACK, _LONGEST = 2**30, 2**20
 """Bytes of a compiler's stack, of which only what is used takes memory, and characters of a grammar at most: llguidance
@@ -90,15 +88,15 @@ class _DeepThreads(ThreadPoolExecutor):
 
 
 class Grammar:
-    """How far one completion has come in its grammar.
+    """One completion's progress in its grammar.
 
     Args:
-        matcher: at the grammar's start.
-        maskers: find masks while steps go on, for a grammar in which that may take long. Such a completion has no
+        matcher: matcher at the grammar's start.
+        maskers: compute masks while steps run, for a grammar in which that may take long. Such a completion has no
             drafts.
 
     Attributes:
-        mask: tokens that may follow, found or being looked for; None: the step that wants them looks for them.
+        mask: allowed next tokens, computed or in progress; None: the step that needs them computes them.
     """
 
     def __init__(self, matcher: LLMatcher, maskers: Executor | None = None) -> None:
@@ -108,10 +106,10 @@ class Grammar:
         """Whether the last step had a draft of which not even the first token was allowed."""
 
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
-        """Move on by the tokens of a step; return how many of them belong to the completion, and why it ends there.
+        """Advance by a step's tokens. Return how many belong to the completion, and why it ends there.
 
-        The reason is `stop` where nothing may follow a complete text, `abort` where a text that is not complete cannot
-        be continued, and None where the completion goes on after all of them.
+        The reason is `stop` if nothing may follow a complete text, `abort` if an incomplete text cannot be continued,
+        and None if the completion continues.
         """
         for count, token in enumerate(token_ids):
             if not self.matcher.try_consume_tokens([token]):
@@ -123,12 +121,12 @@ class Grammar:
 
     @property
     def is_slow(self) -> bool:
-        """Whether masks are found while steps go on."""
+        """Whether masks are computed while steps run."""
         return self._maskers is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether a step would not wait for the mask."""
+        """Whether the mask is ready without waiting."""
         return self.mask is None or self.mask.done()
 
     def _look_ahead(self) -> None:
@@ -136,19 +134,19 @@ class Grammar:
             self.mask = self._maskers.submit(self.matcher.compute_bitmask)
 
     def explain_abort(self) -> str:
-        """Return why a text that is not complete cannot be continued."""
+        """Return why an incomplete text cannot be continued."""
         if self.matcher.is_error():
             return _shorten(self.matcher.get_error())
         return "the other settings of the request forbid every token that it needs"
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, and forbids in logits what they do not allow.
+    """Compiles grammars for one tokenizer, and masks logits accordingly.
 
     Args:
-        tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup where
-            there is no tokenizer.
-        end_ids: end-of-sequence tokens below V, which a grammar allows where a text is complete.
+        tokenizer_json: returns the content of tokenizer.json; called for the first grammar. Raises InvalidSetup without
+            a tokenizer.
+        end_ids: end-of-sequence tokens below V, which a grammar allows after a complete text.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], *, end_ids: Collection[int], vocab_size: int) -> None:
@@ -160,11 +158,11 @@ class Grammars:
         self._compilers, self._maskers = _DeepThreads("draftwise-grammar"), _DeepThreads("draftwise-mask")
 
     def has(self, params: StructuredOutputsParams) -> bool:
-        """Return whether a grammar is compiled already."""
+        """Return whether a grammar is already compiled."""
         return params.key in self._compiled
 
     def prepare(self) -> None:
-        """Load llguidance and its tokenizer, for which the first grammar would wait; requests report what fails."""
+        """Load llguidance and its tokenizer in advance of the first grammar. Failures are reported by requests."""
         with suppress(Exception):
             self._compile(StructuredOutputsParams(choice=("a",)))
 
@@ -174,11 +172,11 @@ class Grammars:
         return self._compilers.num_busy + self._maskers.num_busy
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Return a grammar at its start; may be called from any thread.
+        """Return a grammar at its start. Thread-safe.
 
         Raises:
-            InvalidSetup: it is not valid, or too complex, or no text matches it; llguidance is not installed, or the
-                model has no tokenizer or no end token.
+            InvalidSetup: the grammar is invalid, too complex or matches no text; llguidance is not installed; or the
+                model has no tokenizer or end token.
         """
         key = params.key
         with self._lock:
@@ -198,15 +196,15 @@ class Grammars:
         return Grammar(matcher.deep_copy(), self._maskers if len(key) > _LONG else None)
 
     def constrain(self, logits_BSV: Tensor, grammars: Sequence[Grammar | None], draft: Draft) -> Draft:
-        """Set to -inf, in place, what the grammars do not allow; waits for the draft. Return it up to the first token
-        of each row that a grammar does not allow.
+        """Set disallowed logits to -inf in place, waiting for the draft. Return the draft, cut at each row's first
+        disallowed token.
 
-        Row s is treated as if draft tokens 0..s-1 were already output. Rows behind a draft token that is not allowed
-        stay as they are: as that token has no probability, nobody reads them.
+        Row s is treated as if draft tokens 0..s-1 were already output. Rows after a disallowed draft token are
+        unchanged and unused.
 
         Args:
             logits_BSV: any float type.
-            grammars: of the first rows of B; None where a sequence has none.
+            grammars: grammars of the first rows of B; None for a sequence without one.
         """
         members = [b for b, grammar in enumerate(grammars) if grammar is not None]
         if not members:

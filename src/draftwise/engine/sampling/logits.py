@@ -1,13 +1,13 @@
-"""Applies those sampling parameters that look at history or at single tokens to the target's logits, in vLLM's order.
+"""Applies sampling parameters that depend on history or single tokens to the target's logits, in vLLM's order.
 
-Row s of a sequence is treated as if its draft tokens 0..s-1 were already output: penalties count them, bad words
-see them, min_tokens includes them. Rows after the draft's end are computed too, but nobody reads them.
+Row s of a sequence is treated as if its draft tokens 0..s-1 were already output: penalties count them, bad words see
+them, min_tokens includes them. Rows after the draft's end are computed but unused.
 
 The order is that of vLLM 0.32's `v1/sample/sampler.py`: bad words, min_tokens, logit_bias, penalties (repetition,
-frequency, presence); temperature, min_p, top-k and top-p follow in `tempering`. The host says what is to be done to
-which row, so this part of a step is not captured; few requests need it. Nothing waits for the device, and no argument
-is changed. Penalties count tokens on the device where they are emitted, so that a step with penalties need not wait
-until the host knows the tokens of the one before.
+frequency, presence); temperature, min_p, top-k and top-p follow in `tempering`. The host decides what applies to which
+row, so this part of a step is not captured. Few requests need it. Nothing waits for the device, and no argument is
+changed. Penalties count tokens on the device, so a step with penalties need not wait for the host to know the previous
+step's tokens.
 
 Shape letters: T slots, B sequences, S = K+1 target rows a sequence, K draft tokens, V vocabulary, N sequences that need
 the operation at hand, W bad words, P tokens before the last of the longest bad word.
@@ -30,7 +30,7 @@ from draftwise.engine.sampling.tempering import kernels_for
 
 
 class TokenCounts:
-    """How often each token has come in the sequences of a table's slots; there once the first has penalties."""
+    """Token counts of the sequences in a table's slots. Allocated when the first sequence has penalties."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._shape, self._device = (num_slots, vocab_size), device
@@ -38,14 +38,14 @@ class TokenCounts:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """in_prompt_TV, bool, and num_output_TV, int32."""
+        """Return in_prompt_TV (bool) and num_output_TV (int32)."""
         if self._tables is None:
             in_prompt_TV = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
             self._tables = in_prompt_TV, torch.zeros(self._shape, dtype=torch.int32, device=self._device)
         return self._tables
 
     def enter(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
-        """Let slots be those of other sequences, with a prompt and what each has been given by now."""
+        """Assign slots to new sequences, given their prompts and current outputs."""
         slots_N = upload(slots, self._device)
         in_prompt_TV, num_output_TV = self.tables
         in_prompt_TV.index_fill_(0, slots_N, 0)
@@ -63,13 +63,13 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Those of a step's sequences that have penalties."""
+    """The penalties of a step's sequences."""
 
     counts: TokenCounts
     members_N: Tensor
-    """int64, which of the B sequences."""
+    """int64, index among the B sequences."""
     member_B: Tensor
-    """int64, which of these a sequence is; -1: none."""
+    """int64, index among these for each of B; -1: no penalties."""
     slots_N: Tensor
     """int64."""
     settings_N3: Tensor
@@ -79,7 +79,7 @@ class Penalties:
     def of(
         cls, params: Sequence[SamplingParams], slots: Sequence[int], counts: TokenCounts, device: torch.device
     ) -> Penalties | None:
-        """Return the penalties of B sequences; None where none has any."""
+        """Return the penalties of B sequences; None without any."""
         members = [b for b, each in enumerate(params) if each.penalizes]
         if not members:
             return None
@@ -127,7 +127,7 @@ class Penalties:
         return changed_BSV
 
     def count(self, tokens_BS: Tensor) -> None:
-        """Take note of what a step emitted: int64, -1 after the end."""
+        """Count the tokens that a step emitted: int64, -1 after the end."""
         tokens_NS = tokens_BS[self.members_N]
         _, num_output_TV = self.counts.tables
         cells_NS = tokens_NS.clamp(min=0) + self.slots_N.unsqueeze(1) * num_output_TV.shape[1]
@@ -139,11 +139,11 @@ _NO_TOKEN, _ANY_TOKEN = -1, -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """Everything that the logits of one sequence depend on besides the model."""
+    """Everything except the model that one sequence's logits depend on."""
 
     params: SamplingParams
     output_ids: Sequence[int] = ()
-    """Final output tokens; may be left empty unless `params.needs_history`."""
+    """Output tokens; may be empty unless `params.needs_history`."""
     end_ids: Collection[int] = ()
     """End-of-sequence ids, forbidden like the stop ids before min_tokens (also with ignore_eos, as in vLLM)."""
     bad_words: Sequence[Sequence[int]] = ()
@@ -153,10 +153,10 @@ class SamplingRow:
 def adjust(
     logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Tensor, penalties: Penalties | None = None
 ) -> Tensor:
-    """Return the logits after everything that also bears on greedy requests; the input itself if nothing does.
+    """Return the logits after everything that also affects greedy requests, or the input itself if nothing applies.
 
     Args:
-        logits_BSV: the model's logits, any float type; half precision is widened where anything is computed.
+        logits_BSV: the model's logits, any float type; half precision is widened if anything applies.
         draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
     """
     needed = (
@@ -178,7 +178,7 @@ _NAMED = 8
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
-    """Return an error for each parameter that names a token outside 0..vocab_size-1."""
+    """Return an error for each parameter with a token outside 0..vocab_size-1."""
     named = {
         "logit_bias": params.logit_bias or {},
         "stop_token_ids": params.stop_token_ids,

@@ -1,6 +1,6 @@
-"""Log-probabilities of chosen and most likely tokens, from the raw logits as vLLM's `raw_logprobs` gives them.
+"""Log-probabilities of chosen and most likely tokens from raw logits, as vLLM's `raw_logprobs`.
 
-The device ranks (`rank_tokens`), and the host reads what it ranked once the copy has arrived (`parse`).
+The device ranks tokens (`rank_tokens`), and the host parses the result once copied (`parse`).
 
 Shape letters: R rows, V vocabulary, T = 1 + k: the chosen token and the k likeliest.
 """
@@ -26,21 +26,20 @@ class TokenRanks:
     logprobs_RT: Tensor
     """float32"""
     ranks_R: Tensor
-    """int64, how many tokens are at least as likely as the chosen one, itself included (so ties count, as in vLLM)."""
+    """int64, number of tokens at least as likely as the chosen one, itself included (ties count, as in vLLM)."""
 
     def rows(self) -> list[RankedRow]:
-        """Return all of it as Python's numbers; on the device, that waits for it."""
+        """Return all values as Python numbers. Waits for the device."""
         return list(zip(self.ids_RT.tolist(), self.logprobs_RT.tolist(), self.ranks_R.tolist(), strict=True))
 
 
 def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> TokenRanks:
-    """Rank the given token and find the k likeliest ones of each row, without waiting for the device.
+    """Rank each row's given token and find the k likeliest ones, without waiting for the device.
 
     Args:
         logits_RV: the model's own, before penalties and temperature, any float type.
-        token_ids_R: int64, the sampled or the prompt token that follows each row; a negative one marks a row that
-            nobody will read.
-        k: how many candidates, at least 0; no more than there are tokens are returned.
+        token_ids_R: int64, sampled or prompt token that follows each row; negative for an unused row.
+        k: number of candidates, at least 0, limited by the vocabulary.
     """
     ids_R1, k = token_ids_R.clamp(min=0).unsqueeze(1), min(k, logits_RV.shape[1])
     if (kernels := kernels_for(logits_RV)) and k <= kernels.MOST_RANKED:
@@ -62,8 +61,8 @@ def parse(rows: Iterable[RankedRow], k: int, text_of: Callable[[int], str]) -> l
     A candidate's rank is its place in the sorted order; any other token's rank is `ranks_R`.
 
     Args:
-        rows: of `TokenRanks.rows`.
-        k: candidates of every row; at most those that were asked of `rank_tokens`.
+        rows: result of `TokenRanks.rows`.
+        k: candidates per row, at most those requested from `rank_tokens`.
     """
     return [
         {

@@ -1,8 +1,8 @@
-"""Counter-based noise: a pure function of (seed, position, lane, id), so no generator has a state to lose.
+"""Counter-based noise: a pure function of (seed, position, lane, id), without generator state.
 
-A token's noise depends on nothing else: not on the batch it was computed in, not on preemption, not on how many
-tokens were verified together. The hash is SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable
-pseudorandom number generators"): rows are SplitMix64 streams whose start is hashed from seed, position and lane.
+A token's noise does not depend on its batch, on preemption, or on how many tokens were verified together. The hash is
+SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"): rows are SplitMix64
+streams whose start is hashed from seed, position and lane.
 
 Shape letters: R rows (several dimensions may stand for R; seeds and positions broadcast), N ids.
 """
@@ -42,12 +42,12 @@ def _row_bits(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
 
 
 def uniform(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
-    """Return one uniform number a row, strictly between 0 and 1.
+    """Return one uniform number per row, strictly between 0 and 1.
 
     Args:
-        seeds_R: int64, seed of the sequence that the row belongs to.
-        positions_R: int64, index in that sequence of the token being decided.
-        lane: which independent stream, see `Lane`.
+        seeds_R: int64, seed of the row's sequence.
+        positions_R: int64, index in that sequence of the token to decide.
+        lane: independent stream, see `Lane`.
 
     Returns:
         float64 [R], a multiple of 2^-53.
@@ -64,7 +64,7 @@ def gumbel(seeds_R: Tensor, positions_R: Tensor, ids_RN: Tensor, lane: int = Lan
 
     Args:
         seeds_R: as for `uniform`, like the next and `lane`.
-        ids_RN: int64, not negative; of tokens, or of whatever is chosen from. [N]: the same for all rows.
+        ids_RN: int64, not negative; token ids or other choices. [N]: the same for all rows.
 
     Returns:
         float32 [R, N], finite.
@@ -76,11 +76,11 @@ def gumbel(seeds_R: Tensor, positions_R: Tensor, ids_RN: Tensor, lane: int = Lan
 
 
 def request_seed(engine_seed: int, request_id: str, index: int) -> int:
-    """Return the seed (0..2^63-1) of completion `index` of a request that brings none."""
+    """Return the seed (0..2^63-1) of completion `index` of a request without a seed."""
     digest = blake2b(f"{engine_seed}/{index}/{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Return the seed of completion `index` of a request that asked for `seed`: the first one's is `seed` itself."""
+    """Return the seed of completion `index` of a request with `seed`. The first completion uses `seed` itself."""
     return seed if index == 0 else request_seed(seed, "", index)

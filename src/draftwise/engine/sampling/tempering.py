@@ -1,8 +1,8 @@
-"""Picks tokens from logits: temperature, truncation, the likeliest token and the drawn one, on tensors alone.
+"""Picks tokens from logits: temperature, truncation, argmax and sampling, on tensors only.
 
-Everything here has static shapes and never waits for the device, so that a step which ends in it can be captured.
-On CUDA the Triton kernels of `kernels.cuda.sampling` do the work in one pass over the logits; the plain torch below
-is the contract, and what runs elsewhere.
+Everything here has static shapes and never waits for the device, so steps can be captured. On CUDA, the Triton kernels
+of `kernels.cuda.sampling` work in one pass over the logits. The plain torch below is their reference, and runs
+elsewhere.
 
 Shape letters: B sequences, S rows of logits a sequence, V vocabulary, U tokens that a drafter can name, M = B * S,
 G groups of N neighboring tokens.
@@ -29,10 +29,10 @@ from draftwise.engine.sampling.random import gumbel
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tempering:
-    """How each sequence's logits become the distribution that its tokens follow; history plays no part in it."""
+    """How each sequence's logits become its sampling distribution, independent of history."""
 
     temperature_B: Tensor
-    """float32; 0 is greedy, and then the other three are not looked at."""
+    """float32; 0 is greedy, and the other three are then ignored."""
     top_k_B: Tensor
     """int64; 0 or less: off."""
     top_p_B: Tensor
@@ -40,13 +40,13 @@ class Tempering:
     min_p_B: Tensor
     """float32; 0: off."""
     all_greedy: bool
-    """Every row is greedy: nothing is drawn. Like `truncates` it chooses the code, so it is part of a graph's key."""
+    """Every row is greedy, and nothing is drawn. Like `truncates`, it selects code, so it is part of a graph's key."""
     truncates: bool
-    """Some sampled row may have top_k, top_p or min_p; where none has, True gives the same tokens, later."""
+    """Some sampled row may have top_k, top_p or min_p. If no row has, True gives the same tokens, but slower."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> Tempering:
-        """Return the settings of these requests; copies them to the device, so not inside a captured step."""
+        """Return the settings of these requests. Copies them to the device, so do not call it in a captured step."""
         return cls(
             temperature_B=upload([p.temperature for p in params], device, np.float32),
             top_k_B=upload([max(p.top_k, 0) for p in params], device),
@@ -62,7 +62,7 @@ def argmax(logits_BV: Tensor, ids_U: Tensor | None = None) -> Tensor:
 
     Args:
         logits_BV: any float type, any number of leading dimensions.
-        ids_U: the id of each column where columns are not ids themselves.
+        ids_U: id of each column, if columns are not ids themselves.
     """
     if kernels := kernels_for(logits_BV):
         return kernels.argmax_rows(logits_BV, ids_U)
@@ -82,9 +82,9 @@ def draw(
 ) -> Tensor:
     """Return a token of each row drawn from softmax(logits / temperature), by the Gumbel-max trick.
 
-    In two draws: first the group of `GROUP` neighboring tokens, by what their probabilities add up to, then the token
-    among them. That is the same distribution, and noise is needed for one group instead of a whole vocabulary: making
-    it takes far longer than reading the logits.
+    Draws twice: first a group of `GROUP` neighboring tokens by their total probability, then a token within it. The
+    distribution is the same, but noise is needed for one group instead of a whole vocabulary: making noise takes far
+    longer than reading logits.
 
     Args:
         logits_BSV: any float type; computed in float32 at least.
@@ -110,13 +110,13 @@ def draw(
 def sample(logits_BSV: Tensor, tempering: Tempering, *, seeds_B: Tensor, positions_B: Tensor, lane: int) -> Tensor:
     """Return a token of each row, int64 [B, S], drawn from the distribution that its request asked for.
 
-    Drawn from a nucleus (top-p) is by rejection: a token drawn from all that top-k and min_p leave is in it if what is
-    likelier weighs less than p. One look at the logits tells; to find the least token of a nucleus takes many. When
-    `ATTEMPTS` tokens were not in it, it is found after all, and the next one drawn from it alone.
+    Sampling from a nucleus (top-p) works by rejection: a token drawn after top-k and min_p is in the nucleus if
+    likelier tokens weigh less than p. That takes one pass over the logits; finding the nucleus takes many. After
+    `ATTEMPTS` rejected tokens, the nucleus is computed, and the next token drawn from it.
 
     Args:
         logits_BSV: any float type.
-        tempering: see there; not all rows are greedy.
+        tempering: settings; not all rows may be greedy.
         seeds_B: as for `draw`, like the next two.
     """
     t, counters = tempering, {"seeds_B": seeds_B, "positions_B": positions_B, "lane": lane}
@@ -175,10 +175,10 @@ def _group(logits_BSV: Tensor) -> Tensor:
 
 
 def temper_and_truncate(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
-    """Return logits over temperature, -inf where min_p, top-k or top-p forbid a token; greedy rows as they came.
+    """Return logits over temperature, -inf where min_p, top-k or top-p exclude a token. Greedy rows are unchanged.
 
-    The softmax of a sampled row is the distribution that its request asked for. Half precision is widened unless
-    all rows are greedy. The order is that of vLLM 0.32's sampler: temperature, min_p, top-k, top-p.
+    The softmax of a sampled row is the requested distribution. Half precision is widened unless all rows are greedy.
+    The order is that of vLLM 0.32's sampler: temperature, min_p, top-k, top-p.
     """
     if tempering.all_greedy:
         return logits_BSV
@@ -187,14 +187,14 @@ def temper_and_truncate(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
 
 
 def temper(logits_BSV: Tensor, temperature_B: Tensor) -> Tensor:
-    """Return logits over temperature, in float32 at least; rows at temperature 0 as they are."""
+    """Return logits over temperature, in float32 at least. Rows at temperature 0 are unchanged."""
     scale_B = temperature_B.clamp(min=MIN_TEMPERATURE).masked_fill(temperature_B == 0, 1)
     wide = torch.promote_types(logits_BSV.dtype, torch.float32)
     return logits_BSV.to(wide) / scale_B.view(-1, 1, 1)
 
 
 def sharpen(logits_BSV: Tensor, greedy_B: Tensor) -> Tensor:
-    """Return the logits with all probability of greedy rows on their argmax: with that, one rule serves both kinds.
+    """Return the logits with all probability of greedy rows on their argmax, so one rule serves both kinds.
 
     A draft token then has p = 1 or 0, so each rule below accepts it exactly if it is the argmax.
     """
@@ -203,9 +203,9 @@ def sharpen(logits_BSV: Tensor, greedy_B: Tensor) -> Tensor:
 
 
 def find_floors(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
-    """Return [B, S] the least logit over temperature that min_p, top-k and top-p leave; -inf: they leave all.
+    """Return [B, S] the smallest logit over temperature that min_p, top-k and top-p keep; -inf: all kept.
 
-    Tokens as likely as that one stay too, so the outcome does not depend on the order in which a sort leaves ties.
+    Equally likely tokens are kept, too, so the result does not depend on the sort order of ties.
     """
     if kernels := kernels_for(logits_BSV):
         t = tempering
@@ -242,7 +242,7 @@ def _nucleus_of(tempering: Tempering, dtype: torch.dtype) -> Tensor:
 
 
 def kernels_for(logits: Tensor) -> ModuleType | None:
-    """Return the Triton kernels if they can run on these logits: on CUDA, not in double precision, Triton installed."""
+    """Return the Triton kernels if they can run on these logits: on CUDA, not float64, with Triton installed."""
     if logits.device.type != "cuda" or logits.dtype == torch.float64 or not _has_triton():
         return None
     from draftwise.engine.kernels.cuda import sampling

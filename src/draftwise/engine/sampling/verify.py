@@ -1,4 +1,4 @@
-"""Decides how many draft tokens are accepted and which token follows them: the step that makes speculation lossless.
+"""Decides how many draft tokens are accepted and which token follows: the step that makes speculation lossless.
 
 Throughout, p is the target's distribution of a token (after temperature and truncation) and q the distribution that the
 draft token was drawn from. Sources: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318) and,
@@ -122,9 +122,9 @@ def verify(
     acceptance: Rule,
     forced_BS: Tensor | None = None,
 ) -> AcceptedTokens:
-    """Return which draft tokens are accepted and what follows them: a function of its arguments alone.
+    """Return which draft tokens are accepted and what follows them, as a pure function.
 
-    Shapes are static and nothing waits for the device, so that a step can be captured with it.
+    Shapes are static and nothing waits for the device, so steps can be captured.
 
     Under `Standard`, whatever the draft, the emitted tokens have the target's distribution:
 
@@ -145,8 +145,8 @@ def verify(
         tempering: how logits become the target's distribution.
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, position in that stream of the token that row 0 decides.
-        forced_BS: int64, tokens that rows emit whatever the logits say, and by which draft tokens before them are
-            accepted; -1 where a row decides by itself. None: all of them do.
+        forced_BS: int64, tokens that rows emit regardless of the logits, which also decide the acceptance of draft
+            tokens; -1: the row decides. None: all rows decide.
     """
     assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
     counters, kernels = _Counters(seeds_B, positions_B), kernels_for(logits_BSV)
@@ -179,7 +179,7 @@ class _Counters(NamedTuple):
     positions_B: Tensor
 
     def uniform(self, num_rows: int) -> Tensor:
-        """Return the uniform numbers that accept or reject the draft tokens of the first rows."""
+        """Return the uniform numbers for accepting the draft tokens of the first rows."""
         row_S = torch.arange(num_rows, device=self.seeds_B.device)
         return uniform(self.seeds_B.unsqueeze(1), self.positions_B.unsqueeze(1) + row_S, Lane.ACCEPT)
 

@@ -1,1 +1,1 @@
-"""Runs one step of the engine: schedules, fills the device's inputs, reads the results."""
+"""Runs one step of the engine: schedules, fills device inputs, reads results."""

@@ -1,4 +1,4 @@
-"""Captures and replays CUDA graphs of steps: which sizes, their memory, and the steps without one."""
+"""Captures and replays CUDA graphs of steps, and plans their sizes and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwise.knowledge.advice import get_advice
 from draftwise.knowledge.memory_overheads import get_embedded_overheads
 
 _STRIDES = ((16, 4), (64, 8), (256, 16), (512, 32))
-"""(limit, stride): below `limit` sequences, capture a graph every `stride`: padding stays a small part of a step."""
+"""(limit, stride): below `limit` sequences, capture a graph every `stride`, which keeps padding small."""
 _LAST_STRIDE = 64
 
 
@@ -30,12 +30,12 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_bytes: int) -> int:
-    """Return the memory of `num_graphs` graphs that share one pool.
+    """Return the bytes of `num_graphs` graphs that share one pool.
 
     Args:
-        num_graphs: captured steps, one for each batch size and number of draft tokens.
-        kernels_per_graph: kernels of one of them: drafter, target, verification and bookkeeping.
-        activation_bytes: what the largest of them allocates while it runs; the others use the same memory.
+        num_graphs: number of captured steps, one per batch size and number of draft tokens.
+        kernels_per_graph: kernels of a step: drafter, target, verification and bookkeeping.
+        activation_bytes: allocations of the largest step; the others share its memory.
     """
     per_kernel = get_embedded_overheads().graph_per_kernel
     return num_graphs * kernels_per_graph * per_kernel + activation_bytes if num_graphs else 0
@@ -43,21 +43,21 @@ def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePlan:
-    """Batch sizes to capture, in ascending order, the memory to set aside for graphs, and what they leave uncovered."""
+    """Batch sizes to capture in ascending order, memory to reserve for graphs, and uncovered sizes."""
 
     sizes: tuple[int, ...]
     num_bytes: int
     findings: tuple[Finding, ...] = ()
     prompts: tuple[PromptSize, ...] = ()
-    """Passes over prompts to capture, if memory is left for all of them."""
+    """Sizes of prompt passes to capture; empty if memory does not suffice for all."""
 
     def with_prompts(
         self, sizes: tuple[PromptSize, ...], *, kernels_per_graph: int, bytes_per_row: int, budget_bytes: int | None
     ) -> CapturePlan:
-        """Return the plan with passes over prompts too, if they fit.
+        """Return the plan with passes over prompts, if they fit.
 
         Args:
-            bytes_per_row: what a pass allocates for each token, and what is kept of it.
+            bytes_per_row: bytes that a pass allocates per token, including its outputs.
         """
         if not self.sizes or not sizes:
             return self
@@ -77,14 +77,14 @@ def plan_capture(
     given: Sequence[int] | None = None,
     budget_bytes: int | None = None,
 ) -> CapturePlan:
-    """Return what to capture for an engine, as much of it as fits.
+    """Return the sizes to capture for an engine, as many as fit.
 
     Args:
-        max_num_seqs: sequences decoded together at most.
-        ks: numbers of draft tokens that steps may have (0 without speculation); each has graphs of its own.
-        activation_bytes_per_seq: what a captured step allocates for each of its sequences.
-        given: sizes that the user wants (`cudagraph_capture_sizes`), in ascending order; None: `capture_sizes`.
-        budget_bytes: memory that graphs may take; None: no limit.
+        max_num_seqs: maximum sequences decoded together.
+        ks: possible numbers of draft tokens per step (0 without speculation); each has separate graphs.
+        activation_bytes_per_seq: bytes that a captured step allocates per sequence.
+        given: the user's sizes (`cudagraph_capture_sizes`), in ascending order. None: `capture_sizes`.
+        budget_bytes: memory limit for graphs. None: no limit.
     """
 
     def weigh(sizes: Sequence[int]) -> int:
@@ -142,12 +142,11 @@ class _CapturedGraph(Generic[T]):
 
 
 class Graphs:
-    """The graphs of an engine, by what they were captured for. Where they are off, work simply runs.
+    """The graphs of an engine, by key. If graphs are off, work runs directly.
 
-    Work must be the same for the same key: the same tensors as input, no look at their values, static shapes. The first
-    time it runs as it is (which compiles its kernels and lets libraries set themselves up), the second time it is
-    captured. All graphs share one memory pool, so what a replay leaves is valid until the next one, the result of the
-    work as well: no graph that is captured later uses its memory, but one that was captured before may.
+    Work for a key must always use the same input tensors, not read their values, and have static shapes. The first call
+    runs it directly (which compiles kernels and initializes libraries); the second captures it. All graphs share one
+    memory pool, so a replay's result is valid only until the next replay: graphs captured earlier may reuse its memory.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -159,7 +158,7 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Do the work; return what it returned, in the same tensors each time once it is captured."""
+        """Do the work and return its result, in the same tensors each time once captured."""
         if not self.enabled:
             return work()
         captured = self._captured.get(key)

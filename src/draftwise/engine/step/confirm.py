@@ -1,4 +1,4 @@
-"""Keeps the proposer up to date: hands it every confirmed token once, and takes its drafts.
+"""Keeps the proposer up to date: passes every confirmed token once, and takes its drafts.
 
 Shape letters: B sequences, N rows of a pass, W tokens that a step can confirm at most, K draft tokens, F features of a
 token.
@@ -21,10 +21,10 @@ from draftwise.engine.step.table import SequenceTable, View
 
 
 def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: bool) -> Confirmations:
-    """Return what keeps a proposer up to date.
+    """Return the object that keeps a proposer up to date.
 
     Args:
-        proposer: nobody else calls it from now on.
+        proposer: proposer; only this object may call it from now on.
         uniform: whether only the device knows what a step confirms (see `Spans`).
     """
     if isinstance(proposer, PlainDecoding):
@@ -33,37 +33,37 @@ def make_confirmations(proposer: Proposer, table: SequenceTable, *, uniform: boo
 
 
 class Confirmations:
-    """Plain decoding, where nobody is notified and nothing is drafted; subclasses have a proposer."""
+    """Plain decoding, without drafts. Subclasses have a proposer."""
 
     aux_layers: tuple[int, ...] = ()
-    """Auxiliary hidden states that the target's passes are to keep, see `Proposer.aux_layers`."""
+    """Auxiliary hidden states that the target's passes must keep, see `Proposer.aux_layers`."""
     needs_tokens = False
-    """Whether a step can only be launched once the host knows the tokens of the one before."""
+    """Whether the host must know a step's tokens before it launches the next one."""
     fills_pages = False
-    """Whether pages hold something of the proposer too."""
+    """Whether pages also hold the proposer's state."""
 
     def note_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
-        """Take note of prompts that the target has just computed, with their auxiliary hidden states."""
+        """Record prompts that the target has just computed, with their auxiliary hidden states."""
 
     def notify(self) -> None:
-        """Notify of the prompts noted last: before anything else happens to their pages, but not before their first
-        tokens are on their way to the host."""
+        """Notify the proposer of the recorded prompts: before their pages change, but after their first tokens are on
+        their way to the host."""
 
     def prepare(self, sequences: list[Sequence], k: int, size: int | None) -> None:
-        """Do what must be done before a step that drafts up to k tokens, padded to `size` if it is captured."""
+        """Prepare a step that drafts up to k tokens, padded to `size` if captured."""
 
     def draft(self, view: View, k: int) -> Draft:  # noqa: ARG002  (of the subclasses)
-        """Return up to k draft tokens for each sequence of a step, after what the step before confirmed; captured."""
+        """Return up to k draft tokens for each sequence of a step, given the previous step's tokens. Captured."""
         return Draft.empty(len(view.slots_B), device=view.slots_B.device)
 
     def end(self, sequence: Sequence, *, for_pages: bool) -> None:
-        """Notify of a sequence's last tokens if the proposer wants that, or `for_pages` that wait to be published."""
+        """Notify the proposer of a sequence's last tokens if it needs them, or `for_pages` to be published."""
 
     def release(self, slots: abc.Sequence[int]) -> None:
-        """Forget the sequences that were there."""
+        """Forget the sequences in these slots."""
 
     def num_shareable(self, sequence: Sequence) -> int:
-        """Leading tokens of which everything that pages keep is written, or will be by what is under way."""
+        """Return the number of leading tokens whose pages are complete, or will be after running steps."""
         return sequence.num_computed
 
 
@@ -163,14 +163,14 @@ class _ProposerConfirmations(Confirmations):
 
 
 class DeviceConfirmations(_ProposerConfirmations):
-    """The proposer drafts within a step, from what the table says that the last one confirmed."""
+    """The proposer drafts within a step, from the tokens in the table that the last step confirmed."""
 
     def __init__(self, proposer: Proposer, table: SequenceTable, uniform: bool) -> None:
         super().__init__(proposer, table, table.device)
         self._uniform = uniform
 
     def draft(self, view: View, k: int) -> Draft:
-        """Draft on the device, from what the table confirms."""
+        """Draft on the device, from the table's confirmed tokens."""
         spans = Spans.on(view.new_start_B, view.num_new_B, view.new_tokens_BW.shape[1], uniform=self._uniform)
         new = Confirmed(
             slots_B=view.slots_B,
@@ -194,7 +194,7 @@ class DeviceConfirmations(_ProposerConfirmations):
 
 
 class HostConfirmations(_ProposerConfirmations):
-    """The proposer drafts before a step, from the tokens that the host knows."""
+    """The proposer drafts before a step, from tokens known to the host."""
 
     needs_tokens = True
 
@@ -203,15 +203,15 @@ class HostConfirmations(_ProposerConfirmations):
         self._draft: Draft
         """Draft for the step in preparation."""
         self._captured: dict[tuple[int, int], Draft] = {}
-        """Where captured steps look for their draft, by size and k."""
+        """Draft buffers of captured steps, by size and k."""
 
     def note_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
-        """Take note of the hidden states alone: the tokens of a prompt come with those that follow."""
+        """Record only hidden states: a prompt's tokens come with the following ones."""
         if self.aux_layers:  # else a prompt comes with the first tokens that follow
             super().note_prompts(chunks, features_NF)
 
     def prepare(self, sequences: list[Sequence], k: int, size: int | None) -> None:
-        """Draft on the host and put the draft where the step reads it."""
+        """Draft on the host and copy the draft to the step's input."""
         draft = self._proposer.propose(self._confirmed_since(sequences, k), k)
         if size is None and self._table.device.type == "cpu":
             self._draft = draft
@@ -227,7 +227,7 @@ class HostConfirmations(_ProposerConfirmations):
             self._draft = captured
 
     def draft(self, view: View, k: int) -> Draft:  # noqa: ARG002  (the signature of those that draft within a step)
-        """Return the draft that `prepare` made."""
+        """Return the draft from `prepare`."""
         return self._draft
 
     def _notify_rest(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Choosing tokens where the host has a part: requests whose logits depend on their history, grammars, first tokens.
+"""Samples tokens with the host's help: requests with history-dependent logits, grammars, first tokens.
 
 Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, V vocabulary.
 """
@@ -24,7 +24,7 @@ from draftwise.engine.step.scheduler import Sequence
 
 
 class HostSampler:
-    """Verifies drafts under everything that a request may ask for. Its work is never captured."""
+    """Verifies drafts with all sampling parameters. Never captured."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HostSampler:
     def sample_first(
         self, sequences: list[Sequence], logits_B1V: Tensor
     ) -> tuple[Draft, AcceptedTokens, TokenRanks | None]:
-        """Sample the first token after the prompts of these sequences; return as `verify` does."""
+        """Sample the first token after these sequences' prompts. Returns the same as `verify`."""
         if counted := [each for each in sequences if each.params.penalizes]:
             prompts = [each.request.prompt_token_ids for each in counted]
             self._counts.enter([each.row for each in counted], prompts, [each.output for each in counted])
@@ -66,15 +66,15 @@ class HostSampler:
         seeds_B: Tensor,
         positions_B: Tensor,
     ) -> tuple[Draft, AcceptedTokens, TokenRanks | None]:
-        """Verify a draft; the first rows of all tensors are those of `sequences`, the others are padding.
+        """Verify a draft. The first rows of all tensors belong to `sequences`, the others are padding.
 
         Args:
-            logits_BSV: the model's; changed in place where a grammar forbids tokens.
+            logits_BSV: the model's logits; changed in place if a grammar excludes tokens.
             tempering: see `verify.verify`, like the last two.
 
         Returns:
-            the draft, without what grammars do not allow; what is accepted of it; and the log-probabilities under the
-            grammar (as in vLLM), if a request wants some.
+            the draft without tokens excluded by grammars; the accepted tokens; and log-probabilities under the grammar
+            (as in vLLM), if requested.
         """
         allowed = self.grammars.constrain(logits_BSV, [sequence.grammar for sequence in sequences], draft)
         params, slots = [sequence.params for sequence in sequences], [sequence.row for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Holds a step under way: its sequences, and its outcome once the device is done.
+"""Holds a launched step: its sequences, and its outcome once the device is done.
 
 Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, C = 2 + S + K numbers of a
 sequence, R = B * S rows of logits.
@@ -25,10 +25,10 @@ class Outcome:
 
     sequence: Sequence
     emitted: list[int]
-    """Accepted drafts and the token after them."""
+    """Accepted draft tokens and the token after them."""
     drafted: list[int]
     ranked: list[RankedRow] | None = None
-    """Rows of the emitted tokens, if a request asks for their log-probabilities."""
+    """Rows of the emitted tokens, if their log-probabilities are requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class PromptRanks:
 
 
 def pack(draft: Draft, accepted: AcceptedTokens) -> Tensor:
-    """Return all numbers of a step that the host wants, [B, C], for one copy."""
+    """Return all numbers of a step that the host needs, [B, C], for a single copy."""
     counts_B2 = torch.stack((accepted.num_accepted_B + 1, draft.lengths_B), dim=1)
     return torch.cat((counts_B2, accepted.tokens_BS, draft.tokens_BK), dim=1)
 
 
 class Readback:
-    """Tensors on their way to the host; `wait` returns them once they are there."""
+    """Tensors being copied to the host; `wait` returns them."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -60,7 +60,7 @@ class Readback:
             self._event.record()
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Return the tensors on the host, as they were when the readback was made."""
+        """Return the tensors on the host, with their values when the readback was created."""
         if self._event is not None:
             self._event.synchronize()
             self._event = None
@@ -68,13 +68,13 @@ class Readback:
 
 
 class LaunchedStep:
-    """Results on their way to the host.
+    """A step whose results are being copied to the host.
 
     Args:
-        sequences: whose they are; the first rows of `packed`.
-        packed: from `pack`; None when no sequence samples.
-        bound: how many tokens each can get at most.
-        ranked: of all R rows, if any sequence wants log-probabilities.
+        sequences: its sequences, in the first rows of `packed`.
+        packed: result of `pack`; None if no sequence samples.
+        bound: maximum tokens that each can get.
+        ranked: ranks of all R rows, if any sequence needs log-probabilities.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LaunchedStep:
 
     @property
     def prompts(self) -> list[Sequence]:
-        """The sequences whose prompts this step ranked, and that were not preempted or aborted since."""
+        """Sequences whose prompts this step ranked, except those preempted or aborted since."""
         return list({sequence: None for sequence, life in self._prompts if sequence.life == life})
 
     def collect(self) -> Iterator[Outcome]:

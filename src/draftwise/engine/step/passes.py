@@ -30,31 +30,31 @@ from draftwise.engine.step.scheduler import Chunk, Sequence
 from draftwise.engine.step.table import SequenceTable, View
 
 _RANKED_ROWS = 256
-"""Prompt tokens whose log-probabilities are computed at once."""
+"""Number of prompt tokens whose log-probabilities are computed together."""
 
 
 def bucket_of(num_seqs: int, sizes: abc.Sequence[int]) -> int | None:
-    """Return the smallest of the ascending `sizes` that holds `num_seqs` sequences; None: the step is not padded."""
+    """Return the smallest of the ascending `sizes` for `num_seqs` sequences; None: no padding."""
     place = bisect_left(sizes, num_seqs)
     return sizes[place] if place < len(sizes) else None
 
 
 def ranks_prompts(chunks: list[Chunk]) -> bool:
-    """Return whether hidden states of all rows of these prompts are needed, for log-probabilities."""
+    """Return whether log-probabilities need the hidden states of all rows of these prompts."""
     return any(chunk.sequence.params.prompt_logprobs is not None for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Properties that decoding steps share if they launch the same kernels."""
+    """Properties that determine a decoding step's kernels."""
 
     size: int | None
-    """Sequences, padding included; None: as many as there are, and nothing is captured."""
+    """Number of sequences including padding; None: no padding and no capture."""
     k: int
     all_greedy: bool
     truncates: bool
     num_ranked: int | None
-    """Tokens that are ranked at each position; None: none."""
+    """Number of tokens to rank at each position; None: no ranking."""
 
     @classmethod
     def of(cls, sequences: list[Sequence], size: int | None, k: int) -> StepShape:
@@ -71,7 +71,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """The target's answer to a step's rows."""
+    """The target's output for a step's rows."""
 
     view: View
     draft: Draft
@@ -80,15 +80,15 @@ class PassOutput:
 
 
 class Passes:
-    """Target and proposer over the sequences of the table. No method waits for the device, except for what a proposer
-    on the host must see; none keeps a tensor, so all can be captured but `prompts`, whose inputs come from the host.
+    """Runs target and proposer over the table's sequences. No method waits for the device, except for values that a
+    proposer on the host needs. No method keeps a tensor, so all but `prompts`, which gets host inputs, can be captured.
 
     Args:
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
 
     Attributes:
-        most_shared_rows: rows of a pass that prompts and decoding sequences may share: on a CPU as many as leave a
-            row's bits alone, on a GPU none (there `PromptBatch` has both).
+        most_shared_rows: maximum rows of a pass shared by prompts and decoding sequences: on a CPU, as many as do not
+            change a row's bits; on a GPU 0, because `PromptBatch` has both.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Passes:
     def decode_with_prompts(
         self, chunks: list[Chunk], slots_B: Tensor, shape: StepShape
     ) -> tuple[PassOutput, tuple[Tensor, Tensor | None, tuple[PromptRanks, ...]]]:
-        """Do the work of `decode` and of `prompts` in one pass, which reads the weights once; return what both do.
+        """Do the work of `decode` and `prompts` in one pass, which reads the weights once. Return both results.
 
-        Only where the host knows all lengths.
+        Requires that the host knows all lengths.
         """
         view, draft, spans, decoded_N = self._draft(slots_B, shape)
         prompts, tokens_N, pages_BP = self._lay_out(chunks)
@@ -152,7 +152,7 @@ class Passes:
         )
 
     def finish(self, output: PassOutput, shape: StepShape) -> tuple[Tensor, TokenRanks | None]:
-        """Verify the draft and move the table on by what is accepted; return the numbers that the host reads."""
+        """Verify the draft and advance the table by the accepted tokens. Return the numbers that the host reads."""
         view, logits_BSV = output.view, output.logits_BSV
         accepted = verify(
             logits_BSV,
@@ -168,14 +168,14 @@ class Passes:
         return self.table.advance(view, output.draft, accepted, output.features_BSF), ranked
 
     def draft_for_mixed(self, shape: StepShape, mixed: MixedDraft) -> None:
-        """Draft for each sequence of a mixed pass, and keep the draft where the pass finds it."""
+        """Draft for each sequence of a mixed pass, and store the draft as the pass's input."""
         view = self._look_up(mixed.slots_B, shape)
         mixed.set(view, self.confirmations.draft(view, shape.k))
 
     def read_mixed(
         self, shape: StepShape, mixed: MixedDraft, hidden_RH: Tensor, features_NF: Tensor | None
     ) -> PassOutput:
-        """Return the output of a mixed pass for its decoding sequences, whose rows are the first."""
+        """Return the output of a mixed pass for its decoding sequences, which have the first rows."""
         num_seqs, width = len(mixed.slots_B), shape.k + 1
         rows_BSF = None if features_NF is None else features_NF[: num_seqs * width].unflatten(0, (num_seqs, width))
         return PassOutput(
@@ -186,11 +186,11 @@ class Passes:
         )
 
     def prompts(self, chunks: list[Chunk]) -> tuple[Tensor, Tensor | None, tuple[PromptRanks, ...]]:
-        """Compute prompts as they are, without padding.
+        """Compute prompts without padding.
 
         Returns:
-            last_CH, the hidden state of the last row of each; features_NF, the auxiliary hidden states of all rows; and
-            the ranks of prompt tokens, where a request wants them.
+            last_CH, hidden state of each prompt's last row; features_NF, auxiliary hidden states of all rows; and ranks
+            of prompt tokens, if requested.
         """
         spans, tokens_N, pages_CP = self._lay_out(chunks)
         if not ranks_prompts(chunks):
@@ -216,11 +216,11 @@ class Passes:
         """Run the target.
 
         Args:
-            features_NF: where to put the auxiliary hidden states; None: they get a tensor.
-            wanted: which rows' hidden states are returned, and where these are; None: all.
+            features_NF: output buffer for auxiliary hidden states. None: a new tensor.
+            wanted: rows whose hidden states to return, and their places. None: all.
 
         Returns:
-            hidden_NH, or of the wanted rows, and the auxiliary hidden states of all rows, concatenated.
+            hidden_NH, only of the wanted rows if given, and the concatenated auxiliary hidden states of all rows.
         """
         plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
         aux_layers = self.confirmations.aux_layers

@@ -1,12 +1,11 @@
-"""Prompts of a step laid out as one of a few sizes, so that the target's pass over them can be a CUDA graph.
+"""Lays out a step's prompts in one of a few sizes, so the target's pass over them can be a CUDA graph.
 
-A pass over few tokens takes the GPU less long than the host takes to launch it, kernel by kernel. Rows that a size has
-too many are computed as if the last prompt went on: what they write lies behind its end, where the tokens to come
-overwrite it, and nobody reads what comes out.
+For few tokens, the GPU computes a pass faster than the host launches it, kernel by kernel. Extra rows of a size are
+computed as if the last prompt continued: they write after its end, where later tokens overwrite them, and their output
+is unused.
 
-Sequences that decode in the same step go first, as long as they have few rows: a pass of their own would take as long
-as it takes to read all weights. Each has W rows, whatever its draft's length: those behind it are computed in vain, as
-in a step without prompts.
+Sequences that decode in the same step come first, as long as they have few rows: a separate pass would read all weights
+again. Each has W rows, whatever its draft's length. Rows after the draft are unused, as in a step without prompts.
 
 Shape letters: N rows of the pass, B sequences, padding included in both, D of them decoding, W rows of each of these.
 """
@@ -28,50 +27,50 @@ from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.table import View
 
 _ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
-"""Row counts of captured passes. Beyond, a pass of most models takes the GPU longer than the host."""
+"""Row counts of captured passes. Above them, most models keep the GPU busy longer than the host."""
 _SEQS = (1, 8)
 _MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _MOST_DECODE_ROWS = 128
-"""Rows of decoding sequences in a pass over prompts: more take a GPU longer than reading the weights once more does."""
+"""Maximum rows of decoding sequences in a pass over prompts: with more, a second pass is faster."""
 _LONGEST_CONTEXT = 4096
-"""Longest context of decoding sequences in such a pass. A graph does not know their number, so attention cannot share
-out the keys of few long ones among many multiprocessors."""
+"""Longest context of decoding sequences in such a pass. A graph does not know their number, so attention cannot
+distribute the keys of a few long ones over many multiprocessors."""
 
 
 _ALIGNED = 4
-"""Sequences whose rows of a page table end at a multiple of 16 bytes, for which kernels are compiled."""
+"""Number of sequences is padded to this, so page-table rows align to 16 bytes, as compiled kernels expect."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PromptSize:
-    """A size that passes over prompts are padded to."""
+    """A size to which passes over prompts are padded."""
 
     num_rows: int
     """N."""
     num_seqs: int
-    """Prompts at most."""
+    """Maximum number of prompts."""
     num_decodes: int = 0
-    """D; 0: none, nor may there be any."""
+    """D; 0: decoding sequences are not allowed."""
     width: int = 0
     """W."""
 
     @property
     def num_wanted(self) -> int:
-        """Rows whose hidden states are read: those of D sequences, then the last one of each prompt."""
+        """Number of rows whose hidden states are read: those of D sequences, then each prompt's last row."""
         return self.num_decodes * self.width + self.num_seqs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedDecode:
-    """Sequences that may decode in a pass over prompts."""
+    """Decoding sequences that may share a pass over prompts."""
 
     count: int
     padded: int
-    """Number with padding, as in a separate step."""
+    """Number of sequences with padding, as in a separate step."""
     width: int
     """W."""
     longest: int
-    """Tokens of the longest."""
+    """Length of the longest in tokens."""
 
 
 def choose_size(
@@ -82,15 +81,15 @@ def choose_size(
     mixed: MixedDecode | None = None,
     max_num_rows: int = 0,
 ) -> PromptSize | None:
-    """Return the smallest size that holds a pass over these prompts, and over the sequences that share it.
+    """Return the smallest size for these prompts and the sequences that share the pass.
 
     Args:
-        sizes: that are captured, ascending.
-        reach: positions that the pages of a sequence can have.
-        max_num_rows: rows of a pass at most that they share with more prompts than a graph has; that one is not padded.
+        sizes: captured sizes, ascending.
+        reach: maximum positions in a sequence's pages.
+        max_num_rows: maximum rows of a shared pass with more prompts than a graph has, which is not padded.
 
     Returns:
-        None: prompts are computed as they are, and the sequences in a pass of their own.
+        None: prompts are computed without padding, and the sequences in a separate pass.
     """
     num_rows, num_decodes, width = sum(chunk.length for chunk in chunks), 0, 0
     if mixed is not None:
@@ -110,10 +109,10 @@ def choose_size(
 def prompt_sizes(
     *, max_num_seqs: int, max_num_batched_tokens: int, widths: Sequence[int] = ()
 ) -> tuple[PromptSize, ...]:
-    """Return the sizes that are captured, in ascending order.
+    """Return the sizes to capture, in ascending order.
 
     Args:
-        widths: rows that a decoding sequence may have: 1 and the draft tokens of a step.
+        widths: possible rows of a decoding sequence: 1 plus the draft tokens of a step.
     """
     num_seqs = _SEQS if max_num_seqs > 1 else _SEQS[:1]
     alone = [PromptSize(rows, seqs) for rows in _ROWS for seqs in num_seqs]
@@ -127,15 +126,15 @@ def prompt_sizes(
 
 
 class MixedDraft:
-    """The draft that is made before a mixed pass and needed again after it: in tensors of no graph, since the graph of
-    the pass may use the memory of any other graph for its own.
+    """The draft made before a mixed pass and needed after it. Its tensors belong to no graph, because the pass's graph
+    may reuse the memory of any other graph.
 
     Args:
-        slots_B: of a captured step, padding included.
+        slots_B: slots of a captured step, padding included.
 
     Attributes:
-        slots_B: as given.
-        draft: what may follow.
+        slots_B: the slots.
+        draft: the draft.
     """
 
     def __init__(self, slots_B: Tensor, k: int) -> None:
@@ -145,7 +144,7 @@ class MixedDraft:
         self._last_B, self._position_B = torch.zeros(2, size, dtype=torch.long, device=device).unbind()
 
     def set(self, view: View, draft: Draft) -> None:
-        """Keep a draft, and the token and the position that it follows."""
+        """Store a draft, with the token and position that it follows."""
         self._last_B.copy_(view.last_B)
         self._position_B.copy_(view.position_B)
         self.draft.lengths_B.copy_(draft.lengths_B)
@@ -163,10 +162,10 @@ class MixedDraft:
 
 
 class PromptBatch:
-    """The rows of a pass: always the same tensors, written for each.
+    """The rows of a pass, in tensors reused for every pass.
 
     Args:
-        longest: rows of a prompt at most, of a pass that no graph does again; None: one does.
+        longest: maximum rows of a prompt, for a pass outside graphs. None: a graph replays the pass.
     """
 
     def __init__(
@@ -185,11 +184,11 @@ class PromptBatch:
         self.spans: Spans
         """Spans of the last setting; captured work reads its tensors only."""
         self.wanted: tuple[Tensor, Spans]
-        """Rows whose hidden states are read, and where they are: see `PromptSize.num_wanted`. Sequences that are not
-        there have some, too, which are others'."""
+        """Rows whose hidden states are read, and their places: see `PromptSize.num_wanted`. Rows of absent sequences
+        point to others'."""
 
     def set(self, chunks: Sequence[Chunk], slots: Sequence[int] = (), mixed: MixedDraft | None = None) -> None:
-        """Enter the prompts of a step, and the sequences that decode in the same pass, in these slots."""
+        """Set a step's prompts, and the sequences that decode in the same pass, by slot."""
         size, count = self.size, len(slots)
         num_rows, num_decodes, width = size.num_rows, size.num_decodes, size.width
         by_row = np.zeros((3, num_rows), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Launches the passes of a step, and keeps their CUDA graphs with the tensors that these read and write.
+"""Launches the passes of a step, and keeps their CUDA graphs with their input and output tensors.
 
 Shape letters: B sequences (padded to a bucket on a GPU), S = K+1 target rows a sequence, K draft tokens, N rows of a
 pass, R rows that are wanted, C prompts, V vocabulary, H hidden size, F features of a token.
@@ -28,15 +28,14 @@ T = TypeVar("T")
 
 
 class StepRunner:
-    """Runs target and proposer over scheduled work. Nothing here waits for the device, except for what a proposer on
-    the host or a grammar must see, and while a graph is captured.
+    """Runs target and proposer over scheduled work. Nothing waits for the device, except for values that a proposer on
+    the host or a grammar needs, and while a graph is captured.
 
     Args:
-        capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
-        prompt_sizes: likewise of passes over prompts, in ascending order; empty: they are not, and prompts and
-            decoding sequences do not share a pass.
-        max_num_rows: rows of a pass that they share at most.
-        threads: governs how many threads compute a step; None: always as many as torch has.
+        capture_sizes: batch sizes to which steps are padded, and for which a GPU captures them; empty: neither.
+        prompt_sizes: the same for passes over prompts, ascending; empty: no padding, and no shared passes.
+        max_num_rows: maximum rows of a shared pass.
+        threads: controls the number of threads per step. None: all of torch's threads.
 
     Attributes:
         most_shared_rows: see `Passes`.
@@ -64,11 +63,11 @@ class StepRunner:
         self._logits: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._outputs: tuple[Tensor, Tensor | None] | None = None
-        """What a captured pass over prompts returns: one place for all sizes."""
+        """Output buffers of captured prompt passes, shared by all sizes."""
 
     @torch.inference_mode()
     def run(self, schedule: StepSchedule) -> tuple[LaunchedStep, ...]:
-        """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
+        """Launch a step: update the table, then run prompts, then decoding."""
         if self.threads is None:
             return self._launch(schedule)
         rows, taken = sum(chunk.length for chunk in schedule.chunks), self.grammars.num_busy
@@ -77,7 +76,7 @@ class StepRunner:
 
     @torch.inference_mode()
     def run_around_pass(self, schedule: StepSchedule) -> None:
-        """Launch what comes before and after a mixed pass, and not the pass."""
+        """Launch the work before and after a mixed pass, without the pass itself."""
         self._enter(schedule)
         shape, mixed = self._draft_for_mixed_pass(schedule.decodes, schedule.k)
         self._finish_mixed_pass(schedule.decodes, shape, mixed)

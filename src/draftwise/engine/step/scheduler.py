@@ -1,4 +1,4 @@
-"""Decides which sequences compute how many tokens in a step, and holds their progress; no tensors here."""
+"""Decides which sequences compute how many tokens in a step, and tracks their progress. Uses no tensors."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 _RANKED = (5, 20)
-"""Tokens that are ranked where a request asks for fewer, so that few kinds of steps are captured."""
+"""Numbers of tokens to rank; requests are rounded up, so few kinds of steps are captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A prompt and how its n completions are to be sampled."""
+    """A prompt, with the sampling parameters of its n completions."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
-    """Prefixes are shared with requests of the same salt only."""
+    """Prefixes are shared only among requests with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTraits:
-    """The demands of a request's sampling parameters on each of its steps."""
+    """What a request's sampling parameters require of each step."""
 
     greedy: bool
     truncates: bool
@@ -44,11 +44,11 @@ class StepTraits:
     needs_host: bool
     """Whether decoding steps need the host between the target's pass and the verification."""
     num_ranked: int | None
-    """Tokens to rank at each position, one of few numbers; None: none."""
+    """Number of tokens to rank at each position, rounded up; None: no ranking."""
 
     @classmethod
     def of(cls, params: SamplingParams) -> StepTraits:
-        """Return the demands of a request."""
+        """Return the traits for sampling parameters."""
         ranked = params.logprobs
         if ranked is not None:
             ranked = next((each for each in _RANKED if each >= ranked), ranked)
@@ -64,7 +64,7 @@ class StepTraits:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """State of one completion; the scheduler moves it, the engine fills it."""
+    """State of one completion. The scheduler advances it, the engine fills it."""
 
     request: EngineRequest
     params: SamplingParams = field(init=False)
@@ -75,7 +75,7 @@ class Sequence:
     index: int
     seed: int
     max_tokens: int
-    """How many tokens it may have, prompt and output together."""
+    """Maximum tokens, prompt and output together."""
     tokens: list[int]
     """Final tokens: the prompt, then the output."""
     detokenizer: IncrementalDetokenizer
@@ -84,35 +84,35 @@ class Sequence:
     grammar: Grammar | None = None
     """Progress in the grammar that the output must match, after all of `tokens`."""
     prompt_ranks: list[RankedRow] = field(default_factory=list)
-    """Rows of prompt tokens 1, 2, ..., as far as computed, if a request asks for their log-probabilities."""
+    """Rows of prompt tokens 1, 2, ..., as far as computed, if their log-probabilities are requested."""
     num_prompt_told: int = 0
-    """Prompt tokens whose log-probabilities its reader has; the first one has none."""
+    """Number of prompt tokens whose log-probabilities were delivered; the first has none."""
 
     num_computed: int = 0
-    """Leading tokens whose keys and values are in `pages`, or will be by what is under way."""
+    """Number of leading tokens whose keys and values are in `pages`, or will be after running steps."""
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
-    """Keys of the leading full pages of `tokens`, as far as they were needed."""
+    """Keys of the leading full pages of `tokens`, computed as needed."""
     num_published: int = 0
-    """Leading pages already offered to the prefix cache."""
+    """Number of leading pages already offered to the prefix cache."""
     num_cached: int | None = None
-    """Prompt tokens that were in the prefix cache at first admission; None before it."""
+    """Prompt tokens found in the prefix cache at first admission; None before."""
 
     scheduled_s: float | None = None
-    """When its computation first began, on the monotonic clock."""
+    """Time when its computation began, on the monotonic clock."""
 
     slot: int | None = None
     """Row of the device's table; None while not running."""
     life: int = 0
-    """How often it has given up its slot: what was under way by then is not its any more."""
+    """Number of times that it gave up its slot. Results of earlier lives do not belong to it."""
     is_decoding: bool = False
-    """Whether all of its tokens are computed but the last, which the table knows (the host perhaps not yet)."""
+    """Whether all tokens except the last are computed. The table knows the last one, the host perhaps not yet."""
     num_underway: int = 0
-    """Steps launched and not collected that give it tokens, at least one each."""
+    """Number of launched but uncollected steps that give it tokens, at least one each."""
     max_underway: int = 0
-    """How many tokens those steps give it at most."""
+    """Maximum tokens from those steps."""
     num_prefix_cached: int = 0
-    """Leading tokens that were in the prefix cache when it last started to run."""
+    """Number of leading tokens in the prefix cache when it last started to run."""
 
     def __post_init__(self) -> None:
         self.params = self.request.params
@@ -127,19 +127,19 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """How many more tokens it may have; where they are forced, how many there are."""
+        """Number of tokens left; for forced tokens, the number of remaining ones."""
         forced = self.params.forced_token_ids
         ahead = self.max_tokens if forced is None else len(forced) - self.num_output
         return min(self.max_tokens - len(self.tokens), ahead)
 
     @property
     def longest(self) -> int:
-        """How many tokens it may have by now, those under way included."""
+        """Maximum number of tokens so far, including running steps."""
         return len(self.tokens) + self.max_underway
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -150,7 +150,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of one sequence to compute before it decodes: its prompt, or all of its text after a preemption."""
+    """Tokens of one sequence to compute before it decodes: its prompt, or its whole text after a preemption."""
 
     sequence: Sequence
     start: int
@@ -163,13 +163,13 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the sequence's next token follows from it; to be asked before that token is collected."""
+        """Whether the sequence's next token follows from it. Ask before that token is collected."""
         return self.end == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PageChange:
-    """A page that a running sequence has been given."""
+    """A page newly assigned to a running sequence."""
 
     slot: int
     index: int
@@ -178,46 +178,46 @@ class PageChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSchedule:
-    """The work of a step: first the chunks, then one token and a draft for each decoding sequence."""
+    """The work of a step: chunks first, then one token and a draft for each decoding sequence."""
 
     chunks: list[Chunk]
     decodes: list[Sequence]
     k: int
-    """Draft tokens of a sequence at most."""
+    """Maximum draft tokens per sequence."""
     released_slots: list[int]
-    """Slots given up since the last schedule."""
+    """Slots released since the last schedule."""
     page_changes: list[PageChange]
-    """Pages given since the last schedule, in order."""
+    """Pages assigned since the last schedule, in order."""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
 
 
 class PrefixUse(Enum):
-    """How many of the cached pages for a prompt are used."""
+    """How many cached pages of a prompt are used."""
 
     ALL = "all"
     BUT_LAST = "but last"
-    """The state kept for a page's last token may depend on the token after it, which a shared prefix may not share;
-    so the last page in common is computed again (as vLLM does for EAGLE)."""
+    """The state for a page's last token may depend on the next token, which may differ after a shared prefix. So the
+    last common page is computed again (as in vLLM for EAGLE)."""
     NONE = "none"
 
 
 class Scheduler:
-    """Continuous batching: running sequences first, then waiting ones as long as pages and tokens last.
+    """Continuous batching: running sequences first, then waiting ones, as long as pages and tokens suffice.
 
-    Long prompts are computed in chunks. When pages run out the youngest running sequence gives its pages back and waits
-    to be computed again from its start. A decoding sequence may be scheduled again before its last step is collected;
-    then pages are held for the most tokens that it may have by then.
+    Long prompts are computed in chunks. If pages run out, the youngest running sequence is preempted: it releases its
+    pages and is later computed again from its start. A decoding sequence may be scheduled again before its last step is
+    collected. Pages then cover the maximum number of its tokens.
 
     Args:
-        max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
-        prefix: how much of a cached prefix is used.
+        max_num_batched_tokens: maximum tokens per step. Prompts get what decoding leaves, at least a page.
+        prefix: how much of a cached prefix to use.
 
     Attributes:
-        most_rows_between: tokens of prompts in a step that others decode in, at most; None: no such limit.
-        most_shared_rows: rows of a pass that both may share, if prompts are limited in that way.
-        ranked_row: tokens as which one counts there whose log-probabilities are wanted.
+        most_rows_between: maximum prompt tokens in a step with decoding sequences. None: no limit.
+        most_shared_rows: maximum rows of a pass shared by both, if there is such a limit.
+        ranked_row: number of tokens as which one with log-probabilities counts there.
     """
 
     def __init__(
@@ -246,14 +246,14 @@ class Scheduler:
         self.num_cache_hits = 0
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
-        """Queue a sequence; `first` puts it before those that wait already."""
+        """Queue a sequence; with `first`, ahead of those already waiting."""
         (self.waiting.appendleft if first else self.waiting.append)(sequence)
 
     def schedule(self, k: int) -> StepSchedule | None:
-        """Return this step's work, with drafts of up to k tokens; pages for all of it are held.
+        """Return this step's work, with drafts of up to k tokens. Its pages are allocated.
 
-        None: pages ran out, but steps are under way, and sequences that end by them may give some back. Collect them
-        and ask again; only then is a sequence preempted.
+        None: pages ran out, but sequences that end in running steps may release some. Collect those steps and call
+        again; only then is a sequence preempted.
         """
         before = self.num_preemptions
         decodes = self._schedule_decodes(k)
@@ -283,7 +283,7 @@ class Scheduler:
         return StepSchedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)
 
     def launch(self, schedule: StepSchedule) -> None:
-        """Record that the step is under way."""
+        """Record that the step is launched."""
         for chunk in schedule.chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.end
@@ -295,18 +295,18 @@ class Scheduler:
             sequence.max_underway += schedule.k + 1
 
     def advance(self, sequence: Sequence, emitted: abc.Sequence[int], *, bound: int) -> None:
-        """Record that a step that could give at most `bound` tokens gave a sequence these."""
+        """Record that a step, of at most `bound` tokens, gave a sequence these tokens."""
         sequence.num_underway -= 1
         sequence.max_underway -= bound
         sequence.tokens.extend(emitted)
         sequence.num_computed = len(sequence.tokens) - 1
 
     def has_unpublished(self, sequence: Sequence) -> bool:
-        """Whether full pages of what is computed are not offered to later requests yet."""
+        """Return whether full computed pages are not published yet."""
         return self.pool.caching and sequence.num_computed // self.block_size > sequence.num_published
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """Offer the full pages of the first `num_tokens` tokens to later requests with the same prefix."""
+        """Publish the full pages of the first `num_tokens` tokens for later requests with the same prefix."""
         num_full = num_tokens // self.block_size
         if self.pool.caching and num_full > sequence.num_published:
             self._extend_keys(sequence, num_full)
@@ -315,7 +315,7 @@ class Scheduler:
             sequence.num_published = num_full
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a finished or aborted sequence out, running or waiting."""
+        """Remove a finished or aborted sequence, running or waiting."""
         if sequence.slot is not None:
             self._give_up(sequence)
             self.running.remove(sequence)

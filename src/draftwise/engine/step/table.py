@@ -1,4 +1,4 @@
-"""The device's table of the running sequences, so that a step needs nothing from the host.
+"""The device's table of running sequences, so steps need nothing from the host.
 
 Shape letters: S slots, B sequences of a step, W tokens that a step can confirm at most, P pages of a sequence,
 F features of a token.
@@ -27,19 +27,19 @@ class _Column(IntEnum):
     """Integers of a sequence; those up to NUM_NEW, and IS_REAL last, are where the kernels look for them."""
 
     CAPACITY = 0
-    """Tokens that its pages hold."""
+    """Capacity of its pages in tokens."""
     NUM_TOKENS = 1
-    """Final tokens, the last of which is not computed yet."""
+    """Confirmed tokens; the last one is not computed yet."""
     NUM_PROMPT = 2
     MAX_TOKENS = 3
     MAX_DRAFT = 4
     """The request's own num_speculative_tokens."""
     NUM_NEW = 5
-    """Tokens that the last step confirmed; they come after these columns."""
+    """Number of tokens that the last step confirmed; they follow these columns."""
     SEED = 6
     TOP_K = 7
     IS_REAL = 8
-    """0 for the row of padding, which never moves on."""
+    """0 for the padding row, which never advances."""
 
 
 class _Share(IntEnum):
@@ -62,11 +62,11 @@ class _DerivedColumn(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The rows of a step's sequences, as the step begins; int64 where nothing else is said."""
+    """The rows of a step's sequences at its start; int64 unless noted."""
 
     slots_B: Tensor
     limits_B: Tensor
-    """Draft tokens that each can use, see `draft_limits`."""
+    """Maximum draft tokens of each, see `draft_limits`."""
     last_B: Tensor
     """The token to compute next."""
     position_B: Tensor
@@ -78,21 +78,21 @@ class View:
     page_table_BP: Tensor
     """int32, see `plan_attention`."""
     new_tokens_BW: Tensor
-    """Tokens that the last step confirmed, in front, valid token ids behind them."""
+    """Tokens that the last step confirmed, padded with valid token ids."""
     num_new_B: Tensor
     new_start_B: Tensor
-    """Position of the first of them."""
+    """Position of the first new token."""
     features_BWF: Tensor | None
     """Auxiliary hidden states before each of these tokens."""
 
 
 class SequenceTable:
-    """A row for each slot, and one more for padding: the last.
+    """One row per slot, and a last one for padding.
 
     Args:
-        scratch_page: page for whatever has no place.
-        width: W, tokens that a step can confirm at most.
-        num_features: F; 0 when no auxiliary hidden states are read.
+        scratch_page: page for writes without a place.
+        width: W, maximum tokens that a step can confirm.
+        num_features: F; 0 without auxiliary hidden states.
     """
 
     def __init__(
@@ -121,17 +121,17 @@ class SequenceTable:
 
     @property
     def reach(self) -> int:
-        """Positions of a sequence that can have a page."""
+        """Maximum positions of a sequence with a page."""
         return (self._pages_SP.shape[1] - 1) * self._block_size
 
     def release(self, slots: abc.Sequence[int]) -> None:
-        """Take all pages from rows whose sequences are gone: they are other sequences' now."""
+        """Clear the pages of rows whose sequences are gone: they belong to others now."""
         slots_B = upload(slots, self.device)
         self._pages_SP.index_fill_(0, slots_B, self._scratch_page)
         self._integers_SC[:, _Column.CAPACITY].index_fill_(0, slots_B, 0)
 
     def give_pages(self, changes: abc.Sequence[PageChange]) -> None:
-        """Enter pages that sequences were given, in order."""
+        """Record newly assigned pages, in order."""
         slots, indices, pages = upload([(each.slot, each.index, each.page) for each in changes], self.device).unbind(1)
         self._pages_SP.index_put_((slots, indices), pages.int())
         last = {each.slot: (each.index + 1) * self._block_size for each in changes}
@@ -143,17 +143,17 @@ class SequenceTable:
         return self._pages_SP.index_select(0, slots_B)
 
     def find_limits(self, sequences: abc.Sequence[Sequence], k: int) -> Tensor:
-        """Return `View.limits_B`, on the CPU, of sequences whose tokens the host knows."""
+        """Return `View.limits_B` on the CPU, for sequences whose tokens the host knows."""
         rows = [(_max_draft(s.params), s.max_tokens, len(s.pages) * self._block_size, len(s.tokens)) for s in sequences]
         return draft_limits(k, *upload(rows, "cpu").unbind(1))
 
     def enter(self, sequences: abc.Sequence[Sequence], tokens_B: Tensor, features_BF: Tensor | None) -> None:
-        """Let sequences decode from here on.
+        """Start decoding of sequences.
 
         Args:
-            sequences: their prompts are computed.
-            tokens_B: int64, what was sampled after them, which the host need not know yet.
-            features_BF: the auxiliary hidden states before these tokens.
+            sequences: sequences whose prompts are computed.
+            tokens_B: int64, sampled next tokens, which the host need not know yet.
+            features_BF: auxiliary hidden states before these tokens.
         """
         integers, shares = zip(*(_row(sequence) for sequence in sequences), strict=True)
         slots_B = upload([sequence.row for sequence in sequences], self.device)
@@ -165,10 +165,10 @@ class SequenceTable:
             self._features_SWF[:, 0].index_copy_(0, slots_B, features_BF)
 
     def look_up(self, slots_B: Tensor, *, k: int, all_greedy: bool, truncates: bool) -> View:
-        """Return the rows of some slots.
+        """Return the rows of slots.
 
         Args:
-            slots_B: int64; padding names `padding_slot`.
+            slots_B: int64; padding uses `padding_slot`.
             all_greedy: see `Tempering`, like the next.
         """
         features = self._features_SWF
@@ -216,14 +216,14 @@ class SequenceTable:
         return integers_CB, torch.stack([derived[each] for each in _DerivedColumn]), shares_CB, self.pages(slots_B)
 
     def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
-        """Confirm what a step emitted.
+        """Confirm the tokens that a step emitted.
 
         Args:
-            accepted: what it emitted; S is at most W.
-            features_BSF: the auxiliary hidden states before each emitted token.
+            accepted: emitted tokens; S is at most W.
+            features_BSF: auxiliary hidden states before each emitted token.
 
         Returns:
-            what the host wants to know, see `launched.pack`.
+            the numbers that the host reads, see `launched.pack`.
         """
         width = accepted.tokens_BS.shape[1]
         if features_BSF is not None and self._features_SWF is not None:
@@ -243,7 +243,7 @@ class SequenceTable:
 
 
 def draft_limits(k: int, max_draft_B: Tensor, max_tokens_B: Tensor, capacity_B: Tensor, num_tokens_B: Tensor) -> Tensor:
-    """Return how many draft tokens each sequence can use: by the step's k, its request, its end and its pages."""
+    """Return each sequence's maximum draft tokens: by the step's k, its request, its end and its pages."""
     room_B = torch.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
     return torch.minimum(max_draft_B, room_B).clamp_(0, k)
 

@@ -1,12 +1,12 @@
-"""Chooses the threads of a step: one per core, and fewer while other processes hold some cores.
+"""Chooses the number of threads of a step: one per core, and fewer while other processes use cores.
 
-The threads of a step wait for each other dozens of times. One that has no core is missed each time for a slice of the
-scheduler, which is milliseconds, longer than a whole step of a small model: with one of two cores taken, two threads
-decode at a tenth of their speed, and one thread at more than half. So they decode with one less while that lasts.
-Whether there is a core for one more, a thread tries that computes nothing of use.
+A step's threads wait for each other dozens of times. A thread without a core delays each wait by a scheduler slice of
+milliseconds, longer than a small model's whole step. With one of two cores taken, two threads decode at a tenth of
+their speed, and one thread at more than half. So decoding then uses one thread fewer. A test thread finds out whether
+there is a core for one more.
 
-Long prompts always get all threads: a row has the same bits on any number of threads, but in bfloat16 not where a
-product has hundreds of rows, and the same prompt should have the same answer whatever else the machine does.
+Long prompts always get all threads. A row has the same bits on any number of threads, except in bfloat16 products with
+hundreds of rows, and a prompt's answer must not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ import torch
 from draftwise.machine.cores import count_cores
 
 _WINDOW_S = 0.05
-"""How long waiting adds up before it counts: many slices of the scheduler (about 3 ms)."""
+"""Seconds over which waiting adds up: many scheduler slices (about 3 ms each)."""
 _WAITS = 0.1
-"""Share of a window from which on a thread counts as waiting for a core. The server's own process, and a client on the
-same machine, take less."""
+"""Share of a window above which a thread counts as waiting for a core. The server's process, and a client on the same
+machine, cause less."""
 _LOST = 0.4
-"""Cores' worth of waiting from which on there are too many threads. One that shares its core with a busy process waits
+"""Waiting, in cores, above which there are too many threads. A thread that shares its core with a busy process waits
 half the time."""
 _ROOM = 0.65
-"""Idle cores from which on there is room for one more thread."""
+"""Number of idle cores above which one more thread fits."""
 _WAITS_ALREADY = 0.25
-"""Share of its time that the process waits from which on no additional thread is tried without room."""
+"""Share of waiting above which no extra thread is tried without an idle core."""
 _TRIAL_S = 0.03
-"""Computing of a trial: ten slices of the scheduler."""
+"""CPU seconds of a trial: ten scheduler slices."""
 _GIVES_WAY = 0.8
-"""Share of a trial with a core from which on a step gets one more thread. An equal process leaves half."""
+"""Share of a trial with a core above which a step gets one more thread. An equal process leaves half."""
 _SOON_S = 1.0
-"""A thread that is given up again within this time, or at the first look, was tried in vain."""
+"""A trial failed if its thread is removed within this many seconds, or at the first look."""
 _MOST_ROWS = 128
-"""Rows of prompts up to which a row's bits do not depend on the number of threads (oneDNN 3.12: 200)."""
+"""Maximum prompt rows for which a row's bits do not depend on the number of threads (oneDNN 3.12: 200)."""
 
 
 class Cores(Protocol):
-    """Readings of the operating system about this process and its cores: seconds since some time before."""
+    """Operating-system readings of this process and its cores, in seconds since a fixed time."""
 
     def waits(self) -> Mapping[str, float]:
-        """Return for each thread of this process how long it could have run but had no core."""
+        """Return how long each thread of this process was runnable without a core."""
 
     def idle_s(self) -> float:
-        """Return how long the cores that this process may use had nothing to do, all added up."""
+        """Return the total idle time of the cores that this process may use."""
 
     def cpu_s(self) -> float:
         """Return the CPU time of this process."""
 
     def try_core(self) -> Callable[[], float | None]:
-        """Let one more thread compute for a moment. Return what says which share of that it had a core; None before."""
+        """Run one more thread briefly. Return a function that gives its share of time with a core; None until done."""
 
 
 class Governor:
-    """Decides how many threads fit on the cores that other processes leave.
+    """Decides how many threads fit on the cores left by other processes.
 
     Args:
         most: threads on a quiet machine.
@@ -81,14 +81,14 @@ class Governor:
         self._for_room = _Patience(0.1, 4.0)
         self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
         self._tried = self._for_room
-        """What the last additional thread had waited for."""
+        """Required wait before the last additional thread."""
         self._trial: Callable[[], float | None] | None = None
-        """Of a thread that computes nothing of use: a step with one too many takes twenty times as long."""
+        """Running trial with a test thread: a real step with one thread too many takes twenty times as long."""
         self._raised_s = self._reduced_s = -math.inf
         self._is_first_look = False
 
     def update(self) -> int:
-        """Take a look, if a window has passed since the last one, and return the decision."""
+        """Update the decision if a window has passed, and return it."""
         now = self._clock()
         if self.threads > 1 and now - self._window.begun_s >= _WINDOW_S:
             window, self._window = self._window, _Window(now, self._cores)
@@ -155,18 +155,18 @@ class _Window:
         self._waits, self._idle_s, self._cpu_s = cores.waits(), cores.idle_s(), cores.cpu_s()
 
     def lost_cores(self, end: _Window) -> float:
-        """Return how many threads waited for a core, on average, leaving out those that hardly did."""
+        """Return the average number of threads waiting for a core, without those that hardly waited."""
         shares = (wait / (end.begun_s - self.begun_s) for wait in self._grown_waits(end))
         return sum(share for share in shares if share > _WAITS)
 
     def free_cores(self, end: _Window, threads: int) -> float:
-        """Return how many cores were idle, on average, less those of `threads` threads, which may have rested."""
+        """Return the average number of idle cores, minus those of `threads` threads, which may have rested."""
         passed_s = end.begun_s - self.begun_s
         rested_s = threads * passed_s - (end._cpu_s - self._cpu_s) - sum(self._grown_waits(end))
         return (end._idle_s - self._idle_s - max(rested_s, 0)) / passed_s
 
     def share_of_waiting(self, end: _Window) -> float:
-        """Return which part of the time that the threads could have run they had no core."""
+        """Return the share of the threads' runnable time without a core."""
         waited_s, ran_s = sum(self._grown_waits(end)), end._cpu_s - self._cpu_s
         return waited_s / (waited_s + ran_s) if waited_s else 0.0
 
@@ -175,10 +175,10 @@ class _Window:
 
 
 class LinuxCores:
-    """Readings from /proc; opening it costs microseconds, so files stay open.
+    """Readings from /proc. Files stay open, because opening costs microseconds.
 
     Raises:
-        OSError: this system does not tell.
+        OSError: the system does not provide them.
     """
 
     def __init__(self) -> None:
@@ -233,10 +233,10 @@ class LinuxCores:
 
 
 class StepThreads:
-    """Computes steps with as many threads as the governor says.
+    """Runs steps with the number of threads from the governor.
 
     Attributes:
-        most_rows: a step with more rows of prompts has all threads.
+        most_rows: a step with more prompt rows gets all threads.
     """
 
     most_rows = _MOST_ROWS
@@ -245,8 +245,8 @@ class StepThreads:
         self._governor = governor
 
     def computing(self, *, prompt_rows: int, taken: int = 0) -> AbstractContextManager[None]:
-        """Return the block in which a step with that many rows of prompts is computed; after it torch has as many
-        threads as before. `taken` are cores on which other threads of this process compute meanwhile."""
+        """Return a context manager for computing a step with this many prompt rows. It restores torch's threads
+        afterwards. `taken` is the number of cores used by other threads of this process."""
         threads = min(self._governor.update(), max(1, self._governor.most - taken))
         return nullcontext() if threads == self._governor.most or prompt_rows > self.most_rows else _limited(threads)
 
@@ -262,12 +262,12 @@ def _limited(threads: int) -> Iterator[None]:
 
 
 def make_threads(device: torch.device) -> StepThreads | None:
-    """Give torch the threads that this process has cores for, and return their governor.
+    """Set torch's threads to this process's cores, and return their governor.
 
-    An operator's OMP_NUM_THREADS stands.
+    OMP_NUM_THREADS takes precedence.
 
     Returns:
-        None: nothing is governed, on a GPU, with one thread, or where the system does not tell who waits for a core.
+        None on a GPU, with one thread, or if the system does not report waits for a core.
     """
     if device.type != "cpu":
         return None

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered in a process of its own: it may ask for any time and memory."""
+"""Renders a checkpoint's chat template in a separate process, because it may need any time and memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.machine.processes import make_command, require_posix
 
 _LONGEST_REASON = 300
-"""Characters of another library's message; more of it would be the text itself."""
+"""Maximum characters of another library's message: more would be the text itself."""
 _CPU_S = 3.0
-"""Processor time for a conversation, and for each megabyte of it."""
+"""CPU seconds allowed for a conversation, and per megabyte of it."""
 MEMORY = 2**31
-"""Bytes that rendering may take."""
+"""Maximum bytes of memory for rendering."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -44,11 +44,11 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A chat template, compiled when it is first used: jinja computes constants of any size there.
+    """A chat template, compiled on first use, because Jinja evaluates constants of any size then.
 
     Attributes:
-        is_bounded_here: whether this process is one that may end for any template. Otherwise another one renders: it
-            starts with the first conversation, and ends with this object.
+        is_bounded_here: whether this process may be killed by a template. Otherwise, a separate process renders: it
+            starts with the first conversation and ends with this object.
     """
 
     def __init__(self, source: str) -> None:
@@ -69,11 +69,11 @@ class ChatTemplate:
             return environment.from_string(self._source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Return the prompt text for a conversation; the template sees `variables` too.
+        """Return the prompt text of a conversation. The template also sees `variables`.
 
         Raises:
-            InvalidSetup: the template is not valid Jinja, refuses these messages (roles out of order ...), or exceeds
-                bounds on time and memory.
+            InvalidSetup: the template is not valid Jinja, rejects these messages (roles out of order ...), or exceeds
+                its time or memory.
         """
         if self.is_bounded_here:
             with failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
@@ -126,9 +126,9 @@ def _refusal(message: str) -> InvalidSetup:
 
 @contextmanager
 def failing_as(code: str, message: str, where: str, fix: str = "") -> Iterator[None]:
-    """Turn whatever a library or a template raises into a finding.
+    """Turn any exception of a library or a template into a finding.
 
-    Templates raise anything that Python does; `tokenizers` raises bare Exception, and BaseException where Rust panics.
+    Templates may raise anything; `tokenizers` raises bare Exception, and BaseException if Rust panics.
     """
     try:
         yield
@@ -142,7 +142,7 @@ def failing_as(code: str, message: str, where: str, fix: str = "") -> Iterator[N
 
 
 def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
-    """Return a checkpoint's template: chat_template.jinja first, then tokenizer_config.json; None without one."""
+    """Return a checkpoint's template from chat_template.jinja, else from tokenizer_config.json; None without one."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return ChatTemplate(read_bytes(path).decode("utf-8", "replace"))
@@ -169,7 +169,7 @@ def _raise_exception(message: str) -> None:
 
 
 def limit_memory() -> None:
-    """Let this process take `MEMORY` more than it has, where the system enforces that."""
+    """Limit this process to `MEMORY` more than it uses now, if the system supports that."""
     if sys.platform != "linux":
         return
     import resource
@@ -181,7 +181,7 @@ def limit_memory() -> None:
 
 
 def main(descriptor: int) -> None:
-    """Render conversations until the other end is gone; `descriptor` is this end of a socket pair."""
+    """Render conversations until the other end closes. `descriptor` is this end of a socket pair."""
     with suppress(EOFError, ConnectionError), Connection(descriptor) as connection:
         source, cpu_s = connection.recv()
         template = ChatTemplate(source)

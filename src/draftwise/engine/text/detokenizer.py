@@ -1,4 +1,4 @@
-"""Turns output tokens into text one at a time, in constant time each, and finds where a completion ends."""
+"""Turns output tokens into text in constant time per token, and finds where a completion ends."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     from draftwise.engine.text.tokenizer import Tokenizer
 
 _PROMPT_TAIL = 5
-"""Prompt tokens that can bear on how the first output token reads (a leading space, a cut character)."""
+"""Number of prompt tokens that can affect the first output token's text (a leading space, a split character)."""
 _LONGEST_CHARACTER = 16
-"""Tokens after which text that still ends in a replacement character is taken as it is."""
+"""Number of tokens after which text that still ends in a replacement character is accepted."""
 
 
 class IncrementalDetokenizer:
-    """Text of one completion as it grows; what might be the start of a stop string is held back.
+    """A completion's growing text. Holds back a possible start of a stop string.
 
-    Stops and truncates as vLLM does: the stop string that completes first wins, ties go to the one listed
-    first; the text ends before it, or after it with `include_stop`. An incomplete character at the very end
-    is dropped.
+    Stops and truncates as vLLM does: the stop string that completes first wins, then the one listed first. The text
+    ends before it, or after it with `include_stop`. An incomplete character at the end is dropped.
 
     Raises:
-        InvalidSetup: there are stop strings, but no tokenizer that makes text.
+        InvalidSetup: there are stop strings, but no tokenizer.
     """
 
     def __init__(
@@ -49,14 +48,14 @@ class IncrementalDetokenizer:
         """Characters of each stop string with which the text so far ends."""
         self._include_stop = include_stop
         self._held = ""
-        """Longest end of the text so far that may be the start of a stop string."""
+        """Longest suffix of the text that may start a stop string."""
         stream = _ByteStream if tokenizer.piece_bytes is not None else _WindowStream
         self._stream: _Stream = stream(tokenizer, skip_special_tokens, prompt_token_ids[-_PROMPT_TAIL:])
 
     def add(self, token_id: int, *, look_for_stops: bool = True) -> str:
-        """Take in one token and return the text that is now certain.
+        """Add one token and return the text that is now certain.
 
-        With `look_for_stops` off (min_tokens not reached), stop strings that end in this token do not count.
+        Without `look_for_stops` (min_tokens not reached), stop strings that end in this token do not count.
         """
         new = self._stream.add(token_id)
         if not self._stops:
@@ -72,7 +71,7 @@ class IncrementalDetokenizer:
         return text[out_from:] if self._include_stop else text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """Return what was held back, once no token will follow."""
+        """Return the held-back text at the end."""
         held, self._held = self._held, ""
         return "" if self._include_stop else held
 
@@ -128,15 +127,15 @@ def find_stop(
     end_ids: Set[int],
     end: str | None = None,
 ) -> tuple[str, Stop | None]:
-    """Detokenize `emitted` up to the first reason to stop; return the new text and that reason.
+    """Detokenize `emitted` up to the first stop; return the new text and the reason.
 
-    A stop token counts as output but leaves no text unless include_stop_str_in_output is set. Stop strings are looked
-    for once min_tokens are there.
+    A stop token counts as output but gives no text unless include_stop_str_in_output is set. Stop strings count only
+    after min_tokens.
 
     Args:
-        num_output: tokens generated before these.
-        room: how many more it may have.
-        end: why the completion ends after these tokens, if nothing but a lack of room ends it earlier or there.
+        num_output: number of tokens generated before these.
+        room: maximum further tokens.
+        end: reason why the completion ends after these tokens, unless something else ends it first.
     """
     text = ""
     for count, token in enumerate(emitted, start=1):

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, or none: text to ids and back, end tokens, chat template."""
+"""A checkpoint's tokenizer: text to ids and back, end tokens, chat template; also a stand-in without one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer with what the checkpoint's JSON files say around it.
+    """A `tokenizers` tokenizer, with settings from the checkpoint's JSON files.
 
     Attributes:
-        end_ids: tokens that end a completion: generation_config.json's (else config.json's) and the tokenizer's own.
+        end_ids: tokens that end a completion, from generation_config.json (else config.json) and the tokenizer.
         special_ids: tokens that `skip_special_tokens` leaves out.
-        named_tokens: text of `bos_token`, `eos_token` ..., as far as the checkpoint names them.
-        piece_bytes: bytes of each token by id when the tokenizer is byte-level BPE; None for other kinds.
-        chat_template: None when the checkpoint has none.
-        makes_text: whether token ids have text at all; False for `NoTokenizer`.
+        named_tokens: text of `bos_token`, `eos_token` ..., if the checkpoint names them.
+        piece_bytes: bytes of each token by id for byte-level BPE; None for other kinds.
+        chat_template: the chat template; None without one.
+        makes_text: whether token ids have text; False for `NoTokenizer`.
     """
 
     makes_text = True
@@ -57,7 +57,7 @@ class Tokenizer:
         """Return the tokenizer of a checkpoint directory.
 
         Raises:
-            InvalidSetup: there is no such directory, or its tokenizer.json or another JSON file is missing or broken.
+            InvalidSetup: the directory does not exist, or tokenizer.json or another JSON file is missing or invalid.
         """
         directory = _existing(directory)
         path = directory / "tokenizer.json"
@@ -74,7 +74,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: no text with more of them than that for each token fits a prompt."""
+        """Characters of the longest token, which bounds the length of a prompt's text."""
         return max(map(len, self._token_by_id.values()), default=1)
 
     @cached_property
@@ -83,11 +83,11 @@ class Tokenizer:
         return max(self._token_by_id, default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; with `add_special_tokens` also those the tokenizer puts around it.
+        """Return the token ids of a text, with `add_special_tokens` including those that the tokenizer adds.
 
         Raises:
             InvalidSetup: the tokenizer fails on the text.
-            TypeError: it is no text.
+            TypeError: `text` is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"{text!r:.60} is no text")
@@ -98,13 +98,13 @@ class Tokenizer:
         """Return the text of token ids.
 
         Raises:
-            InvalidSetup: the tokenizer fails on them.
+            InvalidSetup: the tokenizer fails on the ids.
         """
         with failing_as("tokenizer-failed", "The model's tokenizer fails on these tokens", "tokens"):
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text, special tokens too; bytes that are no whole character show as U+FFFD."""
+        """Return one token as text, also special tokens. Incomplete characters become U+FFFD."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
@@ -117,7 +117,7 @@ class Tokenizer:
         return self.token_text(token_id).encode()
 
     def piece(self, token_id: int) -> str:
-        """Return one token as the vocabulary spells it."""
+        """Return one token as spelled in the vocabulary."""
         return self._token_by_id.get(token_id, "")
 
     def to_json(self) -> str:
@@ -127,12 +127,12 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """Return a conversation as prompt text (encode it without adding special tokens).
+        """Return a conversation as prompt text. Encode it without adding special tokens.
 
-        `variables` are what else the template is to see, such as `enable_thinking`.
+        `variables` are further template variables, such as `enable_thinking`.
 
         Raises:
-            InvalidSetup: the checkpoint has no chat template, or its template refuses the messages.
+            InvalidSetup: the checkpoint has no chat template, or the template rejects the messages.
         """
         if self.chat_template is None:
             raise refusal("no-chat-template")
@@ -141,7 +141,7 @@ class Tokenizer:
 
 
 class NoTokenizer(Tokenizer):
-    """Stands where a tokenizer would, with `skip_tokenizer_init`: token ids have no text and text has no ids."""
+    """Stand-in for a tokenizer with `skip_tokenizer_init`: token ids have no text, and text has no ids."""
 
     makes_text = False
 
@@ -155,11 +155,11 @@ class NoTokenizer(Tokenizer):
         self._texts = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
-        """Refuse the text with InvalidSetup."""
+        """Raise InvalidSetup."""
         raise refusal("no-tokenizer-loaded", case="prompt", where="prompt")
 
     def to_json(self) -> str:
-        """Refuse with InvalidSetup."""
+        """Raise InvalidSetup."""
         raise refusal("no-tokenizer-loaded", case="prompt", where="structured_outputs")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **_: Any) -> str:  # noqa: ARG002
@@ -167,15 +167,15 @@ class NoTokenizer(Tokenizer):
         raise refusal("no-tokenizer-loaded", case="prompt", where="messages")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
-        """Return no text."""
+        """Return an empty text."""
         return ""
 
 
 def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
-    """Return a checkpoint's tokenizer; with `skip` only its end tokens are read.
+    """Return a checkpoint's tokenizer; with `skip`, read only its end tokens.
 
     Raises:
-        InvalidSetup: there is no such directory, or one of its files is missing or broken.
+        InvalidSetup: the directory does not exist, or one of its files is missing or invalid.
     """
     return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
 

@@ -255,26 +255,34 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
     table, target = case.release.table("mtp_remap"), case.target
     row = next((table[name] for name in (target.model_type, *target.architectures) if name in table), None)
     modules = None if row is None else _count_modules(case, row)
+    names = case.release.table("methods")
+    apart = next((each for each in case.published if each.method == facts.name), None)
+    if apart is not None:
+        row, modules = {"model_type": f"{target.model_type}_{facts.name}"}, 1
     if row is None or modules == 0:
         why = "its config says 0" if row is not None else f"{target.model_type or 'its family'} ships without them"
         return _refuse(facts.name, "no-native-modules", target=target.name, why=why)
-    names = case.release.table("methods")
     alias = str(row.get("model_type") or target.model_type)
-    if facts.name not in names and alias not in names:
+    if alias not in names and (apart or facts.name not in names):
         what = f"vLLM {case.release} has no MTP for {target.model_type}."
         return _refuse(facts.name, "not-in-release", what=what)
     native, count = find_native(target.model_type), modules or 1
-    most = max(count, native.num_speculative_tokens if native else 1)
-    source = native.source if native else f"{count} trained module{'s' if count > 1 else ''}"
+    shown = apart or native
+    most = max(count, (shown.num_speculative_tokens or 1) if shown else 1)
+    source = shown.source if shown else f"{count} trained module{'s' if count > 1 else ''}"
     return Proposal(
         method=facts.name,
-        spec={"method": facts.name if facts.name in names else alias},
+        spec={"method": facts.name if facts.name in names else alias} | ({"model": apart.model} if apart else {}),
         place=facts.advice.rank,
         lengths=tuple(k for k in range(1, most + 1) if k <= count or k % count == 0),
         why_lengths=give_advice("k-of-modules", most=most, source=source),
         work=_work(case, facts, 1, None),
         kv_bytes_per_token=_kv(case, facts, 1, None),
-        reasons=(give_advice("native-modules", target=target.name),),
+        reasons=(
+            _cite(give_advice("published-head", model=apart.model), apart)
+            if apart
+            else give_advice("native-modules", target=target.name),
+        ),
     )
 
 

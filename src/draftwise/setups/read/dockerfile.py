@@ -1,4 +1,4 @@
-"""Dockerfiles: the server that the image of the last stage starts."""
+"""Dockerfiles: the server that the last stage's image starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the server that the image of a Dockerfile's last stage starts; none for an image that names no command.
 
     Raises:
-        InvalidSetup: a quote is never closed, or values blow the text up.
+        InvalidSetup: a quote is never closed, or the expanded text is too long.
     """
     stages: dict[str, _Stage] = {}
     stage = _Stage()

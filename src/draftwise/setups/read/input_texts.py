@@ -1,4 +1,4 @@
-"""Texts of files that operators name, within bounds on their size: a file, a folder, a pattern, standard input."""
+"""Reads the texts of sources, with limits on their size: a file, a folder, a pattern, standard input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
     """Return a file's text.
 
     Raises:
-        InvalidSetup: it cannot be read, is neither UTF-8 nor UTF-16 with its mark, or is larger than a megabyte.
+        InvalidSetup: it cannot be read, is neither UTF-8 nor UTF-16 with a byte order mark, or exceeds a megabyte.
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -77,43 +77,43 @@ _NOTHING = re.compile(r"(?:\s|#.*|---|\.{3}|null\b|~|\[\s*\])*+")
 
 
 class SourceKind(Enum):
-    """What a source is, by its spelling and by what lies on disk."""
+    """The kind of a source, by its spelling and the files on disk."""
 
     FILE = auto()
-    """Something that can be opened and read, a pipe included."""
+    """A readable file or pipe."""
     FOLDER = auto()
     PATTERN = auto()
     """A pattern of file names."""
     NO_FILE = auto()
-    """Spelled as the name of a file (a model id, `org/name`, is not), and nothing is there."""
+    """Spelled as a file name (a model id, `org/name`, is not), but it does not exist."""
     NAME = auto()
     """Any other word."""
     TEXT = auto()
-    """More than a word: a command line, JSON, a manifest."""
+    """More than one word: a command line, JSON, a manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceText:
-    """One text to be read."""
+    """One text to read."""
 
     text: str
     name: str = ""
-    """What places in it begin with: the file's name; empty for a text that was given itself."""
+    """Name of the file, with which its places begin; empty for a text given directly."""
     folder: Path = Path()
-    """Where files that it names are looked for."""
+    """Folder for relative paths in it."""
     is_chosen: bool = True
-    """Whether it was named itself; one of many files may start no server, and is read only for what surely is one."""
+    """Whether it was named directly. One of many files may start no server, and is read only for certain ones."""
     faults: tuple[Finding, ...] = ()
-    """Why it is not read: one of many files that is too long, no text, or not ours to open."""
+    """Why it is not read: one of many files that is too long, is not text, or cannot be opened."""
 
     @property
     def is_nothing(self) -> bool:
-        """Whether there is nothing to judge: no text, or comments and empty documents alone."""
+        """Whether there is nothing to judge: no text, or only comments and empty documents."""
         return _NOTHING.fullmatch(self.text) is not None
 
     @property
     def may_start_vllm(self) -> bool:
-        """Whether nothing speaks against it: the text names vLLM, or nobody could look."""
+        """Whether it could start vLLM: the text names vLLM, or was not read."""
         return not self.text or "vllm" in self.text.lower()
 
 
@@ -124,7 +124,7 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
         source: a file, a folder, a pattern with `*`, `?` or `[`, or the text itself.
 
     Raises:
-        UnreadableSource: the source names a file that is not there or cannot be read, or a pattern that fits none.
+        UnreadableSource: a named file does not exist or cannot be read, or a pattern matches none.
     """
     kind = SourceKind.FILE if isinstance(source, Path) else find_kind(source)
     if kind is SourceKind.FILE:
@@ -140,7 +140,7 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
 
 
 def find_kind(source: str) -> SourceKind:
-    """Return what a source is."""
+    """Return the kind of a source."""
     if len(source) >= _LONGEST_PATH or set("\n\0") & set(source):
         return SourceKind.TEXT
     if os.path.exists(source):
@@ -155,7 +155,7 @@ def find_kind(source: str) -> SourceKind:
 
 
 def suggest_sources(source: str) -> str:
-    """Return the question whether files or models with similar names were meant, with a space behind it, or nothing."""
+    """Return a question that suggests similar files or models, with a space at its end; may be empty."""
     from difflib import get_close_matches  # read only when something is misspelled
 
     path = Path(source[:_LONGEST_PATH])

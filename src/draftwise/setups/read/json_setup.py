@@ -21,8 +21,8 @@ _SPEC = "speculative_config"
 def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> SetupReading:
     """Return the setup that a JSON object describes.
 
-    With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version`);
-    with `speculative_config` among engine arguments it is the keywords of `vllm.LLM`; else it is a speculative config.
+    With `target` or `args`, it is draftwise's own form (with `speculative_config`, `env`, `engine_version`). With
+    `speculative_config` among engine arguments, it has the keywords of `vllm.LLM`. Else it is a speculative config.
 
     Raises:
         InvalidSetup: the text is not a JSON object.
@@ -38,7 +38,7 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
 
 
 def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:
-    """Return the setup that a mapping of one of the forms of `read_json_setup` describes."""
+    """Return the setup in a mapping with one of the forms of `read_json_setup`."""
     value = dict(given)
     version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
     release, findings = choose_release(version), list[Finding]()

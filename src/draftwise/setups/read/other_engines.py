@@ -1,6 +1,6 @@
-"""Commands of other engines: which engine it is, its speculation in vLLM's terms, and vLLM's own line for it.
+"""Commands of other engines: the engine, its speculation in vLLM's terms, and the equivalent vLLM command.
 
-The rows of `knowledge/data/engines.json` say by which commands an engine is known and what its flags mean.
+The rows of `knowledge/data/engines.json` have the commands of each engine and the meaning of its flags.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class OtherEngine:
     target: str = ""
     """Empty if unknown."""
     method: str = ""
-    """vLLM's name; empty for no speculation, and for an algorithm that vLLM does not have."""
+    """Method in vLLM's spelling; empty without speculation, or for an algorithm that vLLM lacks."""
     algorithm: str = ""
-    """Name in the text."""
+    """Algorithm as named in the text."""
     num_drafts: int | None = None
-    """Draft tokens a step, along one path."""
+    """Draft tokens per step, along one path."""
     num_verified: int | None = None
-    """Tokens that a step verifies, of all paths of a tree; None for a chain."""
+    """Tokens verified per step, over all paths of a tree; None for a chain."""
     drafter: str = ""
     depends_on: tuple[str, ...] = ()
-    """Variables with further words of the command, which may hold its speculation."""
+    """Variables with further words of the command, which may configure speculation."""
     source: str = ""
 
     def describe(self) -> str:
@@ -63,7 +63,7 @@ class OtherEngine:
         return f"The text starts {self.name}, not vLLM. {terms} with {join_names(parts)}."
 
     def to_vllm(self) -> str:
-        """Return vLLM's line for it; empty where something that the line needs is not known."""
+        """Return the equivalent vLLM command; empty if part of it is unknown."""
         if not self.method or self.num_drafts is None:
             return ""
         spec = {"method": self.method, "model": self.drafter, "num_speculative_tokens": self.num_drafts}
@@ -73,7 +73,7 @@ class OtherEngine:
 
 
 def find_other_engine(text: str) -> OtherEngine | None:
-    """Return the other engine that a text starts or configures; None for none, and for a text that starts vLLM too."""
+    """Return the other engine that a text starts or configures; None without one, or if the text also starts vLLM."""
     if _VLLM.search(text):
         return None
     for row in read_data("engines")["engines"]:

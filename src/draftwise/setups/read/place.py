@@ -1,4 +1,4 @@
-"""The place of a server in its text: the surroundings that a `Setup` has no field for."""
+"""The place of a server in its text, for surroundings that a `Setup` cannot hold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Place:
 
     form: Form
     value: Any = None
-    """The whole document as it was read: a mapping; of a unit its settings (section, name, value); of a command its
+    """The whole document as read: a mapping; for a unit, its settings (section, name, value); for a command, its
     options (name, value)."""
     path: tuple[str | int, ...] = ()
-    """Path inside the document of the container, or of the entry that stands for it."""
+    """Path of the container, or of its entry, inside the document."""
     others: Sequence[Any] = ()
     """The other documents of the same text."""
     folder: FilePath = FilePath()
-    """Where the text lies, from which its relative paths count."""
+    """Folder of the text, for relative paths."""

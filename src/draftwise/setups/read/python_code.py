@@ -1,4 +1,4 @@
-"""Python files: the engines of `LLM(...)`, `EngineArgs(...)` and Ray's `LLMConfig(...)`, read without running them."""
+"""Python files: engines of `LLM(...)`, `EngineArgs(...)` and Ray's `LLMConfig(...)`, read without running them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_ENGINE = "What stands here"
 
 
 def is_python(text: str) -> bool:
-    """Say whether a text is a program in Python."""
+    """Return whether a text is a Python program."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):
@@ -40,7 +40,7 @@ def is_python(text: str) -> bool:
 def read_engines(
     text: str, *, name: str = "", given: Mapping[str, str], engine_version: str | None = None
 ) -> Iterator[SetupReading]:
-    """Yield the engines that a Python file makes; literal values and names that are set once are known.
+    """Yield the engines that a Python file creates; only literals and names that are set once are known.
 
     Raises:
         InvalidSetup: the text is not Python.
@@ -69,7 +69,7 @@ def read_engines(
 
 
 def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield the servers that lists of words start, as `subprocess.Popen` takes them; lists that grow are not read."""
+    """Yield the servers started by lists of words, as for `subprocess.Popen`; growing lists are not read."""
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
     own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

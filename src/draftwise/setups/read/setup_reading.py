@@ -1,4 +1,4 @@
-"""A server as a text starts it, turned into a setup that can be judged."""
+"""Turns a server in a text into a setup that can be judged."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupReading:
-    """One setup that was read, and what the reading found."""
+    """One setup as read, with the findings of the reading."""
 
     setup: Setup
     where: str
     """File with line, document and container; empty for a command line."""
     findings: tuple[Finding, ...] = ()
     unknown: Mapping[str, Finding] = field(default_factory=dict)
-    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`, each with the one of `findings` that
-    says so: nobody can say what the setup does."""
+    """Unknown parts of the setup, e.g. `tensor_parallel_size`, each with its entry of `findings`; the setup's behavior
+    is then unknown."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
+    """Directories of the server with a model of the Hugging Face hub: path -> the model's name."""
     path: str = ""
-    """What the text decides to come to this setup, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
+    """Decisions of the text that lead to this setup, e.g. `MODE=spec, line 12`; empty without any."""
     others: tuple[SetupReading, ...] = ()
-    """The same server as other ways through the text start it."""
+    """The same server on other ways through the text."""
     launch: Launch | None = field(default=None, compare=False, repr=False)
-    """The server as the text starts it; None for a setup that no text starts."""
+    """The server as the text starts it; None for a setup without a text."""
 
     def with_fields(self, *about: Finding, **changes: Any) -> SetupReading:
-        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled.
+        """Return the reading with fields of its setup replaced, which settles what the text leaves open.
 
         Args:
-            about: what is to be said of their new values.
-            changes: these, by field.
+            about: findings about the new values.
+            changes: new values by field.
         """
         told = {part for name in changes for part in _PARTS.get(name, (name,))}
         unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
@@ -72,11 +72,11 @@ class SetupReading:
         return replace(self, setup=setup, findings=(*about, *findings), unknown=unknown, others=others)
 
     def require(self) -> Setup:
-        """Return the setup for what is built on it: it has no place for what the text does not tell.
+        """Return the setup, if nothing about it is unknown or wrong.
 
         Raises:
-            InvalidSetup: a value is not known, a word is no flag, the text starts the server in several ways, or
-                something else is wrong with it.
+            InvalidSetup: a value is unknown, a word is not a flag, the text starts the server in several ways, or
+                something else is wrong.
         """
         if self.others:
             raise refusal("several-ways", ways=len(self.others) + 1, where=self.where)
@@ -86,14 +86,14 @@ class SetupReading:
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> SetupReading:
-    """Return the vLLM server that a command starts, given as the words that the program receives.
+    """Return the vLLM server that a command starts, from the words that the program receives.
 
     Args:
         words: the whole command, such as `["vllm", "serve", "MODEL", "--seed", "1"]`.
-        engine_version: judges it for this release, whatever the words say.
+        engine_version: release to judge by, overriding the words.
 
     Raises:
-        InvalidSetup: the words start no vLLM server, or are too long to be read.
+        InvalidSetup: the words start no vLLM server, or are too long.
     """
     check_length(words)
     launch = find_launch([Word(word) for word in words])
@@ -113,9 +113,9 @@ def read_launch(
 
     Args:
         launch: the server.
-        engine_version: judges it for this release, whatever the text says.
-        folder: where a `--config` file is looked for; None for a server in a container.
-        left: references in the text whose values are not known -> how findings name them.
+        engine_version: release to judge by, overriding the text.
+        folder: folder of a `--config` file; None for a server in a container.
+        left: references in the text with unknown values -> their names in findings.
     """
     alone = replace(launch, others=())
     readings = [
@@ -186,11 +186,11 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
 
 
 class NoServer(InvalidSetup):
-    """The text was read, and starts no vLLM server."""
+    """The text is readable, but starts no vLLM server."""
 
 
 def no_server(name: str, text: str = "") -> InvalidSetup:
-    """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
+    """Return the error for a text without a vLLM server; `name` is its file's."""
     message = "The text does not start a vLLM server."
     fix = "Pass the command line that begins with vllm serve, or a file that contains one."
     if _MENTIONS.search(text):
@@ -204,7 +204,7 @@ def no_server(name: str, text: str = "") -> InvalidSetup:
 
 
 def choose_release(version: str | None) -> Release:
-    """Return the release whose flags apply, the nearest where it is not known: whoever judges the setup says so."""
+    """Return the release whose flags apply, or the nearest one if it is unknown, which the judgement reports."""
     try:
         return get_release(version or "newest", nearest=True)
     except InvalidSetup:
@@ -219,7 +219,7 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
 
 
 def is_shown(variable: str) -> bool:
-    """Say whether a variable is vLLM's or a plugin's, and no secret."""
+    """Return whether a variable is vLLM's or a plugin's, and not a secret."""
     return variable.startswith(("VLLM_", "ARCTIC_")) and variable not in _HIDDEN
 
 

@@ -43,54 +43,54 @@ _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayServic
 
 
 def is_yaml(text: str) -> bool:
-    """Say whether a text begins as YAML does, after blank lines and comments."""
+    """Return whether a text begins like YAML, after blank lines and comments."""
     return _YAML.match(text) is not None
 
 
 def may_be_python(text: str) -> bool:
-    """Say whether a line imports vLLM or Ray as Python does."""
+    """Return whether a line is a Python import of vLLM or Ray."""
     return _PYTHON.search(text) is not None
 
 
 def is_quadlet(text: str) -> bool:
-    """Say whether a text describes a container as Podman's Quadlet reads it."""
+    """Return whether a text is a container file of Podman's Quadlet."""
     return _QUADLET.search(text) is not None
 
 
 def is_unit(text: str) -> bool:
-    """Say whether a text is a unit file of a service."""
+    """Return whether a text is a unit file of a service."""
     return _UNIT.search(text) is not None
 
 
 def is_dockerfile(text: str) -> bool:
-    """Say whether a text begins with FROM, after comments and ARG."""
+    """Return whether a text begins with FROM, after comments and ARG."""
     return _DOCKERFILE.match(text) is not None
 
 
 def is_manifest(value: Any) -> bool:
-    """Say whether a YAML document is a Kubernetes object."""
+    """Return whether a YAML document is a Kubernetes object."""
     return isinstance(value, Mapping) and {"apiVersion", "kind"} <= set(value)
 
 
 def holds_documents(value: Any) -> bool:
-    """Say whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
+    """Return whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
     return isinstance(value, Mapping) and str(value.get("kind")) in _HOLDING
 
 
 def is_compose(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of a compose file."""
+    """Return whether a YAML document has the layout of a compose file."""
     services = value.get("services")
     return isinstance(services, Mapping) and bool(services) and "apiVersion" not in value
 
 
 def is_stack(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of values for vLLM's production-stack chart."""
+    """Return whether a YAML document has the layout of values for vLLM's production-stack chart."""
     engine = value.get("servingEngineSpec")
     return isinstance(engine, Mapping) and isinstance(engine.get("modelSpec"), list)
 
 
 def is_modelservice(value: Mapping[str, Any]) -> bool:
-    """Say whether a YAML document has the layout of values for llm-d's modelservice chart."""
+    """Return whether a YAML document has the layout of values for llm-d's modelservice chart."""
     return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
 
 
@@ -110,17 +110,17 @@ def read_setups(
     engine_version: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[SetupReading, ...]:
-    """Return every vLLM server that a source starts, as a setup with what its reading found.
+    """Return every vLLM server that a source starts, as a setup with the findings of its reading.
 
     Args:
         source: a file, a folder, a pattern of file names, or the text itself: a command line or a shell script, a
             compose file, Kubernetes or KServe manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a
             file of JSON lines (.jsonl).
-        engine_version: judges every server for this release, whatever the source says.
-        given: values of variables that the source takes from elsewhere.
+        engine_version: release to judge every server by, overriding the source.
+        given: values of variables that the source uses.
 
     Raises:
-        UnreadableSource: there is no such file, or it cannot be opened.
+        UnreadableSource: a file does not exist, or cannot be opened.
         InvalidSetup: the text cannot be read, or starts no vLLM server.
     """
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))

@@ -1,4 +1,4 @@
-"""Scripts of Windows and of make, written as a POSIX shell's."""
+"""Converts scripts of Windows and of make to POSIX shell scripts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SUFFIXES = _SCRIPTS.keys()
 
 
 def to_shell(text: str, suffix: str) -> str:
-    """Return a script as a shell's. What only its interpreter knows stays unknown."""
+    """Return a script as a shell script. Values that only its interpreter knows stay unknown."""
     has_branches = _BRANCHES.search(text) is not None
     for pattern, rewrite in _SCRIPTS.get(suffix.lower(), ()):
         if not (has_branches and pattern.startswith((r"^set", r"^\$"))):

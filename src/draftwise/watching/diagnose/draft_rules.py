@@ -143,7 +143,7 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
         message=f"{only} of the steps have a draft, but {then:.0%} had one in the measurement.",
         evidence=(tell("coverage", now, then), tell("mean k", window.mean_k, case.k, of="of")),
         loss=find_losses(case).acceptance,
-        where=where,
+        where=case.parts[where].instance if where else "",
     )
 
 
@@ -158,18 +158,18 @@ def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
     where = _find_only(case, lambda each: (each.mean_k or wanted) < _FEW_DRAFTS * wanted)
     on = f"On {where}, a" if where else "A"
     return RuleMatch(
-        message=f"{on} draft has {case.replicas.get(where, window).mean_k:.1f} tokens on average, but {wanted:g} are "
+        message=f"{on} draft has {case.parts.get(where, window).mean_k:.1f} tokens on average, but {wanted:g} are "
         "configured.",
         evidence=(tell("mean k", window.mean_k, wanted, of="configured"),),
         loss=find_losses(case).acceptance,
-        where=where,
+        where=case.parts[where].instance if where else "",
     )
 
 
 def _find_only(case: PoolCase, is_ill: Callable[[Window], bool]) -> str:
-    """Return the only replica of several that is ill; empty for none or more."""
-    ill = [name for name, window in case.replicas.items() if is_ill(window)]
-    return ill[0] if len(ill) == 1 < len(case.replicas) else ""
+    """Return the only replica, or engine of a single one, that is ill; empty for none or more."""
+    ill = [name for name, window in case.parts.items() if is_ill(window)]
+    return ill[0] if len(ill) == 1 < len(case.parts) else ""
 
 
 def _is_partial(case: PoolCase) -> bool:

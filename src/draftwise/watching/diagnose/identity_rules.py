@@ -84,6 +84,7 @@ def _list_told(window: Window) -> frozenset[str]:
         "generation_tokens": window.output_tokens is not None,
         "num_accepted_tokens": window.tells_acceptance,
         "num_requests_running": window.load.running is not None,
+        "prefix_cache_queries": window.counters.prefix_queries is not None,
     }
     return frozenset(sums | {name for name, is_known in known.items() if is_known})
 

@@ -142,15 +142,16 @@ def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_too_perfect(case: PoolCase) -> RuleMatch | None:
-    perfect = [each for each in case.replicas.values() if _accepts_all(each)]
+    perfect = {name: each for name, each in case.parts.items() if _accepts_all(each)}
     if not perfect:
         return None
-    rate, where = perfect[0].counters.spec.acceptance_rate, perfect[0].instance
-    on = f"On {where}, the" if len(perfect) < len(case.replicas) else "The"
+    where, first = next(iter(perfect.items()))
+    rate, is_part = first.counters.spec.acceptance_rate, len(perfect) < len(case.parts)
+    on = f"On {where}, the" if is_part else "The"
     return RuleMatch(
         message=f"{on} target accepts {rate:.1%} of the draft tokens, which real text does not allow.",
         evidence=(tell("accepted per draft token", rate),),
-        where=where if len(perfect) < len(case.replicas) else "",
+        where=first.instance if is_part else "",
     )
 
 

@@ -181,7 +181,7 @@ class PoolCase:
         step = yardstick.step_s(self.window.batch)
         at_hand = {
             "metrics": self.window.output_tokens is not None,
-            "replicas": len(self.replicas) > 1,
+            "replicas": len(self.parts) > 1,
             "uptime": all(window.uptime_s is not None for window in self.windows),
             "wakes": bool(self.window.sleeping),
             "baseline": self.good is not None,

@@ -212,16 +212,16 @@ def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
 
 def _find_cold(case: PoolCase) -> RuleMatch | None:
     """Find one replica that hits at most half as often as the others; a new one has had no time to fill its cache."""
-    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.replicas.items() if _has_filled(each)}
+    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.parts.items() if _has_filled(each)}
     where = min(known, key=lambda name: known[name], default="")
-    rest = Window.pooled(each for name, each in case.replicas.items() if name in known and name != where)
+    rest = Window.pooled(each for name, each in case.parts.items() if name in known and name != where)
     if rest is None or known[where] > _COLD * (rest.prefix_hit_rate or 0.0):
         return None
-    found = _compare_hits(case.replicas[where], rest, "the others", "on the others")
+    found = _compare_hits(case.parts[where], rest, "the others", "on the others")
     if found is None:
         return None
     fix = "Check which requests the router sends to this server, and compare its flags and its cache with the others'."
-    return replace(found, message=f"On {where}, {found.message}", where=where, fix=fix)
+    return replace(found, message=f"On {where}, {found.message}", where=case.parts[where].instance, fix=fix)
 
 
 def _has_filled(window: Window) -> bool:

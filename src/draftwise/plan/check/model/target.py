@@ -141,6 +141,9 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
     names = target.config.architectures
     if context.flags.get("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
         yield from context.rules.ruling("target-without-lora", names=names)
+    known = context.release.table("architectures")
+    if any(known.get(name, {}).get("group") == "speculative_decoding" for name in names[:1]):
+        yield from context.rules.ruling("target-is-drafter", name=names[0])
     yield from _find_cache(context, target.config)
     yield from _find_hybrid(context, target)
 

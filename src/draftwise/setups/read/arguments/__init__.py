@@ -1,1 +1,1 @@
-"""The words after `vllm serve` as a release's own parser takes them."""
+"""The words after `vllm serve`, as a release's own parser reads them."""

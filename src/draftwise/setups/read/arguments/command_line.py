@@ -1,4 +1,4 @@
-"""The arguments of one vLLM server as a release's parser takes them: model, engine flags, speculative JSON."""
+"""The arguments of one vLLM server as a release's parser reads them: model, engine flags, speculative JSON."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ArgparseWords:
 
     words: tuple[Word, ...]
     dotted: Mapping[str, Word]
-    """Flags that were given key by key, with the first word of each."""
+    """Flags given key by key, with the first word of each."""
     spec: dict[str, Any] | None
-    """What flags of old guides say, as the speculative JSON; None without such flags."""
+    """Flags of old guides as speculative JSON; None without such flags."""
     findings: tuple[Ruling, ...]
 
 
 def spell(words: Sequence[Word], release: Release) -> ArgparseWords:
-    """Rewrite the words of a command line as the release's parser does, without the flags of old guides."""
+    """Rewrite the words of a command line as the release's parser does, without flags of old guides."""
     speller = _Speller(release)
     plain = speller.merge_dotted(list(speller.respell(words)))
     rest, spec, about_old = _replace_old_flags(plain, release)
@@ -238,7 +238,7 @@ _SWITCHES = frozenset(_FLAGS["switches"])
 
 
 def to_vllm(words: Sequence[Word]) -> tuple[Word, ...]:
-    """Return the words that are left for vLLM; where a model id is given, the directory is not used."""
+    """Return the words left for vLLM; if a model id is given, the directory is not used."""
     has_id = any(_flag(word) == "--model-id" for word in words)
     kept: list[Word] = []
     waiting = iter(words)
@@ -270,17 +270,17 @@ _NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_co
 
 @dataclass(slots=True)
 class Arguments:
-    """What a command line says."""
+    """The parsed arguments of a command line."""
 
     model: str = ""
-    """Empty where none is named."""
+    """Model; empty if none is named."""
     args: dict[str, Any] = field(default_factory=dict)
     """Flags by their long name with underscores."""
     spec: dict[str, Any] | None = None
     unread: list[str] = field(default_factory=list)
-    """Words that no flag takes, or that one refuses."""
+    """Words that belong to no flag, or that a flag rejects."""
     unknown: dict[str, Finding] = field(default_factory=dict)
-    """Engine arguments whose values the text does not tell -> the finding that says so."""
+    """Engine arguments with unknown values -> the finding that says so."""
     findings: list[Finding] = field(default_factory=list)
 
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
@@ -289,7 +289,7 @@ class Arguments:
         self.findings.append(get_rule(code).ruling(message=message, where=where, fix=fix, becomes=becomes))
 
     def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str | None) -> None:
-        """Add the ruling that something cannot be judged; `name` is that of the argument, if the server hangs on it."""
+        """Add the ruling that something cannot be judged; `name` is the argument, if the server depends on it."""
         finding = explain_unknown(what, unknown or word.unknown, where=word.where())
         self.findings.append(finding)
         if name is not None:
@@ -297,11 +297,11 @@ class Arguments:
 
 
 def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
-    """Return the ruling that something depends on what the text does not tell.
+    """Return the ruling that something depends on unknown values.
 
     Args:
         what: subject of the sentence.
-        unknown: what it depends on, each with where it would come from.
+        unknown: values that it depends on, each with its source.
         where: its place.
     """
     return get_rule("unresolved-variable").ruling(what=what, unknown=unknown[:_MAX_NAMED], where=where)
@@ -318,7 +318,7 @@ def read_arguments(
     """Read the words after `vllm serve`, the module, or the image's name; `files` are what the script writes.
 
     Raises:
-        InvalidSetup: there are more words than any server is started with.
+        InvalidSetup: there are more words than draftwise reads.
     """
     if len(words) > _MAX_WORDS:
         raise refusal("too-long", case="command", max_words=_MAX_WORDS, where=words[0].where())

@@ -1,4 +1,4 @@
-"""The file of `vllm serve --config FILE`: its keys become flags between the model and the other flags."""
+"""The file of `vllm serve --config FILE`; its keys become flags between the model and the other flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put_in_config_file(
     serves: bool,
     files: Mapping[str, Word],
 ) -> Sequence[Word]:
-    """Return the words with those of the file in place of `--config FILE`; what is wrong is added to `findings`."""
+    """Return the words with the file's flags in place of `--config FILE`; add faults to `findings`."""
     index = next((i for i, word in enumerate(words) if word.text == "--config"), None)
     if index is None:
         joined = next((word for word in words if word.text.startswith("--config=")), None)
@@ -73,7 +73,7 @@ def _read(
 
 
 def get_flags(document: YamlDocument, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
-    """Yield the words that a release makes of a config file's keys."""
+    """Yield the words that a release reads from a config file's keys."""
     negations = {row["negation"] for row in release.table("flags").values() if "negation" in row}
     for key, value in document.value.items():
         line = document.line((key,))

@@ -1,4 +1,4 @@
-"""Values of flags: JSON that tells its mistake, and the types of a release's flags."""
+"""Values of flags: JSON with its mistakes, and the types of a release's flags."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _BRACES = re.compile(r"""("(?:[^"\\]|\\.)*")|([{}])""")
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """What a text holds, and what is wrong with it."""
+    """The value of a text, and what is wrong with it."""
 
     value: Any = None
-    """The JSON value; where `mistake` is set, the value that was probably meant, or None."""
+    """JSON value; with a `mistake`, the value that was probably meant, or None."""
     mistake: str = ""
-    """Why vLLM does not take the text; empty for JSON."""
+    """Why vLLM rejects the text; empty for valid JSON."""
     fix: str = ""
     duplicates: tuple[str, ...] = ()
-    """Keys that one object has twice; the last one counts."""
+    """Keys that occur twice in one object; the last one counts."""
 
 
 def read_json(text: str) -> JsonText:
@@ -147,7 +147,7 @@ _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
 
 
 class RefusedValue(Exception):  # noqa: N818  (argparse refuses a value)
-    """A value that the release's parser does not take."""
+    """A value that the release's parser rejects."""
 
     def __init__(self, ruling: Ruling, meant: Any = None) -> None:
         self.ruling = ruling
@@ -157,10 +157,10 @@ class RefusedValue(Exception):  # noqa: N818  (argparse refuses a value)
 
 
 def get_value(given: FlagUse, release: Release, findings: list[Finding]) -> Any:
-    """Return the value of a flag with its type; what is odd about it and still taken is added to `findings`.
+    """Return the typed value of a flag; add findings about accepted but unusual values to `findings`.
 
     Raises:
-        Refused: the parser would stop here; the ruling says why.
+        RefusedValue: the parser would stop here; the ruling says why.
     """
     row = given.row
     if given.field in _SECRETS:

@@ -1,4 +1,4 @@
-"""Matches the flags of one release as vLLM's argparse does, and reports words that none of them takes."""
+"""Matches the flags of one release as vLLM's argparse does, and reports words that belong to none."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class FlagUse:
     """One flag as it was given."""
 
     name: str
-    """Its long name, e.g. `--tensor-parallel-size`."""
+    """Long name, e.g. `--tensor-parallel-size`."""
     row: Mapping[str, Any]
-    """What the release's table says about it."""
+    """Row of the release's table."""
     option: str
-    """The spelling that was used, written out in full."""
+    """Spelling that was used, in full."""
     values: tuple[str, ...]
     word: Word
     mistake: Mistake = ""
-    """What a shell would have done to the value."""
+    """Mistake that a shell would have caused in the value."""
     unknown: tuple[str, ...] = ()
-    """What the value depends on and the text does not tell."""
+    """Unknown values that it depends on."""
 
     @property
     def field(self) -> str:
@@ -46,38 +46,38 @@ class FlagUse:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that it was given with."""
+        """Words that it was given with."""
         return (self.word.text,) if "=" in self.word.text else (self.word.text, *self.values)
 
     @property
     def appends(self) -> bool:
-        """Whether each use adds a value to those before."""
+        """Whether each use adds a value to earlier ones."""
         return self.row["kind"] == "value" and isinstance(self.row["default"], list)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedFlags:
-    """What argparse makes of a command line."""
+    """A command line as argparse reads it."""
 
     flags: tuple[FlagUse, ...]
     """Flags in the given order."""
     model: Word | None
     """The positional argument."""
     unknown: tuple[Word, ...]
-    """Words that no flag takes."""
+    """Words that belong to no flag."""
     open: tuple[Word, ...]
-    """Words that may be anything, or nothing, as the text does not tell their value."""
+    """Words with unknown values, which may be anything or nothing."""
     about_unknown: tuple[Ruling, ...]
-    """What is said of these."""
+    """Rulings about these."""
     refused: tuple[Word, ...]
-    """Words that a flag stumbles over: one that needs a value and has none, an abbreviation of several."""
+    """Words that argparse rejects: a flag without its value, an abbreviation of several flags."""
     findings: tuple[Ruling, ...]
 
 
 def match_flags(words: Sequence[Word], release: Release) -> MatchedFlags:
     """Match the words of a command line with the flags of a release.
 
-    A word that argparse refuses is reported and left out, so that one mistake does not hide the next.
+    A word that argparse rejects is reported and left out, so that one mistake does not hide the next.
     """
     findings: list[Ruling] = []
     dropped: list[Word] = []

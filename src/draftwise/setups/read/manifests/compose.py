@@ -25,8 +25,8 @@ def find_services(document: YamlDocument, folder: FilePath, given: Mapping[str, 
 
     Args:
         document: the file's content.
-        folder: where the file lies, and with it `.env` and the files of `env_file`.
-        given: variables that stand in for those of `.env`, as `docker compose --env-file` has it.
+        folder: folder of the file, of its `.env` and of the files in `env_file`.
+        given: variables that replace those of `.env`, as with `docker compose --env-file`.
 
     Raises:
         InvalidSetup: a file of variables cannot be read, or a quote is never closed.

@@ -1,4 +1,4 @@
-"""Reads one container of a Kubernetes object, and its variables from itself, ConfigMaps and Secrets of the text."""
+"""Reads one container of a Kubernetes object, with variables from the container, ConfigMaps and Secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AWAY = "which is outside this text"
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """ConfigMaps and Secrets of a text, and what the operator says of variables that come from elsewhere."""
+    """ConfigMaps and Secrets of a text, and the operator's values for other variables."""
 
     stored: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """Kind and name -> values by key."""
@@ -136,18 +136,18 @@ def read_container(
 def get_container_words(
     document: YamlDocument, path: Path, container: Mapping[str, Any], env: Environment, found: Findings
 ) -> tuple[Word, ...]:
-    """Return `command` or `args` of a container, with its variables put in."""
+    """Return `command` or `args` of a container, with variables expanded."""
     words = get_words(document, path, container.get(str(path[-1])), found)
     return tuple(KUBERNETES.fill_in(word, env) for word in words)
 
 
 def get_volumes(container: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the directories at which a container has volumes mounted."""
+    """Return the mount paths of a container's volumes."""
     mounts = container.get("volumeMounts")
     paths = (get_mapping(mount).get("mountPath") for mount in (mounts if isinstance(mounts, list) else ()))
     return tuple(path for path in paths if isinstance(path, str))
 
 
 def get_gpu_product(pod: Mapping[str, Any]) -> str:
-    """Return the GPU that a pod's node selector asks for; empty for none."""
+    """Return the GPU in a pod's node selector; empty without one."""
     return str(get_mapping(pod, "nodeSelector").get(_PRODUCT) or "")

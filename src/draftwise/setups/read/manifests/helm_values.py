@@ -1,9 +1,9 @@
 """Values of Helm charts that start vLLM: llm-d's modelservice, and vLLM's production-stack with its VLLMRuntime.
 
-The chart puts model and parallelism in front of the arguments (llm-d-modelservice, templates/_helpers.tpl).
+llm-d's chart puts model and parallelism before the arguments (llm-d-modelservice, templates/_helpers.tpl).
 
-Chart and operator add flags of their own (helm/templates/deployment-vllm-multi.yaml and
-operator/internal/controller/vllmruntime_controller.go at a6c01db0): prefix caching is off unless it is asked for.
+The production-stack's chart and operator add their own flags (helm/templates/deployment-vllm-multi.yaml and
+operator/internal/controller/vllmruntime_controller.go at a6c01db0): prefix caching is off unless requested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODELS = "/model-cache"
 
 
 def find_pods(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
-    """Yield the servers that the chart would start."""
+    """Yield the servers that the chart starts."""
     for role in _ROLES:
         pod = get_mapping(document.value, role)
         containers = pod.get("containers")
@@ -121,7 +121,7 @@ _CHUNKING: Mapping[str, str] = {"enableChunkedPrefill": "enable-chunked-prefill"
 
 
 def find_model_specs(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
-    """Yield the servers that the chart would start."""
+    """Yield the servers that the chart starts."""
     for index, entry in enumerate(document.value["servingEngineSpec"]["modelSpec"]):
         if isinstance(entry, Mapping):
             yield _read_entry(document, ("servingEngineSpec", "modelSpec", index), entry, stores)

@@ -1,6 +1,6 @@
 """Reads KServe: InferenceService with its runtime and the admission webhook's changes, and LLMInferenceService.
 
-The rules are those of `pkg/apis/serving/v1beta1/inference_service_validation.go` and of the storage initializer
+The rules come from `pkg/apis/serving/v1beta1/inference_service_validation.go` and the storage initializer
 (`pkg/webhook/admission/pod/storage_initializer_injector.go`), read in 0.16.0 to 0.20.0.
 """
 
@@ -35,7 +35,7 @@ _CLAIM, _IMAGE = "pvc://", "oci"
 
 
 def find_refusals(predictor: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Yield what of a predictor is refused, or not done."""
+    """Yield what KServe rejects or ignores in a predictor."""
     for finding in _find(predictor):
         yield replace(finding, where=where)
 
@@ -264,7 +264,7 @@ def _image(model: Mapping[str, Any], image: str) -> str:
 def find_llm_services(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of an LLMInferenceService.
 
-    Its template hands all arguments to `eval`, so that a shell reads them once more.
+    Its template passes all arguments to `eval`, so a shell reads them again.
     """
     spec = get_mapping(document.value, "spec")
     uri = str(get_mapping(spec, "model").get("uri") or "")

@@ -1,4 +1,4 @@
-"""Kubernetes manifests: containers that start a vLLM server, groups of pods, and documents inside of objects."""
+"""Kubernetes manifests: containers that start a vLLM server, groups of pods, and documents inside objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEMPLATE: Path = ("spec", "template")
 
 
 def find_embedded(documents: Iterable[YamlDocument]) -> Iterator[YamlDocument]:
-    """Yield the documents inside of objects, with the lines that they have in the whole text.
+    """Yield the documents inside objects, with their lines in the whole text.
 
     Raises:
         InvalidSetup: a text inside is not YAML.
@@ -80,7 +80,7 @@ _HEADLESS = "--headless"
 
 
 def find_groups(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
-    """Yield the servers of a set: what the first pod of a group starts, and others that are no workers of it."""
+    """Yield the servers of a set: that of a group's first pod, and others that are not its workers."""
     size = get_mapping(document.value, *_GROUP).get("size", 1)
     num_pods = size if isinstance(size, int) and not isinstance(size, bool) else None
     leaders, workers = (

@@ -19,14 +19,14 @@ _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.in
 
 
 def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping under nested keys; an empty one if missing."""
+    """Return the mapping under nested keys; empty if missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def get_words(document: YamlDocument, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:
-    """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant."""
+    """Return a list of arguments as words; other values are reported, and read as probably meant."""
     if not isinstance(value, list):
         return () if value is None else _read_no_list(document, path, value, found)
     words: list[Word] = []
@@ -64,7 +64,7 @@ def _not_text(item: Any, line: int, place: str) -> Finding:
 
 
 def get_gpus(container: Mapping[str, Any]) -> int | None:
-    """Return the GPUs that a Kubernetes container asks for, or None where it asks for none."""
+    """Return the number of GPUs that a Kubernetes container requests; None without a request."""
     for kind in ("limits", "requests"):
         resources = get_mapping(container, "resources", kind)
         for name in _GPU_RESOURCES:

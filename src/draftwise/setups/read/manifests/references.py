@@ -1,4 +1,4 @@
-"""References to variables, as compose, Kubernetes and systemd write them, and files of variables."""
+"""References to variables in compose, Kubernetes and systemd, and files of variables."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class References:
     """How one format refers to variables."""
 
     pattern: re.Pattern[str]
-    """Has the groups `name`, `braced` and `operator`; a match without a name is an escape. A braced one goes on to the
-    brace that closes it."""
+    """Has the groups `name`, `braced` and `operator`; a match without a name is an escape. A braced reference ends at
+    its closing brace."""
     unset_is_empty: bool = False
-    """Whether a variable that is known not to be set becomes nothing; else the reference stays as it stands."""
+    """Whether a variable that is known to be unset becomes empty; else the reference stays as written."""
 
     def fill_in(self, word: Word, env: Environment) -> Word:
-        """Return a word with its references replaced; it names those whose values are not at hand.
+        """Return a word with its references replaced; it names those with unknown values.
 
         Raises:
-            InvalidSetup: the values blow the word up.
+            InvalidSetup: the expanded word is too long.
         """
         filled = _TextFiller(self, env)
         marked = filled.fill(word.text)
         return filled.restore(replace(word, text=marked))
 
     def split(self, word: Word, env: Environment) -> tuple[Word, ...]:
-        """Return the words of a text in which references are replaced before it is split.
+        """Return the words of a text whose references are replaced before it is split.
 
         Raises:
-            InvalidSetup: the values blow the text up, or a quote is never closed.
+            InvalidSetup: the expanded text is too long, or a quote is never closed.
         """
         filled = _TextFiller(self, env)
         marked = filled.fill(word.text)
@@ -126,7 +126,7 @@ COMPOSE = References(
 )
 """compose-spec, Interpolation; compose-go template/template.go."""
 KUBERNETES = References(re.compile(r"\$\$|\$\((?P<name>[A-Za-z_][\w.-]*)\)(?P<braced>)(?P<operator>)"))
-"""Kubernetes core/v1 Container.args: what is not set stays as it is."""
+"""Kubernetes core/v1 Container.args: references to unset variables stay as written."""
 SYSTEMD = References(re.compile(r"\$\$|\$\{(?P<braced>\w+)(?=\})(?P<name>)(?P<operator>)"), unset_is_empty=True)
 """systemd.service(5), Command lines."""
 

@@ -72,7 +72,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
-    """Return the variables of a unit: what its files set goes over what the unit itself sets."""
+    """Return the variables of a unit; those from its files override its own."""
     env, from_files = NOTHING_SET, NOTHING_SET
     for line, name, value in settings:
         if name == "Environment":
@@ -100,7 +100,7 @@ def _read_file(name: str) -> Environment:
 
 
 def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
-    """Return the words of a command: `${NAME}` is part of a word, a word `$NAME` becomes as many as its value has."""
+    """Return the words of a command: `${NAME}` is part of a word; `$NAME` is split into the words of its value."""
     words: list[Word] = []
     for word in map(_fill_specifiers, _split(text, line)):
         whole = _WHOLE.fullmatch(word.text)

@@ -1,7 +1,7 @@
 """Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, Nomad, Terraform, values of a chart.
 
-What these tools fill in (`{{ name }}`, `${var.name}`) is not known: such an item of a list is not judged, and such a
-text is passed over.
+Values that these tools fill in (`{{ name }}`, `${var.name}`) are unknown: such an item of a list is not judged, and
+such a text is skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HCL_BLOCK = re.compile(r"^[^\n#]*[{}][ \t]*$", re.MULTILINE)
 
 
 def find_tasks(document: YamlDocument) -> Iterator[Launch]:
-    """Yield the servers of entries that name an image of vLLM with its arguments, or that hold a shell's text."""
+    """Yield the servers of entries with an image of vLLM and its arguments, or with a shell's text."""
     pinned = {found[1] for _, entry in walk(document.value) for found in PINNED.finditer(str(list(entry.values())))}
     version = pinned.pop() if len(pinned) == 1 else ""
     for path, entry in walk(document.value):

@@ -1,4 +1,4 @@
-"""YAML documents as plain values that know their lines, read within bounds on size, depth and aliases."""
+"""YAML documents as plain values with their lines, read with limits on size, depth and aliases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class YamlDocument:
     value: Any
     lines: Mapping[Path, int]
     texts: Mapping[Path, str]
-    """Scalars that are no strings, as they are written: `yes` is true for YAML 1.1, and still was written `yes`."""
+    """Scalars that are not strings, as written: `yes` is true in YAML 1.1, and stays `yes` here."""
     findings: tuple[Finding, ...] = ()
 
     def line(self, path: Path) -> int:
@@ -43,13 +43,13 @@ class YamlDocument:
 
 
 def get_text(path: Path) -> str:
-    """Return a path as people write it: `services.vllm.command[3]`."""
+    """Return a path in the usual notation: `services.vllm.command[3]`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def cut_out(document: YamlDocument, path: Path) -> YamlDocument:
-    """Return what stands at a path as a document of its own; its places begin there, its lines stay."""
+    """Return the value at a path as a separate document; its paths start there, its lines stay."""
     value = document.value
     for key in path:
         value = value[key]
@@ -63,7 +63,7 @@ def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[YamlDocument
     """Return the documents of a YAML text.
 
     Raises:
-        InvalidSetup: the text is not YAML, is a template that was never rendered, or goes beyond the bounds.
+        InvalidSetup: the text is not YAML, is an unrendered template, or exceeds a limit.
     """
     if len(text) > _MAX_CHARS:
         raise InvalidSetup.because("too-long", f"The text is longer than {_MAX_CHARS:,} characters.", where=name)

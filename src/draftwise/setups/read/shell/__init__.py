@@ -1,1 +1,1 @@
-"""Texts as shells read them: words, and the server that a command starts."""
+"""Reads texts as shells do: words, and the server that a command starts."""

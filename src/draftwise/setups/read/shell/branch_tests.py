@@ -1,4 +1,4 @@
-"""Conditions of shell scripts: tests, patterns and numbers; the path decides those that are not known."""
+"""Conditions of shell scripts: tests, patterns and numbers; each path decides the unknown ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Conditions(Expansion):
     """Decides the conditions of one script."""
 
     def matches(self, subject: str, pattern: str, line: int, state: PathState) -> bool:
-        """Say whether a pattern matches.
+        """Return whether a pattern matches.
 
         Raises:
-            OpenQuestion: it is not known on this way.
+            OpenQuestion: it is unknown on this path.
         """
         subject, pattern = state.get(subject), state.get(pattern)
         if pattern == "*":

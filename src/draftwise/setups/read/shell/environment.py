@@ -1,4 +1,4 @@
-"""The variables of a server's process, as far as texts tell them."""
+"""The variables of a server's process, as far as texts show them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Variables by name: those with a value, and those that something sets which is not at hand."""
+    """Variables by name: those with a value, and those set by something unavailable."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Name -> where its value comes from, e.g. `key tp of ConfigMap llm, which is not in this text`."""
+    """Name -> source of its value, e.g. `key tp of ConfigMap llm, which is not in this text`."""
     assumed: Mapping[str, str] = field(default_factory=dict)
-    """Name -> what its value depends on, of those in `values` that hold where nothing else is set."""
+    """Name -> what its value depends on, for `values` that hold unless something else is set."""
     elsewhere: str = ""
-    """Where any other variable may come from; empty where every variable is known."""
+    """Possible source of any other variable; empty if every variable is known."""
 
     def origin(self, name: str) -> str:
-        """Return where the value of a variable would come from; empty where it is known, or known not to be set."""
+        """Return the source of a variable's value; empty if the value is known, or known to be unset."""
         return "" if name in self.values else self.unknown.get(name, self.elsewhere)
 
     def __or__(self, later: Environment) -> Environment:
@@ -35,7 +35,7 @@ class Environment:
         )
 
     def given(self, values: Mapping[str, str]) -> Environment:
-        """Return the environment with values for variables that are not known."""
+        """Return the environment with values for unknown variables."""
         named = {name: values[name] for name in self.unknown if name in values}
         others = {name: value for name, value in values.items() if self.elsewhere and name not in self.unknown}
         filled = Environment(
@@ -48,5 +48,5 @@ NOTHING_SET = Environment()
 
 
 def describe_unknown(name: str, origin: str) -> str:
-    """Return how findings name a value that is not at hand."""
+    """Return the name of an unavailable value in findings."""
     return f"{name} ({origin})"

@@ -1,4 +1,4 @@
-"""Expansion of a shell's words: variables, defaults, arrays and arithmetic, as far as the script determines them."""
+"""Expands a shell's words: variables, defaults, arrays and arithmetic, as far as the script determines them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 @dataclass(slots=True)
 class Expansion:
-    """Expands the words of one script, in the state of one way through it."""
+    """Expands the words of one script, in the state of one path through it."""
 
     env: Environment
     holes: Holes
     steps: int = 0
-    """Commands that were run, which are bounded."""
+    """Number of commands run, which is limited."""
     chars: int = 0
 
     def declare(self, words: Sequence[str], first: int | None, state: PathState) -> None:
-        """Assign what a command assigns or declares; `first` is where the declaring word stands, if any."""
+        """Assign what a command assigns or declares; `first` is the index of the declaring word, if any."""
         if first is None:
             for text in words:
                 self.assign(text, state)
@@ -69,7 +69,7 @@ class Expansion:
                 self.open(text.partition("=")[0], state, "declared as a reference or a number")
 
     def assign(self, text: str, state: PathState) -> None:
-        """Assign what `NAME=value` says; another text assigns nothing."""
+        """Assign a text `NAME=value`; other texts assign nothing."""
         found = ASSIGNMENT.fullmatch(text)
         if found is None:
             return
@@ -131,7 +131,7 @@ class Expansion:
         state.variables[word.name] = items
 
     def look_up(self, name: str, state: PathState) -> Value:
-        """Return what a variable holds; a text of one mark for one of the caller."""
+        """Return the value of a variable; for one of the caller, a text of one mark."""
         if name in state.variables:
             return state.variables[name]
         if name.isdecimal() and name != "0":
@@ -152,7 +152,7 @@ class Expansion:
         return self._mark_free(name, origin or state.reads or _NOT_SET, state, is_set=bool(origin))
 
     def mark(self, name: str, why: str, assumed: str | None = None, *, shown: str = "", **more: Any) -> str:
-        """Return the mark of a variable, or of what is written as shown, that is not known."""
+        """Return the mark for an unknown variable, or for an unknown part written as `shown`."""
         return self.holes.mark(Hole(shown or f"${name}", (describe_unknown(name, why),), assumed, **more))
 
     def _mark_free(self, name: str, origin: str, state: PathState, *, is_set: bool = False) -> str:
@@ -190,21 +190,21 @@ class Expansion:
         return self._split_mark(text) if len(text) == 1 and not is_known(text) else text
 
     def is_free(self, text: str) -> bool:
-        """Say whether a text is the value of one variable that the caller may set."""
+        """Return whether a text is the value of one variable that the caller may set."""
         return len(text) == 1 and not is_known(text) and bool(self.holes[text].variable)
 
     def open(self, name: str, state: PathState, why: str) -> None:
-        """Make a variable unknown, `@` for the arguments."""
+        """Make a variable unknown; `@` means the arguments."""
         if name == "@":
             state.arguments = (self.mark("@", why, splits=True, salt=(state.tick,)),)
         else:
             state.variables[name] = self.mark(name, why, salt=(state.tick,))
 
     def expand(self, word: ShellWord, state: PathState) -> list[str]:
-        """Return the words that a shell makes of one.
+        """Return the words that a shell expands a word to.
 
         Raises:
-            OpenQuestion: they hang on something that is not decided.
+            OpenQuestion: they depend on something undecided.
         """
         fields = _Fields()
         for part in self.open_braces(word.parts):
@@ -230,7 +230,7 @@ class Expansion:
         """Return a word as one text, as in assignments.
 
         Raises:
-            OpenQuestion: it hangs on something that is not decided.
+            OpenQuestion: it depends on something undecided.
         """
         parts = (" ".join(value for value, _ in self._get_values(part, state)) for part in word.parts)
         text = "".join(self._as_one(part) for part in parts)
@@ -364,7 +364,7 @@ class Expansion:
         return [(text, part.quoted) for text in texts]
 
     def has_splits(self, texts: Iterable[str]) -> bool:
-        """Say whether a part of the texts may be any number of words."""
+        """Return whether a part of the texts may be any number of words."""
         return any(self.holes[mark].splits for text in texts for mark in find_holes(text))
 
     def _get_operand(self, part: Parameter, operand: ShellWord, state: PathState) -> list[tuple[str, bool]]:
@@ -455,7 +455,7 @@ class Expansion:
         }
 
     def name(self, text: str) -> str:
-        """Return an open text as findings name it."""
+        """Return the name of an open text in findings."""
         if len(text) == 1 and not is_known(text) and len(self.holes[text].names) == 1:
             return self.holes[text].names[0].partition(" (")[0]
         return self.holes.show(text)[:60]
@@ -526,17 +526,17 @@ class Expansion:
         return NAME.sub(value, filled) if NAME.search(filled) else filled
 
     def grow(self, texts: Iterable[str]) -> None:
-        """Count what variables blow up.
+        """Count the length of expanded texts.
 
         Raises:
-            InvalidSetup: it is longer than any script.
+            InvalidSetup: it exceeds the limit.
         """
         self.chars += sum(map(len, texts))
         if self.chars > 8 * MAX_CHARS or any(len(text) > MAX_CHARS for text in texts):
             raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
 
     def get_pattern(self, word: ShellWord, state: PathState) -> str:
-        """Return a pattern, in which quoted text stands for itself."""
+        """Return a pattern in which quoted text is literal."""
         text = ""
         for part in word.parts:
             if isinstance(part, Literal):

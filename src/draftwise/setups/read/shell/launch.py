@@ -23,17 +23,17 @@ _OWN_ENTRY = re.compile(r"(?:^|/)vllm-(?:openai[\w.-]*|cpu-release-repo)$")
 
 
 def holds_no_models(image: str) -> bool:
-    """Say whether an image is one that vLLM or KServe publish; others may have models baked in."""
+    """Return whether vLLM or KServe publish an image; other images may contain models."""
     return _AS_PUBLISHED.match(split_image(image)[0]) is not None
 
 
 def is_vllm_image(image: str) -> bool:
-    """Say whether an image carries vLLM, as far as its name tells."""
+    """Return whether an image contains vLLM, by its name."""
     return _VLLM.search(split_image(image)[0]) is not None
 
 
 def has_own_entry(image: str) -> bool:
-    """Say whether an image is of the family whose entry point is the server itself (`vllm/vllm-openai`)."""
+    """Return whether the entry point of an image is the server itself (`vllm/vllm-openai`)."""
     return _OWN_ENTRY.search(split_image(image)[0]) is not None
 
 
@@ -43,12 +43,14 @@ def image_version(image: str) -> str:
 
 
 MAX_LAUNCHES = 200
-"""Most servers that are read out of one source."""
+"""Maximum number of servers read from one source."""
 
 Entry = Literal["serve", "api_server", "image", "huggingfaceserver"]
-"""What takes the arguments: `vllm serve`, the older module, an image's own entry point, or KServe's server."""
+"""Program that receives the arguments: `vllm serve`, the older module, an image's entry point, or KServe's server."""
 
 _API_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(?:.*/)?vllm/entrypoints/openai/api_server\.py")
+_LOST = "The command above ends before this line: the shell runs {} as a command."
+_UNBROKEN = "Put comments above the whole command, and end each line before its last one with a backslash."
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
@@ -72,12 +74,12 @@ class Launch:
     """Version from an image tag or a pinned package; empty if the text does not name one."""
     image: str = ""
     image_unknown: tuple[str, ...] = ()
-    """What the image's name depends on and the text does not tell."""
+    """Unknown values that the image's name depends on."""
     num_gpus: int | None = None
     gpu: str = ""
-    """Product name, where a node selector gives it."""
+    """Product name, if a node selector has it."""
     num_hosts: int | None = None
-    """Pods that start with it as one group; None where it is in none."""
+    """Number of pods in its group; None without a group."""
     where: str = ""
     """File, document and container; empty for a bare command line."""
     mounts: Mapping[str, str] = field(default_factory=dict)
@@ -85,21 +87,21 @@ class Launch:
     files: Mapping[str, Word] = field(default_factory=dict)
     """Texts of the files that the script has written before, by their paths."""
     volumes: tuple[str, ...] | None = None
-    """Directories in the container that come from outside of its image; None where that is not known."""
+    """Directories in the container from outside its image; None if unknown."""
     findings: tuple[Finding, ...] = ()
     place: Place | None = None
-    """What stands around it; None where that is a command line alone."""
+    """Its surroundings; None for a bare command line."""
     path: str = ""
-    """What the text decides to come to it, e.g. `MODE=spec, line 12`; empty where it needs nothing."""
+    """Decisions of the text that lead to it, e.g. `MODE=spec, line 12`; empty without any."""
     assumed: tuple[str, ...] = ()
-    """Some variables are assumed to be unset, each with where a value would come from."""
+    """Variables assumed to be unset, each with the source of a value."""
     others: tuple[Launch, ...] = ()
     """The same server as other ways through the text start it."""
     is_partial: bool = False
-    """Whether the text starts it in further ways, which were not followed."""
+    """Whether the text starts it in further ways that were not followed."""
 
     def each(self, change: Callable[[Launch], Launch]) -> Launch:
-        """Return the server with a change of each way in which the text starts it."""
+        """Return the server with a change applied to each way in which the text starts it."""
         return replace(change(self), others=tuple(change(other) for other in self.others))
 
 
@@ -109,15 +111,19 @@ def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Laun
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
-    count = 0
+    found: list[Launch] = []
     for command in run_script(text, env=env).commands:
-        launch = _find_in_command(command, env)
-        if launch is None:
-            continue
-        count += 1
-        if count > MAX_LAUNCHES:
+        first = command.words[0] if command.words else Word("")
+        if found and first.text.startswith("--"):
+            lost = get_rule("lost-continuation").ruling(
+                line=first.line, message=_LOST.format(first.text), fix=_UNBROKEN
+            )
+            found[-1] = found[-1].each(lambda one, lost=lost: replace(one, findings=(*one.findings, lost)))  # type: ignore[misc]
+        elif (launch := _find_in_command(command, env)) is not None:
+            found.append(launch)
+        if len(found) > MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        yield launch
+    yield from found
 
 
 def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, place: str = "") -> Launch | None:
@@ -147,7 +153,7 @@ def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, p
 
 
 def get_exported(way: Way) -> Environment:
-    """Return what a script hands on to the programs that it starts."""
+    """Return the variables that a script exports to the programs that it starts."""
     return _get_assigned(
         replace(way.variables[name], text=f"{name}={way.variables[name].text}") for name in way.exported
     )
@@ -180,7 +186,7 @@ def _slips(command: ScriptCommand) -> Iterator[Finding]:
 
 
 def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0) -> Launch | None:
-    """Return the server that one command starts, or None where it starts none.
+    """Return the server that one command starts; None if it starts none.
 
     Raises:
         InvalidSetup: a nested `sh -c` text cannot be read as shell words.
@@ -289,7 +295,7 @@ def _count_gpus(value: str) -> int | None:
 def run_image(
     image: Word, entrypoint: Sequence[Word], args: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0
 ) -> Launch | None:
-    """Return the server that a container starts, or None where it starts none."""
+    """Return the server that a container starts; None if it starts none."""
     launch = find_launch([*entrypoint, *args], env=env, depth=depth)
     name = image.text
     if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):

@@ -1,4 +1,4 @@
-"""Texts with unknown parts: a mark for each part, and the value that it has if no variable is set."""
+"""Texts with unknown parts: a mark for each part, and its value if no variable is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from draftwise.knowledge.messages import refusal
 
 MAX_CHARS = 1_000_000
-"""Longest text that is read, before and after variables are put in."""
+"""Maximum length of a text, before and after expansion."""
 
 _FIRST = 0xF0000
 _MOST = 60_000
@@ -17,7 +17,7 @@ _MARK = re.compile("[\U000f0000-\U000fffff]")
 
 
 def check_length(texts: Iterable[str]) -> None:
-    """Refuse texts that are together longer than `MAX_CHARS`.
+    """Refuse texts with a total length above `MAX_CHARS`.
 
     Raises:
         InvalidSetup: they are.
@@ -27,41 +27,41 @@ def check_length(texts: Iterable[str]) -> None:
 
 
 def is_known(text: str) -> bool:
-    """Say whether nothing of a text is open."""
+    """Return whether a text has no open parts."""
     return _MARK.search(text) is None
 
 
 def find_holes(text: str) -> list[str]:
-    """Return the marks of what is open in a text."""
+    """Return the marks of the open parts in a text."""
     return _MARK.findall(text)
 
 
 def without_marks(text: str) -> str:
-    """Return a text from outside, in which no character may stand for something open."""
+    """Return an external text without characters that could be read as marks."""
     return _MARK.sub("\ufffd", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A part of a text that the script does not tell. In texts one character of a private plane stands for it."""
+    """An unknown part of a text, which a character of a private Unicode plane represents in texts."""
 
     shown: str
     """The reference in the script, e.g. `$MODEL`."""
     names: tuple[str, ...]
-    """What its value depends on, each with where that comes from."""
+    """What its value depends on, each with its source."""
     assumed: str | None = None
-    """Its value where none of these is set; None where that is not known either."""
+    """Value if none of these is set; None if that is unknown too."""
     variable: str = ""
-    """The variable whose value it is, whole; empty for what is computed of others."""
+    """Variable whose whole value it is; empty if it is computed from others."""
     splits: bool = False
-    """Whether a shell takes it apart, so that it may be any number of words."""
+    """Whether a shell splits it, so that it may be any number of words."""
     salt: tuple[int, ...] = ()
-    """Tells apart what is computed at different times."""
+    """Distinguishes values computed at different times."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenText:
-    """A text with marks, and what these stand for."""
+    """A text with marks, and their meanings."""
 
     text: str
     holes: Holes
@@ -69,16 +69,16 @@ class OpenText:
 
 @dataclass(slots=True)
 class Holes:
-    """All that is open in one script."""
+    """All open parts of one script."""
 
     known: list[Hole] = field(default_factory=list)
     marks: dict[Hole, str] = field(default_factory=dict)
 
     def mark(self, hole: Hole) -> str:
-        """Return the character that stands for a hole.
+        """Return the character for a hole.
 
         Raises:
-            InvalidSetup: there are more of them than any script has.
+            InvalidSetup: there are too many holes.
         """
         mark = self.marks.get(hole)
         if mark is None:
@@ -93,24 +93,24 @@ class Holes:
         return self.known[ord(mark) - _FIRST]
 
     def assume(self, text: str) -> str | None:
-        """Return what a text is where nothing is set that it depends on; None where that is not known."""
+        """Return a text's value if nothing that it depends on is set; None if unknown."""
         if any(self[mark].assumed is None for mark in find_holes(text)):
             return None
         return _MARK.sub(lambda found: self[found[0]].assumed or "", text)
 
     def guess(self, text: str) -> str | None:
-        """Return what a text is where no variable of the caller is set; None where it hangs on something else."""
+        """Return a text's value if no variable of the caller is set; None if it depends on something else."""
         parts = {mark: self[mark] for mark in find_holes(text)}
         if any(hole.assumed is None and not hole.variable for hole in parts.values()):
             return None
         return _MARK.sub(lambda found: parts[found[0]].assumed or "", text)
 
     def show(self, text: str) -> str:
-        """Return a text as a reader knows it: with what is open as the script writes it."""
+        """Return a text for readers, with open parts as in the script."""
         return _MARK.sub(lambda found: self[found[0]].shown, text)
 
     def tell(self, text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-        """Return a text for the program that receives it, what of it is not known, and what was assumed for it."""
+        """Return (the text for the receiving program, its unknown parts, its assumptions)."""
         unknown: dict[str, None] = {}
         assumed: dict[str, None] = {}
 
@@ -127,7 +127,7 @@ class Holes:
 
 
 def bind(text: str, bound: Mapping[str, str]) -> str:
-    """Return a text with what was found out of its open parts put in."""
+    """Return a text with known values in place of open parts."""
     if not bound or is_known(text):
         return text
     for _ in range(4):

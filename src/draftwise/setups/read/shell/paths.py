@@ -10,11 +10,11 @@ from draftwise.setups.read.shell.open_texts import bind
 from draftwise.setups.read.shell.syntax import Function
 
 MAX_PATHS = 64
-"""Most ways that are followed at once; beyond, those that differ least from the usual one."""
+"""Maximum number of paths followed at once; beyond it, those that differ least from the usual one."""
 
 _MAX_TEXT = 200
 Fact = tuple[str, ...]
-"""What was asked: a relation and its open texts, e.g. `("=", MODE, "spec")`."""
+"""A question: a relation and its open texts, e.g. `("=", MODE, "spec")`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Items:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts alone."""
+        """Only the texts."""
         return tuple(text for _, text in self.items)
 
 
@@ -40,73 +40,73 @@ Value = str | Items | _Unset
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a way rests on, in words."""
+    """A decision of a path, in words."""
 
     text: str
-    """E.g. `MODE=spec, line 12`."""
+    """The decision, e.g. `MODE=spec, line 12`."""
     holds: bool = True
     is_usual: bool = False
-    """Whether a caller comes to it who sets nothing."""
+    """Whether it holds for a caller that sets nothing."""
 
 
 @dataclass(slots=True)
 class OpenQuestion(Exception):  # noqa: N818  (no error: both ways are followed)
-    """Whether something holds is not known."""
+    """It is unknown whether something holds."""
 
     fact: Fact
     holds: str
-    """The sentence for a reader where it does."""
+    """Sentence for readers if it holds."""
     fails: str
     usual: bool | None
-    """What it is where the caller sets nothing; None where that is not known."""
+    """Answer if the caller sets nothing; None if unknown."""
     binds: Mapping[str, str] = field(default_factory=dict)
-    """What the open parts are if it holds."""
+    """Values of the open parts if it holds."""
     binds_not: Mapping[str, str] = field(default_factory=dict)
-    """What they are if it does not."""
+    """Values of the open parts if it does not."""
     line: int = 0
 
 
 @dataclass(slots=True)
 class PathState:
-    """What is known at one place of a script, on one way."""
+    """What is known at one place of a script, on one path."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     arguments: tuple[str, ...] | None = None
-    """None for those of the script, which its caller gives."""
+    """None for the script's own, which its caller gives."""
     functions: dict[str, Function] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
-    """Marks of what was open -> what this way makes it."""
+    """Marks of open parts -> their values on this path."""
     facts: dict[Fact, bool] = field(default_factory=dict)
     decisions: dict[Fact, Choice] = field(default_factory=dict)
     deviations: int = 0
-    """How many decisions differ from what a caller gets who sets nothing."""
+    """Number of decisions that differ from those for a caller that sets nothing."""
     flow: str = ""
-    """`exit`, `return`, `break` or `continue`, while it goes out of what it stands in."""
+    """`exit`, `return`, `break` or `continue`, while it takes effect."""
     levels: int = 0
-    """How many loops are left."""
+    """Number of loops to leave."""
     status: bool | None = True
-    """Exit status of the command before; None if unknown."""
+    """Exit status of the previous command; None if unknown."""
     version: str = ""
     """The vLLM release that the script installs."""
     reads: str = ""
-    """What may have set any variable since: a file that is not read."""
+    """File that is not read and may have set any variable."""
     exported: frozenset[str] = frozenset()
-    """Variables that programs find in their environment."""
+    """Variables exported to programs."""
     files: dict[str, str] = field(default_factory=dict)
     """Texts of the files that the script has written, by their paths."""
     own: frozenset[str] = frozenset()
-    """Variables of the function that is run."""
+    """Local variables of the current function."""
     pending: tuple[str, str, tuple[str, ...]] | None = None
-    """What the command calls: `function` or `eval`, its name or text, and its arguments."""
+    """Call of the command: (`function` or `eval`, its name or text, its arguments)."""
     turn: tuple[int, ...] = ()
-    """Calls and turns of loops around it."""
+    """Calls and loop iterations around it."""
     tick: int = 0
-    """Number of commands before; it distinguishes values that are computed at different times."""
+    """Number of earlier commands, which distinguishes values computed at different times."""
     is_partial: bool = False
-    """Whether ways like this one were left out."""
+    """Whether similar paths were left out."""
 
     def copy(self) -> PathState:
-        """Return a state that goes its own way."""
+        """Return an independent copy of the state."""
         return replace(
             self,
             variables=dict(self.variables),
@@ -120,13 +120,13 @@ class PathState:
     def decide(
         self, open_question: OpenQuestion, holds: bool, doubted: Mapping[str, str] = MappingProxyType({})
     ) -> PathState:
-        """Return the state in which something was decided.
+        """Return the state after a decision.
 
         Args:
-            open_question: what was asked.
+            open_question: the question.
             holds: the answer.
-            doubted: marks of open parts with an assumed value -> marks of the same parts without it, for an answer that
-                these values do not give.
+            doubted: marks of open parts with an assumed value -> marks without it, for an answer that contradicts
+                these values.
         """
         state = self.copy()
         state.facts[open_question.fact] = holds
@@ -143,14 +143,14 @@ class PathState:
         return state
 
     def get(self, text: str) -> str:
-        """Return a text with what this way has found out of it."""
+        """Return a text with its values on this path."""
         return bind(text, self.bound)
 
     def ask(self, question: OpenQuestion) -> bool:
         """Return whether something holds.
 
         Raises:
-            OpenQuestion: it is not known on this way.
+            OpenQuestion: it is unknown on this path.
         """
         known = self.facts.get(question.fact)
         if known is None:
@@ -159,7 +159,7 @@ class PathState:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What is set; ways that do not differ in it need not be told apart."""
+        """What is set; paths that are equal in it need not be distinguished."""
         functions = frozenset((name, id(body)) for name, body in self.functions.items())
         return (
             frozenset(self.variables.items()), self.arguments, functions,
@@ -169,7 +169,7 @@ class PathState:
 
 
 def merge(states: Iterable[PathState]) -> list[PathState]:
-    """Return the ways that differ in what is set: of equal ones, what they have in common; at most `MAX_PATHS`."""
+    """Return the paths with different values; equal ones are joined. At most `MAX_PATHS`."""
     found: dict[tuple[object, ...], PathState] = {}
     for state in states:
         before = found.get(state.identity)
@@ -184,7 +184,7 @@ def merge(states: Iterable[PathState]) -> list[PathState]:
 
 
 def join(first: PathState, second: PathState) -> PathState:
-    """Return what two ways have in common that set the same."""
+    """Return the common state of two paths that set the same values."""
     shared = {fact: told for fact, told in first.decisions.items() if second.decisions.get(fact) == told}
     either = [_tell(state, shared) for state in (first, second)]
     if all(either) and either[0] != either[1] and len(" or ".join(either)) < _MAX_TEXT:

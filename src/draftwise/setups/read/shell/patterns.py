@@ -1,4 +1,4 @@
-"""Patterns, parts of texts and arithmetic as shells compute them, for texts that are known."""
+"""Patterns, parts of texts and arithmetic as shells compute them, for known texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLASS = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 
 
 def escape(text: str) -> str:
-    """Return a pattern that only the text itself matches."""
+    """Return a pattern that matches only the text itself."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
@@ -43,12 +43,12 @@ def _to_regex(pattern: str) -> str:
 
 
 def is_long(text: str, pattern: str) -> bool:
-    """Say whether looking for a pattern in a text may take too long."""
+    """Return whether matching a pattern in a text may take too long."""
     return len(text) * len(pattern) > _MOST_WORK
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Say whether a shell's pattern matches a whole text."""
+    """Return whether a shell's pattern matches a whole text."""
     try:
         return re.fullmatch(_to_regex(pattern), text, re.DOTALL) is not None
     except re.error:
@@ -56,7 +56,7 @@ def matches(text: str, pattern: str) -> bool:
 
 
 def matches_regex(text: str, pattern: str) -> bool | None:
-    """Say whether an extended regular expression matches somewhere; None where Python's may differ from it."""
+    """Return whether an extended regular expression matches somewhere; None if Python's syntax may differ."""
     if is_long(text, pattern) or "[[:" in pattern or re.search(r"\\[A-Za-z0-9]|\(\?", pattern):
         return None
     try:
@@ -66,7 +66,7 @@ def matches_regex(text: str, pattern: str) -> bool | None:
 
 
 def apply(name: str, text: str, operand: str) -> str | None:
-    """Return what `${NAME%PATTERN}` and its like make of a text; None for an operator that is not known."""
+    """Return a text after an operator such as `${NAME%PATTERN}`; None for an unknown operator."""
     if is_long(text, operand):
         return None
     match name:
@@ -138,7 +138,7 @@ _MOST_DIGITS = 15
 
 
 def compute(text: str) -> int | None:
-    """Return the value of an arithmetic expression of numbers; None for another text, or one that also assigns."""
+    """Return the value of an arithmetic expression of numbers; None for other texts, or with an assignment."""
     words = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).strip()
     if not words:
         return 0

@@ -1,7 +1,7 @@
 """The commands that a shell script starts, with their words on every path through it.
 
-A variable of the caller is open: its default counts where the text has one, and a condition on it is followed both
-ways. What is computed by other programs is not known, and what has a bound here is not known beyond it.
+A variable of the caller is open: its default counts if the text has one, and both branches of a condition on it are
+followed. Values from other programs are unknown, and so is everything beyond a limit.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ _MAX_WAYS = 24
 
 @dataclass(frozen=True, slots=True)
 class HereDocument:
-    """A text that a script hands to a command as its input, such as a manifest or another script."""
+    """A text that a script passes to a command as input, such as a manifest or another script."""
 
     text: str
-    """Has the values of the script's variables, where the shell puts them in."""
+    """Text with the script's variables expanded as the shell does."""
     line: int
-    """The script's line where it begins."""
+    """Line of the script where it begins."""
     unknown: Mapping[str, str]
-    """References in it whose values the script does not tell -> how findings name them."""
+    """References in it with unknown values -> their names in findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A command as one way through the script has it."""
+    """A command on one path through the script."""
 
     words: tuple[Word, ...]
     variables: Mapping[str, Word]
-    """What the script has set before, without arrays."""
+    """Variables that the script has set before, without arrays."""
     exported: tuple[str, ...] = ()
-    """Those of them that programs find in their environment."""
+    """Those of them that are exported to programs."""
     where: str = ""
-    """What was decided to come here, e.g. `MODE=spec, line 12`; empty for nothing."""
+    """Decisions that lead here, e.g. `MODE=spec, line 12`; empty without any."""
     version: str = ""
     """The vLLM release that the script has installed."""
     assumed: tuple[str, ...] = ()
-    """What was taken as not set where that leaves no word, each with where it comes from."""
+    """Variables assumed to be unset and therefore without a word, each with its source."""
     deviations: int = 0
-    """How many decisions differ from those of a caller who sets nothing."""
+    """Number of decisions that differ from those for a caller that sets nothing."""
     files: Mapping[str, Word] = field(default_factory=dict)
     """Texts of the files that the script has written, by their paths."""
     open_words: tuple[OpenText, ...] = ()
-    """The words with what is open in them left open, for `catalogue.oracle`."""
+    """The words with their open parts, for `catalogue.oracle`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
-    """One command of a script, with the different ways that it may be run; the usual one first."""
+    """One command of a script, with the different ways in which it may run, the usual one first."""
 
     ways: tuple[Way, ...]
     lost_continuations: tuple[int, ...] = ()
-    """Lines that end in a backslash and a space: for a shell the command ends there, and it is read on all the same."""
+    """Lines that end in a backslash and a space, where a shell ends the command; draftwise reads on."""
     is_partial: bool = False
-    """Whether it may be run in ways that are not listed."""
+    """Whether it may run in ways that are not listed."""
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -75,7 +75,7 @@ class ScriptCommand:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """All that a script starts, in the order in which it comes to it."""
+    """Everything that a script starts, in order."""
 
     commands: tuple[ScriptCommand, ...]
     documents: tuple[HereDocument, ...]
@@ -93,11 +93,11 @@ def run_script(
     Args:
         text: the script.
         line: number of its first line.
-        env: what the shell finds in its environment.
-        arguments: `$0` and those that follow it; None for what is not known.
+        env: environment of the shell.
+        arguments: `$0` and the following ones; None if unknown.
 
     Raises:
-        InvalidSetup: a quote is never closed, or the text is longer than `MAX_CHARS` with its variables put in.
+        InvalidSetup: a quote is never closed, or the expanded text is longer than `MAX_CHARS`.
     """
     given = [each for each in (text, *(arguments or ())) if isinstance(each, OpenText)]
     shell = Shell(env, given[0].holes if given else Holes())
@@ -115,10 +115,10 @@ def run_script(
 
 
 def evaluate_words(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> tuple[Word, ...]:
-    """Return the words that a shell makes of a text that is no whole command, such as flags alone.
+    """Return the words that a shell expands a partial command to, such as flags alone.
 
     Raises:
-        InvalidSetup: a quote is never closed, or the text is longer than `MAX_CHARS` with its variables put in.
+        InvalidSetup: a quote is never closed, or the expanded text is longer than `MAX_CHARS`.
     """
     shell, state = Shell(env, Holes()), PathState()
     words = [

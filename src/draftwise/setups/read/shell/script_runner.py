@@ -1,4 +1,4 @@
-"""Runs a script without running it: every way through its branches, loops and functions, within bounds."""
+"""Follows a script without executing it: every path through branches, loops and functions, within limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_
 """Files that set no variable of a script of one's own."""
 _SUCCEEDS = frozenset(_COMMANDS["succeeds"])
 PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
-"""A vLLM of one release, as `pip install` takes it."""
+"""A pinned vLLM release, as in `pip install`."""
 _READING = frozenset(_COMMANDS["reading"])
 """Commands that change none of the files that they name."""
 _SETTING = frozenset(_COMMANDS["setting"])
@@ -58,7 +58,7 @@ _BUILTINS = frozenset(_COMMANDS["builtins"])
 
 @dataclass(slots=True)
 class ReachedCommand:
-    """A command that one way through the script comes to."""
+    """A command that one path through the script reaches."""
 
     words: tuple[str, ...]
     lines: tuple[int, ...]
@@ -69,19 +69,19 @@ class ReachedCommand:
 
 @dataclass(slots=True)
 class Shell(Conditions):
-    """Runs one script, and notes what it starts."""
+    """Follows one script, and records what it starts."""
 
     reached: dict[tuple[int, tuple[int, ...]], list[ReachedCommand]] = field(default_factory=dict)
-    """The commands, by the node and by the turns of loops and calls around it."""
+    """Commands by node and by the loop iterations and calls around it."""
     documents: dict[int, tuple[Document, list[tuple[str, PathState]]]] = field(default_factory=dict)
-    """Here-documents with their texts on each way."""
+    """Here-documents with their texts on each path."""
     trees: dict[tuple[str, int], CommandList] = field(default_factory=dict)
-    """Texts that were read, kept so that the identities of their parts stay their own."""
+    """Parsed texts, kept so that the identities of their parts stay unique."""
     called: set[str] = field(default_factory=set)
     depth: int = 0
 
     def run_all(self, script: CommandList, state: PathState) -> None:
-        """Run a script, and then what it defines and never calls."""
+        """Follow a script, and then functions that it defines but never calls."""
         self.trees["", 0] = script
         states = self.run(script, [state])
         defined = [node for node in walk(script) if isinstance(node, Function)]
@@ -97,7 +97,7 @@ class Shell(Conditions):
     def fork(
         self, states: Iterable[PathState], action: Callable[[PathState], bool | None]
     ) -> list[tuple[PathState, bool | None]]:
-        """Do something in every state; where it hangs on what is not decided, in both."""
+        """Do something in every state; if it depends on an open question, for both answers."""
         waiting, done = list(states), list[tuple[PathState, bool | None]]()
         while waiting:
             state = waiting.pop(0)
@@ -118,7 +118,7 @@ class Shell(Conditions):
         return done
 
     def run(self, node: Node, states: Sequence[PathState]) -> list[PathState]:
-        """Run a command in every state that comes to it, and return those behind it."""
+        """Follow a command from every state, and return the states after it."""
         going = [state for state in states if not state.flow]
         left = [state for state in states if state.flow]
         if not going:
@@ -195,7 +195,7 @@ class Shell(Conditions):
         return [replace(state, status=None) for state in states]
 
     def decide(self, node: Node, states: Sequence[PathState]) -> tuple[list[PathState], list[PathState]]:
-        """Run a command as a condition, and return the states in which it holds and those in which it does not."""
+        """Follow a command as a condition; return the states in which it holds, and those in which it does not."""
         match node:
             case AndOr(first, operator, second):
                 true, false = self.decide(first, states)
@@ -468,7 +468,7 @@ class Shell(Conditions):
                     state.files[path] = self.mark(path, "written by the script", salt=(state.tick,))
 
     def reach(self, node: Simple, state: PathState) -> None:
-        """Note the words of a command, whatever it is."""
+        """Record the words of any command."""
         expanded = [
             (text, word) for word in node.words if isinstance(word, ShellWord) for text in self.expand(word, state)
         ]
@@ -627,7 +627,7 @@ def _restore(state: PathState, before: PathState) -> None:
 
 
 def find_installed(texts: Sequence[str]) -> str:
-    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    """Return the release in `pip install vllm==RELEASE`; empty without one."""
     if "install" not in texts:
         return ""
     return next((found[1] for each in texts if (found := PINNED.fullmatch(each.strip("\"'")))), "")

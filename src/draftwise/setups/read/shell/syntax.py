@@ -1,4 +1,4 @@
-"""Shell scripts as trees of lists, branches, loops, functions and words; other text is read on as commands."""
+"""Parses shell scripts into trees of lists, branches, loops, functions and words; other text becomes commands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from draftwise.setups.read.shell.words import Mistake, find_meant_json
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Text of a word as it stands."""
+    """Literal text of a word."""
 
     text: str
     quoted: bool = False
     is_operand: bool = False
-    """Whether it stands inside of `${NAME:-...}`, where an unquoted text is split at spaces."""
+    """Whether it is inside `${NAME:-...}`, where unquoted text is split at spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Parameter:
     """The reference as written."""
     quoted: bool = False
     index: ShellWord | str = ""
-    """`@`, `*` or the index of an array's item; empty for none."""
+    """`@`, `*` or the index of an array's item; empty without one."""
     operator: str = ""
     operand: ShellWord | None = None
     prefix: str = ""
-    """`#` for the length, `!` for what the value names."""
+    """`#` for the length, `!` for the variable that the value names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Substitution:
     shown: str
     quoted: bool = False
     script: str = ""
-    """What a command substitution runs."""
+    """Script of a command substitution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ShellWord:
 
     @property
     def plain(self) -> str:
-        """Its text, where it is nothing but unquoted text; else empty."""
+        """Its text if it is only unquoted text; else empty."""
         match self.parts:
             case (Literal(text, False, _),):
                 return text
@@ -91,7 +91,7 @@ class Array:
 
 @dataclass(slots=True)
 class Document:
-    """A here-document; its body follows behind the line."""
+    """A here-document; its body follows the line."""
 
     delimiter: str
     is_quoted: bool
@@ -111,7 +111,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """A command with its arguments, or assignments alone."""
+    """A command with its arguments, or only assignments."""
 
     words: tuple[ShellWord | Array, ...]
     documents: tuple[Document | Output, ...] = ()
@@ -138,14 +138,14 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Commands that run in shells of their own: `A | B`, `A &`."""
+    """Commands that run in subshells: `A | B`, `A &`."""
 
     commands: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandList:
-    """A list of commands; in parentheses it runs in a shell of its own."""
+    """A list of commands; in parentheses, it runs in a subshell."""
 
     commands: tuple[Node, ...]
     is_subshell: bool = False
@@ -154,7 +154,7 @@ class CommandList:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """`if`, with what stands under each condition; the last condition of an `else` is None."""
+    """`if` with the commands of each condition; the condition of `else` is None."""
 
     branches: tuple[tuple[CommandList | None, CommandList], ...]
 
@@ -256,7 +256,7 @@ _MAX_DOCUMENTS = 20
 
 
 def parse(text: str, *, line: int = 1) -> CommandList:
-    """Return a script, whose first line has a number, as a tree.
+    """Return a script as a tree; `line` is the number of its first line.
 
     Raises:
         InvalidSetup: a quote is never closed.

@@ -1,4 +1,4 @@
-"""The arguments of a program as a text writes them, and texts that no shell reads."""
+"""The arguments of a program in a text, and texts that no shell reads."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Word:
     place: str = ""
     """Path in a YAML document, e.g. `services.vllm.command[3]`."""
     mistake: Mistake = ""
-    """What a shell would have made something else of; `text` is what was meant."""
+    """Mistake because of which a shell would read something else; `text` is what was meant."""
     unknown: tuple[str, ...] = ()
-    """What it depends on and the text does not tell, each with where it would come from."""
+    """Unknown values that it depends on, each with its source."""
     assumed: tuple[str, ...] = ()
-    """Some variables are assumed to be unset, so that their defaults count, each with where a value would come from."""
+    """Variables assumed to be unset, so that their defaults count, each with the source of a value."""
     source: OpenText | None = field(default=None, compare=False, repr=False)
-    """The word as a shell inside of the text goes on with it: with what is open left open."""
+    """The word with its open parts, as a nested shell reads it."""
 
     def where(self, flag: str = "") -> str:
-        """Return where it stands, as findings say it: `line 12 services.vllm.command[3] --seed`.
+        """Return its place for findings: `line 12 services.vllm.command[3] --seed`.
 
         Args:
-            flag: that it belongs to; empty for its own, if it is one.
+            flag: flag that it belongs to; empty if it is a flag itself.
         """
         flag = flag or (self.text.partition("=")[0][:80] if self.text.startswith("-") else "")
         line = f"line {self.line}" if self.line else ""
@@ -67,7 +67,7 @@ def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...
 
 
 def find_meant_json(text: str, pos: int) -> tuple[str, int, Mistake] | None:
-    """Return JSON that a shell would take apart, as it was meant, where it ends, and the mistake; None for no such."""
+    """Return (the JSON as meant, its end, the mistake) for JSON that a shell would split; None without any."""
     mistake: Mistake = "unquoted-json"
     begin = pos
     if not _UNQUOTED_JSON.match(text, pos):
