@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from draftwise.engine.models import linear, load_model
 from draftwise.engine.models.linear import find_most_alike, make_linear, quantize
 
 
@@ -74,13 +76,35 @@ linear.make_linear(torch.zeros(64, 64))(torch.zeros(4, 64))
 print(linear.limit_instructions(), os.environ.get("ONEDNN_MAX_CPU_ISA"))"""
     variables = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     variables["ONEDNN_VERBOSE"] = "1"
-    for own, expected in (({}, "AVX2 None"), ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "SSE41 SSE41")):
+    older = {"DNNL_MAX_CPU_ISA": "SSE41"}
+    for own, expected in (({}, "AVX2 None"), ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "SSE41 SSE41"), (older, "SSE41 None")):
         command = [sys.executable, "-c", script]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, env=variables | own)
         lines = ran.stdout.splitlines()
         assert lines[-1] == expected
         (isa,) = (line for line in lines if ",isa:" in line)
         assert "AVX-512" not in isa
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_amx_that_stays_is_said(tiny_target, monkeypatch, asked):
+    """Torch has multiplied in this process, where oneDNN goes on as it began."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(linear, "_asked_for_amx", lambda: asked)
+    for name in linear._INSTRUCTIONS:
+        monkeypatch.delenv(name, raising=False)
+    linear.limit_instructions.cache_clear()
+    try:
+        notes = load_model(tiny_target, dtype="bfloat16", device="cpu").notes
+        assert [note.code for note in notes] == ["amx-kept"] * asked
+        assert not load_model(tiny_target, dtype="float32", device="cpu").notes
+    finally:
+        linear.limit_instructions.cache_clear()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or torch.cpu._is_amx_tile_supported(), reason="needs x86, no AMX")
+def test_a_process_without_amx_has_not_asked_for_it():
+    assert not linear._asked_for_amx()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from tests.support.confirming import confirm
 from tests.support.hidden_state_cases import random_news, save_drafter
 from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
+from draftwise.engine.attention.pass_rows import Spans, plan_attention
 from draftwise.engine.kernels import cpu_vectors
 from draftwise.engine.kernels.cpu_layouts import LAYOUTS, PackedMatrix, QuantizedTable
-from draftwise.engine.models import load_model
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models import CausalLM, load_model
+from draftwise.engine.models.causal_lm import AttentionKind
 from draftwise.engine.models.quantized import Blocks, pack_blocks
 from draftwise.engine.proposers.draft_model import DraftModel
 from draftwise.engine.proposers.eagle import load_eagle
@@ -101,7 +105,13 @@ def test_a_chain_reads_every_kind_of_table(kind: str, save_tiny):
     table = QuantizedTable(PackedMatrix(kind, pack_blocks(kind, Blocks(stored, scale, minimum)), 96, 2))
     with torch.inference_mode():
         model = load_model(path, device="cpu", quantization="int8")
-        object.__setattr__(model.weights, "embedding_VH", table)
+        kinds, weights = [AttentionKind(rope=model._kernels.rope)], replace(model.weights, embedding_VH=table)
+        model = CausalLM(model.config, model.shape, kinds, weights, is_quantized=True)
+        tokens, spans = torch.arange(96), Spans.of([0], [96], "cpu")
+        kv = PagedKV(model.shape, num_pages=7, block_size=16, dtype=torch.float32, device="cpu")
+        plan = plan_attention(spans, torch.arange(8, dtype=torch.int32).view(1, 8), block_size=16)
+        _, (embedded,) = model(tokens, plan.positions_N, kv, plan, (0,))
+        torch.testing.assert_close(embedded, table(tokens))
         check(DraftModel(model), 4)
 
 

@@ -429,8 +429,8 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "product": ("rows", "chunks", "count", "inputs", *_OUT),
     "rotate": (
-        *("rows", "qkv", "stride", "heads", "groups", "size", "cos", "sin", "slots", "pages", "q_norm", "k_norm"),
-        "eps",
+        *("rows", "qkv", "stride", "heads", "groups", "size", "turns", "positions", "slots", "pages", "q_norm"),
+        *("k_norm", "eps"),
     ),
     "attend": (
         *("rows", "index", "qkv", "stride", "heads", "groups", "size", "pages", "table", "table_width", "owners"),
@@ -563,7 +563,8 @@ def _gate(op: Any, task: int, room_at: int) -> None:
 def _rotate(op: Any, row: int) -> None:
     """Rotate a row's q and k in place; store k and v."""
     qkv, heads, groups, size, eps = op[2] + op[3] * row, op[4], op[5], op[6], _float_of(np.uint32(op[13]))
-    cos, sin = _floats(op[7] + 2 * size * row, size // 2), _floats(op[8] + 2 * size * row, size // 2)
+    turns = op[7] + 4 * size * _whole(op[8], row + 1)[row]
+    cos, sin = _floats(turns, size // 2), _floats(turns + 2 * size, size // 2)
     q_norm, k_norm = _floats(op[11], size if op[11] != 0 else 0), _floats(op[12], size if op[12] != 0 else 0)
     for h in range(heads + groups):
         _turn(_floats(qkv + 4 * h * size, size), q_norm if h < heads else k_norm, eps, cos, sin)
@@ -630,8 +631,11 @@ def _largest(values: Any) -> Any:
 
 @_inline
 def _choose(op: Any, i: int) -> None:
-    logits, best = _floats(op[2] + op[3] * i, op[4]), 0
-    top = _largest(logits)
+    logits, best, top = _floats(op[2] + op[3] * i, op[4]), 0, -np.float32(np.inf)
+    for first in range(0, op[4], COLUMNS):  # where the largest is, and then its place there
+        here = _largest(logits[first : min(first + COLUMNS, op[4])])
+        if here > top:
+            best, top = first, here
     while best < op[4] - 1 and logits[best] != top:
         best += 1
     token = _whole(op[5], op[4])[best] if op[5] != 0 else best

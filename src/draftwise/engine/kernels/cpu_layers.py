@@ -18,7 +18,7 @@ from draftwise.core import ModelShape
 from draftwise.engine.kernels.cpu import QuantizedLinear, Team
 from draftwise.engine.kernels.cpu_code import COLUMNS, OPERATION_SIZE, OPERATIONS, compile_kernel, run_operations
 from draftwise.engine.kernels.cpu_layouts import LAYOUTS, QuantizedTable, Table
-from draftwise.engine.kernels.reference import RotaryTable, Rotations
+from draftwise.engine.kernels.reference import RotaryTable
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.machine.folders import one_at_a_time
 
@@ -45,6 +45,18 @@ class Rows:
     page_table_BP: Tensor
     looks: tuple[Tensor, Tensor, int, int]
     wanted_R: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What stands around the layers of a model."""
+
+    embedding: Table
+    factor: float
+    """Multiplies embeddings."""
+    norm: Tensor
+    head: QuantizedLinear | None
+    """None: a call picks no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +180,25 @@ class QuantizedLayers:
 
     Args:
         window: positions that a row looks at; None: all.
+        ends: what a call does before and after them; None: nothing.
     """
 
     def __init__(
-        self, layers: Sequence[LayerParts], shape: ModelShape, *, eps: float, scale: float, window: int | None
+        self,
+        layers: Sequence[LayerParts],
+        shape: ModelShape,
+        rope: RotaryTable,
+        *,
+        eps: float,
+        scale: float,
+        window: int | None,
+        ends: Ends | None,
     ) -> None:
         self.shape, self.eps_bits = shape, _bits(eps)
-        self._layers, self._scale = layers, _bits(scale)
+        self._layers, self._scale, self._ends, self._rope = layers, _bits(scale), ends, rope
         self._window = 2**40 if window is None else window
-        self._program_of: tuple[PagedKV | None, _Program] = (None, _Program())
+        self._turns_TD = torch.empty(0, shape.head_dim)
+        self._programs: dict[tuple[PagedKV, tuple[int, ...], bool], _Program] = {}
 
     @property
     def widest(self) -> int:
@@ -194,53 +216,89 @@ class QuantizedLayers:
         """Compile what the first call would compile otherwise."""
         _compile()
 
+    def turns(self, count: int) -> Tensor:
+        """Return cosines and, behind them, sines of at least `count` positions, float32 [T, D]."""
+        known = len(self._turns_TD)
+        if count > known:
+            new_T = torch.arange(known, max(2 * count, 512))
+            self._turns_TD = torch.cat((self._turns_TD, torch.cat(self._rope.rotations(new_T, torch.float32), dim=-1)))
+        return self._turns_TD
+
     def __call__(
         self,
         x_NH: Tensor,
-        rotations: Rotations,
+        positions_N: Tensor,
         kv: PagedKV,
         rows: Rows,
         states: Mapping[int, Tensor],
+        *,
         normed_NX: Tensor | None = None,
+        tokens_N: Tensor | None = None,
+        likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after the last attention, and what the last MLP adds to it, of wanted rows.
+        """Return the residual stream after the last attention, and what the last MLP adds to it, of wanted rows; with
+        `Ends` the stream after the last layer, and its norm.
 
         Args:
-            x_NH: float32, contiguous; the residual stream that enters, which is overwritten.
+            x_NH: float32, contiguous; the residual stream that enters, which is overwritten. `Ends` fill it.
+            positions_N: int64, contiguous.
             kv: float32 pages.
             states: receives the residual stream that enters some layers, by their number.
             normed_NX: float32, contiguous; what the first attention reads, where that layer has no norm.
+            tokens_N: int64, contiguous; what `Ends` look up.
+            likeliest_R: int64, contiguous; receives the token that their head finds likeliest.
         """
-        num_rows, hidden = len(x_NH), self.shape.hidden_size
+        num_rows, hidden = x_NH.shape
         owners_N, lasts_N, longest, _ = rows.looks
         count = num_rows if rows.wanted_R is None else len(rows.wanted_R)
+        hidden_RH, picked = torch.empty(count, hidden), 0 if likeliest_R is None else likeliest_R.data_ptr()
         values = {
             "rows": num_rows,
             "count": count,
             "x": x_NH.data_ptr(),
             "normed": 0 if normed_NX is None else normed_NX.data_ptr(),
+            "tokens": 0 if tokens_N is None else tokens_N.data_ptr(),
+            "hidden": hidden_RH.data_ptr(),
+            "chosen": picked,
+            "column": picked,
+            "column_stride": 8,
             "wanted": 0 if rows.wanted_R is None else rows.wanted_R.data_ptr(),
-            "cos": rotations[0].data_ptr(),
-            "sin": rotations[1].data_ptr(),
+            "turns": self.turns(int(positions_N.numpy().max()) + 1).data_ptr(),
+            "positions": positions_N.data_ptr(),
             "slots": rows.slots_N.data_ptr(),
             "table": rows.page_table_BP.data_ptr(),
             "table_width": rows.page_table_BP.stride(0),
             "owners": owners_N.data_ptr(),
             "lasts": lasts_N.data_ptr(),
         }
-        for i in range(len(self._layers)):
-            state = states.get(i)
-            values[f"state.{i}"], values[f"state_stride.{i}"] = (
-                (0, 0) if state is None else (state.data_ptr(), 4 * state.stride(0))
-            )
-        of, program = self._program_of
-        if of is not kv:
-            program = _Program()
-            self.add(program, kv, states=True)
-            self._program_of = kv, program
-        memory = program.run(values, self.sizes(num_rows), longest=longest, width=self.widest, rows=num_rows)
-        delta = memory[: 4 * count * hidden].view(torch.float32).view(count, hidden)
-        return x_NH if rows.wanted_R is None else x_NH[rows.wanted_R], delta
+        for i, state in states.items():
+            values |= {f"state.{i}": state.data_ptr(), f"state_stride.{i}": 4 * state.stride(0)}
+        key = kv, tuple(states), likeliest_R is not None
+        if key not in self._programs:
+            self._programs[key] = self._write(*key)
+        sizes = self.sizes(num_rows)
+        if likeliest_R is not None and self._ends is not None and self._ends.head is not None:
+            sizes["logits"] = 4 * count * self._ends.head.width
+        memory = self._programs[key].run(values, sizes, longest=longest, width=self.widest, rows=num_rows)
+        x_RH = x_NH if rows.wanted_R is None else x_NH[rows.wanted_R]
+        if self._ends is None:
+            return x_RH, memory[: hidden_RH.nbytes].view(torch.float32).view_as(hidden_RH)
+        return x_RH, hidden_RH
+
+    def _write(self, kv: PagedKV, states: tuple[int, ...], picks: bool) -> _Program:
+        program, ends, stride = _Program(), self._ends, 4 * self.shape.hidden_size
+        if ends is not None:
+            _add_embedding(program, ends.embedding, rows="rows", tokens="tokens", out="x", factor=ends.factor)
+        self.add(program, kv, states=states, reads_normed=not self.norms_input)
+        if ends is not None:
+            norm: dict[str, _Value] = {"x": "x", "x_stride": stride, "index": "wanted", "eps": self.eps_bits}
+            norm |= {"delta": "delta", "delta_stride": stride, "values": "hidden", "values_stride": stride}
+            norm |= {"weight": ends.norm.data_ptr(), "width": self.shape.hidden_size}
+            norm |= {"out": "inputs", "out_stride": self.shape.hidden_size // 32 * 48}
+            program.append("norm", rows="count", **norm)
+            if picks and ends.head is not None:
+                _add_choice(program, ends.head, None, rows="count", column="column")
+        return program
 
     def sizes(self, num_rows: int) -> dict[str, int]:
         """Return the bytes of the buffers that `add` names."""
@@ -253,15 +311,25 @@ class QuantizedLayers:
             "inputs": 48 * num_rows * self.widest // 32,
         }
 
-    def add(self, program: _Program, kv: PagedKV, *, x: str = "x", step: str = "", states: bool = False) -> None:
+    def add(
+        self,
+        program: _Program,
+        kv: PagedKV,
+        *,
+        x: str = "x",
+        step: str = "",
+        states: tuple[int, ...] = (),
+        reads_normed: bool = False,
+    ) -> None:
         """Write all layers into a program.
 
         Args:
-            program: it leaves in `x` and `delta` what `__call__` returns.
+            program: it leaves in `x` and `delta` the stream after the last attention and what the last MLP adds to it.
             x: name of the residual stream that enters.
-            step: what the names of the rows end with: `rows`, `cos`, `sin`, `slots`, `owners` and `lasts`; of `count`
+            step: what the names of the rows end with: `rows`, `positions`, `slots`, `owners` and `lasts`; of `count`
                 and `wanted`, the last layer's rows that somebody reads.
-            states: whether states and `normed` have names too; else a first layer without a norm reads `inputs`.
+            states: layers whose entering stream somebody reads.
+            reads_normed: whether a first layer without a norm reads `normed`, and not `inputs`.
         """
         shape, eps = self.shape, self.eps_bits
         hidden, heads, groups, size = shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim
@@ -278,9 +346,9 @@ class QuantizedLayers:
             if layer.input_norm is not None:
                 norm |= {"weight": layer.input_norm.data_ptr(), "x": x, "x_stride": stride}
                 norm |= {"delta": "delta", "delta_stride": stride} if i else {}
-                norm |= {"state": f"state.{i}", "state_stride": f"state_stride.{i}"} if states else {}
+                norm |= {"state": f"state.{i}", "state_stride": f"state_stride.{i}"} if i in states else {}
                 program.append("norm", rows=all_rows, **norm)
-            elif states:
+            elif reads_normed:
                 width = layer.qkv.blocks * 32
                 norm |= {"x": "normed", "x_stride": 4 * width, "width": width, "out_stride": width // 32 * 48}
                 program.append("norm", rows=all_rows, **norm)
@@ -288,7 +356,7 @@ class QuantizedLayers:
             q_norm, k_norm = (0, 0) if layer.qk_norms is None else (each.data_ptr() for each in layer.qk_norms)
             of_heads: dict[str, _Value] = {"heads": heads, "groups": groups, "size": size, "qkv": "qkv"}
             of_heads |= {"stride": 4 * layer.qkv.width, "pages": kv.layers[i].data_ptr()}
-            turns: dict[str, _Value] = {name: name + step for name in ("cos", "sin", "slots")}
+            turns: dict[str, _Value] = {"turns": "turns", "positions": "positions" + step, "slots": "slots" + step}
             program.append("rotate", rows=all_rows, q_norm=q_norm, k_norm=k_norm, eps=eps, **turns, **of_heads)
             program.append(
                 "attend",
@@ -321,6 +389,21 @@ def add_product(program: _Program, matrix: QuantizedLinear, *, rows: str, out: s
     program.append("product", rows=rows, inputs=inputs, out=out, out_stride=4 * matrix.width, **chunks)
 
 
+def _add_embedding(
+    program: _Program, table: Table, *, rows: str, tokens: str, out: str, factor: float, **positions: _Value
+) -> None:
+    """Write the embeddings of tokens, times a factor, into a program."""
+    width = table.shape[1]
+    where: dict[str, _Value] = {"blocks": width // 32, "out": out, "out_stride": 4 * width, **positions}
+    if isinstance(table, QuantizedTable):
+        matrix = table.matrix
+        where |= {"table": matrix.memory.data_ptr(), "bits": LAYOUTS[matrix.kind].bits}
+        where |= {"group_bytes": matrix.group_bytes}
+    else:
+        where |= {"table": table.data_ptr()}
+    program.append("embed", rows=rows, tokens=tokens, factor=_bits(factor), **where)
+
+
 def _add_choice(
     program: _Program, head: QuantizedLinear, ids_U: Tensor | None, *, rows: str, column: str, inputs: str = "inputs"
 ) -> None:
@@ -342,8 +425,8 @@ def _add_choice(
 class QuantizedChain:
     """Drafts the likeliest tokens, one after the other, in one call."""
 
-    def __init__(self, layers: QuantizedLayers, parts: ChainParts, rope: RotaryTable) -> None:
-        self._layers, self._parts, self._rope = layers, parts, rope
+    def __init__(self, layers: QuantizedLayers, parts: ChainParts) -> None:
+        self._layers, self._parts = layers, parts
         self._programs: dict[tuple[PagedKV, int], _Program] = {}
         _compile()  # the target may have layers of another kind
 
@@ -369,8 +452,8 @@ class QuantizedChain:
         positions_MB, slots_MB = further
         num_steps = len(positions_MB) + 1
         owners_N, lasts_N, _, _ = rows.looks
-        all_positions = torch.cat((positions_N, positions_MB.flatten()))
-        cos, sin = (each.contiguous() for each in self._rope.rotations(all_positions, torch.float32))
+        longest = 1 + max(int(each.numpy().max(initial=0)) for each in (positions_N, positions_MB))
+        turns_TD = layers.turns(longest)
         tokens_BM, owners_B = torch.empty(num_seqs, num_steps, dtype=torch.int64), torch.arange(num_seqs)
         values = {
             "rows": num_rows,
@@ -381,6 +464,7 @@ class QuantizedChain:
             "owners": owners_N.data_ptr(),
             "lasts": lasts_N.data_ptr(),
             "positions": positions_N.data_ptr(),
+            "turns": turns_TD.data_ptr(),
             "table": rows.page_table_BP.data_ptr(),
             "table_width": rows.page_table_BP.stride(0),
             "column_stride": 8 * num_steps,
@@ -388,12 +472,7 @@ class QuantizedChain:
         if state_NH is not None:
             values["state"] = state_NH.data_ptr()
         for step in range(num_steps):
-            at = 0 if step == 0 else num_rows + (step - 1) * num_seqs
-            values |= {
-                f"cos.{step}": cos[at:].data_ptr(),
-                f"sin.{step}": sin[at:].data_ptr(),
-                f"column.{step}": tokens_BM.data_ptr() + 8 * step,
-            }
+            values[f"column.{step}"] = tokens_BM.data_ptr() + 8 * step
             if step:
                 place = 8 * (step - 1) * num_seqs
                 values |= {f"rows.{step}": num_seqs, f"count.{step}": num_seqs, f"wanted.{step}": 0}
@@ -410,7 +489,6 @@ class QuantizedChain:
             "logits": 4 * num_seqs * parts.head.width,
             "chosen": 8 * num_seqs,
         }
-        longest = int(all_positions.max()) + 1
         key = kv, num_steps
         if key not in self._programs:
             self._programs[key] = self._write(kv, num_steps)
@@ -425,7 +503,15 @@ class QuantizedChain:
             end, state = f".{step}", "state" if step == 0 else "carry"
             x = "stream" if parts.projection is not None or parts.starts_normed or not parts.reads_state else state
             rows = "rows" + end
-            self._add_embedding(program, step, out="embedded" if parts.reads_state else x)
+            _add_embedding(
+                program,
+                parts.embedding,
+                rows=rows,
+                tokens="chosen" if step else "tokens",
+                out="embedded" if parts.reads_state else x,
+                factor=parts.factor,
+                **({"positions": "positions" + end} if parts.skips_first else {}),
+            )
             if parts.reads_state:
                 halves = ("embedded", 0), (state, 1)
                 for source, half in halves:
@@ -452,19 +538,6 @@ class QuantizedChain:
             program.append("norm", rows="count" + end, **norm)
             _add_choice(program, parts.head, parts.target_ids_U, rows="count" + end, column="column" + end)
         return program
-
-    def _add_embedding(self, program: _Program, step: int, *, out: str) -> None:
-        table, hidden = self._parts.embedding, self._layers.shape.hidden_size
-        where: dict[str, _Value] = {"blocks": hidden // 32, "out": out, "out_stride": 4 * hidden}
-        if isinstance(table, QuantizedTable):
-            matrix = table.matrix
-            where |= {"table": matrix.memory.data_ptr(), "bits": LAYOUTS[matrix.kind].bits}
-            where |= {"group_bytes": matrix.group_bytes}
-        else:
-            where |= {"table": table.data_ptr()}
-        where |= {"positions": f"positions.{step}"} if self._parts.skips_first else {}
-        tokens = "chosen" if step else "tokens"
-        program.append("embed", rows=f"rows.{step}", tokens=tokens, factor=_bits(self._parts.factor), **where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,14 +20,13 @@ from draftwise.engine.attention.pass_rows import AttentionPlan
 from draftwise.engine.families import Multipliers
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.kernels.cpu_layouts import Table
-from draftwise.engine.kernels.reference import look_up
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mixture import MixtureShape
 from draftwise.engine.models.rope import Rope
 
 if TYPE_CHECKING:
-    from draftwise.engine.kernels.cpu_layers import QuantizedChain, QuantizedLayers, Rows
+    from draftwise.engine.kernels.cpu_layers import Ends, QuantizedChain, QuantizedLayers, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +122,20 @@ def decoder_layer(
 def join_layers(
     layers: Sequence[Layer],
     shape: ModelShape,
+    rope: Rope,
     *,
     eps: float,
     scale: float | None = None,
     window: int | None = None,
     is_normed: bool = False,
+    ends: Ends | None = None,
 ) -> QuantizedLayers | None:
     """Return quantized layers as a single call equivalent to `decoder_layer`; None if any layer is of an unsupported
     kind.
 
     Args:
         is_normed: whether the caller norms the first layer's input.
+        ends: see `QuantizedLayers`.
     """
     from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
     from draftwise.engine.kernels.cpu_layers import LayerParts, QuantizedLayers
@@ -153,7 +155,8 @@ def join_layers(
         ):
             return None
         parts.append(copy_fields(LayerParts, layer, input_norm=input_norm, gate_up=mlp.gate_up, down=mlp.down))
-    return QuantizedLayers(parts, shape, eps=eps, scale=scale or shape.head_dim**-0.5, window=window)
+    scale = scale or shape.head_dim**-0.5
+    return QuantizedLayers(parts, shape, rope, eps=eps, scale=scale, window=window, ends=ends)
 
 
 def rows_of(plan: AttentionPlan) -> Rows:
@@ -176,6 +179,7 @@ class CausalLM:
         multipliers: the family's multipliers.
         windows: sliding windows of its layers. None: some layers attend to all tokens.
         is_quantized: whether 4- to 8-bit matrices are multiplied directly. The rest is then float32.
+        picks_tokens: whether a pass over pages that are not narrow can pick the likeliest tokens itself.
         notes: findings for the operator on how it was loaded.
     """
 
@@ -202,11 +206,18 @@ class CausalLM:
             for kind in kinds
         ]
         self._kernels = self._kinds[0][0]
-        self._at_once = None
+        self._at_once, self.picks_tokens = None, False
         if is_quantized and len(kinds) == 1:
+            from draftwise.engine.kernels.cpu import QuantizedLinear  # numba is slow to import and useless elsewhere
+            from draftwise.engine.kernels.cpu_layers import Ends
+
+            kind, factor = kinds[0], multipliers.embedding / multipliers.residual
+            head = weights.head if isinstance(weights.head, QuantizedLinear) and multipliers.logits == 1.0 else None
+            ends = Ends(embedding=weights.embedding_VH, factor=factor, norm=weights.norm, head=head)
             self._at_once = join_layers(
-                weights.layers, shape, eps=eps, scale=multipliers.attention, window=kinds[0].window
+                weights.layers, shape, kind.rope, eps=eps, scale=multipliers.attention, window=kind.window, ends=ends
             )
+            self.picks_tokens = self._at_once is not None and head is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -230,21 +241,6 @@ class CausalLM:
         if self._at_once is not None:
             self._at_once.compile()
 
-    def _run_at_once(
-        self,
-        layers: QuantizedLayers,
-        tokens_N: Tensor,
-        rotations: Rotations,
-        kv: PagedKV,
-        plan: AttentionPlan,
-        states: dict[int, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Return what the last layer does, and put residual streams into `states`, which has room for them."""
-        x_NH = look_up(tokens_N, self.weights.embedding_VH)
-        factor = self.multipliers.embedding / self.multipliers.residual
-        x_NH = x_NH.contiguous() if factor == 1.0 else x_NH * factor
-        return layers(x_NH, rotations, kv, rows_of(plan), states)
-
     def forward(
         self,
         tokens_N: Tensor,
@@ -253,6 +249,7 @@ class CausalLM:
         plan: AttentionPlan,
         aux_layers: tuple[int, ...] = (),
         features_NF: Tensor | None = None,
+        likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run a step's tokens, sequence after sequence, and store their keys and values.
 
@@ -263,6 +260,7 @@ class CausalLM:
             aux_layers: hidden states to return. i is the input of layer i, L (the number of layers) the last layer's
                 output before the final norm (vLLM's numbering for EAGLE-3), and L + 1 the same after it.
             features_NF: output buffer for the concatenated auxiliary hidden states; F = H times their number.
+            likeliest_R: output buffer for the likeliest token after each wanted row, int64; see `picks_tokens`.
 
         Returns:
             hidden_NH after the final norm, only of the wanted rows if the plan selects some (`AttentionPlan.wanted`;
@@ -271,7 +269,6 @@ class CausalLM:
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         assert plan.wanted is None or max(aux_layers, default=0) < last
-        rotations = [kind.rotations(positions_N) for kind, _ in self._kinds]
         places = (
             dict(zip(aux_layers, features_NF.chunk(len(aux_layers), dim=-1), strict=True))
             if features_NF is not None
@@ -282,8 +279,13 @@ class CausalLM:
         if self._at_once is not None and not kv.is_narrow and len(tokens_N):
             size = len(tokens_N), self.shape.hidden_size
             states = {i: places[i] if i in places else torch.empty(size) for i in aux_layers if i < last}
-            x_NH, delta = self._run_at_once(self._at_once, tokens_N, rotations[0], kv, plan, states)
-            return self._finish(x_NH, delta, None, states, places, aux_layers)
+            x_NH, tokens_N = torch.empty(size), tokens_N.contiguous()
+            x_NH, normed_NH = self._at_once(
+                x_NH, positions_N, kv, rows_of(plan), states, tokens_N=tokens_N, likeliest_R=likeliest_R
+            )
+            states |= {last: places[last].copy_(x_NH) if last in places else x_NH, last + 1: normed_NH}
+            return self._finish(states, places, aux_layers)
+        rotations = [kind.rotations(positions_N) for kind, _ in self._kinds]
         first_norm, factor = _input_norm(weights.layers[0]), self.multipliers.embedding / self.multipliers.residual
         x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, first_norm, places.get(0), factor=factor)
         delta_NH: Tensor | None = None
@@ -302,22 +304,16 @@ class CausalLM:
             )  # fmt: skip
             delta_norm = layer.output_norms[1]
         assert delta_NH is not None, "a model has layers"
-        return self._finish(x_NH, delta_NH, delta_norm, states, places, aux_layers)
-
-    def _finish(
-        self,
-        x_NH: Tensor,
-        delta_NH: Tensor,
-        delta_norm: Tensor | None,
-        states: dict[int, Tensor],
-        places: dict[int, Tensor],
-        aux_layers: tuple[int, ...],
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return what `forward` does, from what the last layer leaves."""
-        kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         states[last], states[last + 1] = kernels.add_norm(
             x_NH, delta_NH, weights.norm, places.get(last), delta_weight_H=delta_norm
         )
+        return self._finish(states, places, aux_layers)
+
+    def _finish(
+        self, states: dict[int, Tensor], places: dict[int, Tensor], aux_layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return what `forward` does, from all states."""
+        last = self.shape.num_layers
         if last + 1 in places:
             places[last + 1].copy_(states[last + 1])
         for i in places.keys() - states.keys():  # of layers that a rehearsal leaves out
@@ -351,7 +347,7 @@ class CausalLM:
             head=head,
             target_ids_U=None,
         )
-        return QuantizedChain(self._at_once, parts, self._kernels.rope)
+        return QuantizedChain(self._at_once, parts)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return logits_RV in the model's dtype, from hidden states after the final norm."""

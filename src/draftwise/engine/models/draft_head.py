@@ -107,7 +107,7 @@ class DraftLayers:
         self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Table, *, is_quantized: bool
     ) -> None:
         self._layers = layers
-        self.at_once = join_layers(layers, shape, eps=eps, is_normed=True) if is_quantized else None
+        self.at_once = join_layers(layers, shape, rope, eps=eps, is_normed=True) if is_quantized else None
         self.kernels: Kernels = make_kernels(shape, rope, eps=eps, dtype=like.dtype, device=like.device)
 
     def forward(
@@ -125,11 +125,12 @@ class DraftLayers:
             the residual stream after the last attention, and the last MLP's output, only of the wanted rows if the plan
             selects some (`AttentionPlan.wanted`).
         """
-        rotations = self.kernels.rotations(positions_N)
         plan, alike = plans[0], all(plan is plans[0] for plan in plans)
         if self.at_once is not None and alike and not kv.is_narrow and len(x_NH):
             # A copy, because the stream that enters is overwritten.
-            return self.at_once(x_NH.float().clone(), rotations, kv, rows_of(plan), {}, normed_NX.float().contiguous())
+            normed_NX = normed_NX.float().contiguous()
+            return self.at_once(x_NH.float().clone(), positions_N, kv, rows_of(plan), {}, normed_NX=normed_NX)
+        rotations = self.kernels.rotations(positions_N)
         delta_NH: Tensor | None = None
         for i, layer in enumerate(self._layers):
             if delta_NH is not None:
@@ -185,7 +186,7 @@ class DraftHead:
 
         if isinstance(self._head, QuantizedLinear) and isinstance(parts.get("projection"), QuantizedLinear | None):
             about = ChainParts(embedding=self._embedding_VH, head=self._head, target_ids_U=self.target_ids_U, **parts)
-            self.chain = QuantizedChain(layers.at_once, about, layers.kernels.rope)
+            self.chain = QuantizedChain(layers.at_once, about)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -5,6 +5,7 @@ Shape letters: R rows, O outputs, K inputs.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Callable
@@ -20,7 +21,7 @@ ALIGNMENT = 64
 """Outputs of a product on a GPU are padded to a multiple of this: a step with an odd vocabulary takes cuBLAS 15 to 18 %
 longer (benchmarks/h200/NOTES.md). vLLM also pads vocabularies to 64."""
 
-_INSTRUCTIONS, _WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
+_INSTRUCTIONS, _WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"), "AVX512_CORE_BF16"
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
@@ -103,16 +104,31 @@ def limit_instructions() -> str | None:
     as long.
 
     oneDNN reads the variable at its first product in a process. It is set until then, so that processes started later
-    do not see it. An operator's own value stands. Where torch has multiplied before, AMX stays.
+    do not see it. An operator's own value stands. Where torch has multiplied before, AMX stays: see `keeps_amx`.
     """
-    if _INSTRUCTIONS in os.environ or not torch.cpu._is_amx_tile_supported():
-        return os.environ.get(_INSTRUCTIONS)
-    os.environ[_INSTRUCTIONS] = _WITHOUT_AMX
+    own = [value for name in _INSTRUCTIONS if (value := os.environ.get(name))]
+    if own or not torch.cpu._is_amx_tile_supported():
+        return own[0] if own else None
+    os.environ[_INSTRUCTIONS[0]] = _WITHOUT_AMX
     try:
         pack(torch.zeros(1, 1))
     finally:
-        del os.environ[_INSTRUCTIONS]
-    return _WITHOUT_AMX
+        del os.environ[_INSTRUCTIONS[0]]
+    return None if _asked_for_amx() else _WITHOUT_AMX
+
+
+def keeps_amx() -> bool:
+    """Return whether oneDNN uses AMX though nobody asked for it: torch multiplied before a model was loaded."""
+    limited = limit_instructions()
+    return limited is None and torch.cpu._is_amx_tile_supported()
+
+
+def _asked_for_amx() -> bool:
+    """Return whether this process has asked Linux for AMX, as oneDNN does once it may use it (arch_prctl(2),
+    ARCH_GET_XCOMP_PERM; the 18th feature is AMX's tiles)."""
+    features = ctypes.c_uint64()
+    ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(features))
+    return bool(features.value >> 18 & 1)
 
 
 def find_most_alike(dtype: torch.dtype) -> int:

@@ -18,7 +18,7 @@ from draftwise.engine.kernels.cpu_layouts import BLOCK, GROUP, LAYOUT_VERSION, P
 from draftwise.engine.models.causal_lm import AttentionKind, CausalLM, GatedMlp, Layer, Weights
 from draftwise.engine.models.checkpoint import CheckpointReader
 from draftwise.engine.models.gguf_unpacking import GgufWeights
-from draftwise.engine.models.linear import ALIGNMENT, Linear, align, make_linear
+from draftwise.engine.models.linear import ALIGNMENT, Linear, align, keeps_amx, make_linear
 from draftwise.engine.models.mixture import CpuExperts, CudaExperts, Experts, ExpertsMlp, MixtureShape
 from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.quantized import (
@@ -121,6 +121,8 @@ def load_model(
         for name in names
     ]
     quantized = blocks is not None
+    if kind == torch.bfloat16 and place.type == "cpu" and keeps_amx():
+        notes.append(warning("amx-kept"))
     return CausalLM(config, shape, kinds, weights, mixture, multipliers, is_quantized=quantized, notes=tuple(notes))
 
 

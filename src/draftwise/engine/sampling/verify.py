@@ -172,6 +172,12 @@ def verify(
     return AcceptedTokens(tokens_BS=emitted[0], num_accepted_B=emitted[1])
 
 
+def accept_likeliest(next_BS: Tensor, draft: Draft) -> AcceptedTokens:
+    """Return what `verify` does where all rows are greedy, of the likeliest token of each row."""
+    tokens_BS, num_accepted_B = _emit(next_BS, draft, None, None, None)
+    return AcceptedTokens(tokens_BS=tokens_BS, num_accepted_B=num_accepted_B)
+
+
 class _Counters(NamedTuple):
     """The inputs of random numbers, besides the row."""
 
@@ -233,14 +239,16 @@ def _tempered(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
 
 
 def _emit(
-    next_BS: Tensor, draft: Draft, accept_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
+    next_BS: Tensor, draft: Draft, accept_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters | None
 ) -> tuple[Tensor, Tensor]:
     """Return `AcceptedTokens.tokens_BS` and `AcceptedTokens.num_accepted_B`.
 
     Draft tokens are accepted as `accept_BK` says, else at random with these rates, else where they are the next token.
     """
     num_drafted = draft.tokens_BK.shape[1]
-    if rates_K is not None:
+    if num_drafted == 0:
+        return next_BS, draft.lengths_B
+    if rates_K is not None and counters is not None:
         accept_BK = counters.uniform(num_drafted) < rates_K[:num_drafted]
     elif accept_BK is None:
         accept_BK = draft.tokens_BK == next_BS[:, :-1]

@@ -19,10 +19,10 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.linear import find_most_alike
-from draftwise.engine.sampling.acceptance_rules import Rule
+from draftwise.engine.sampling.acceptance_rules import Rule, SyntheticRates
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import TokenRanks, rank_tokens
-from draftwise.engine.sampling.verify import verify
+from draftwise.engine.sampling.verify import accept_likeliest, verify
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.launched import PromptRanks
 from draftwise.engine.step.prompt_passes import MixedDraft
@@ -55,17 +55,22 @@ class StepShape:
     truncates: bool
     num_ranked: int | None
     """Number of tokens to rank at each position; None: no ranking."""
+    picks: bool = False
+    """Whether a step needs no logits but only the likeliest tokens."""
 
     @classmethod
     def of(cls, sequences: list[Sequence], size: int | None, k: int) -> StepShape:
         """Return the shape of a step of these sequences."""
         traits = [sequence.traits for sequence in sequences]
+        all_greedy = all(each.greedy for each in traits)
+        num_ranked = max((each.num_ranked for each in traits if each.num_ranked is not None), default=None)
         return cls(
             size,
             k,
-            all_greedy=all(each.greedy for each in traits),
+            all_greedy=all_greedy,
             truncates=any(each.truncates for each in traits),
-            num_ranked=max((each.num_ranked for each in traits if each.num_ranked is not None), default=None),
+            num_ranked=num_ranked,
+            picks=all_greedy and num_ranked is None and not any(each.needs_host for each in traits),
         )
 
 
@@ -76,7 +81,9 @@ class PassOutput:
     view: View
     draft: Draft
     logits_BSV: Tensor
+    """Empty where the pass picks tokens itself."""
     features_BSF: Tensor | None
+    likeliest_BS: Tensor | None = None
 
 
 class Passes:
@@ -103,12 +110,16 @@ class Passes:
     ) -> None:
         self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
         self._rule, self._uniform = rule, uniform
+        self._no_logits = torch.empty(0)
+        self._picks = model.picks_tokens and not kv.is_narrow and not isinstance(rule, SyntheticRates)
         self.most_shared_rows = 0 if uniform or model.device.type != "cpu" else find_most_alike(model.dtype)
 
     def decode(self, slots_B: Tensor, shape: StepShape) -> PassOutput:
         """Draft, and run the target over each sequence's last token and its draft."""
         view, draft, spans, tokens_N = self._draft(slots_B, shape)
-        return self._read(view, draft, spans, *self.forward(tokens_N, spans, view.page_table_BP))
+        picked_N = torch.empty(spans.num_rows, dtype=torch.long) if shape.picks and self._picks else None
+        hidden_NH, features_NF = self.forward(tokens_N, spans, view.page_table_BP, likeliest_R=picked_N)
+        return self._read(view, draft, spans, hidden_NH, features_NF, picked_N)
 
     def decode_with_prompts(
         self, chunks: list[Chunk], slots_B: Tensor, shape: StepShape
@@ -138,22 +149,34 @@ class Passes:
         width = draft.tokens_BK.shape[1] + 1
         spans = Spans.on(view.position_B, draft.lengths_B + 1, width, uniform=self._uniform)
         draft = draft if spans.width == width else draft.cut(spans.width - 1)
+        if spans.width == 1:
+            return view, draft, spans, view.last_B
         return view, draft, spans, spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
 
     def _read(
-        self, view: View, draft: Draft, spans: Spans, hidden_NH: Tensor, features_NF: Tensor | None
+        self,
+        view: View,
+        draft: Draft,
+        spans: Spans,
+        hidden_NH: Tensor,
+        features_NF: Tensor | None,
+        likeliest_N: Tensor | None = None,
     ) -> PassOutput:
         """Return the output of a pass, of which these are the rows that decode."""
         return PassOutput(
             view=view,
             draft=draft,
-            logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
+            logits_BSV=self._no_logits if likeliest_N is not None else spans.unpack(self.model.logits(hidden_NH)),
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
+            likeliest_BS=None if likeliest_N is None else spans.unpack(likeliest_N),
         )
 
     def finish(self, output: PassOutput, shape: StepShape) -> tuple[Tensor, TokenRanks | None]:
         """Verify the draft and advance the table by the accepted tokens. Return the numbers that the host reads."""
         view, logits_BSV = output.view, output.logits_BSV
+        if output.likeliest_BS is not None:
+            accepted = accept_likeliest(output.likeliest_BS, output.draft)
+            return self.table.advance(view, output.draft, accepted, output.features_BSF), None
         accepted = verify(
             logits_BSV,
             output.draft,
@@ -212,12 +235,14 @@ class Passes:
         page_table_BP: Tensor,
         features_NF: Tensor | None = None,
         wanted: tuple[Tensor, Spans] | None = None,
+        likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the target.
 
         Args:
             features_NF: output buffer for auxiliary hidden states. None: a new tensor.
             wanted: rows whose hidden states to return, and their places. None: all.
+            likeliest_R: see `CausalLM.forward`.
 
         Returns:
             hidden_NH, only of the wanted rows if given, and the concatenated auxiliary hidden states of all rows.
@@ -229,7 +254,7 @@ class Passes:
             features_NF = torch.empty(spans.num_rows, width, dtype=self.model.dtype, device=self.model.device)
         if wanted is not None and max(aux_layers, default=0) < self.model.shape.num_layers:
             plan = plan.wanting(*wanted)
-        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, aux_layers, features_NF)
+        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, aux_layers, features_NF, likeliest_R)
         if wanted is not None and plan.wanted is None:
             hidden_NH = hidden_NH.index_select(0, wanted[0])
         return hidden_NH, features_NF

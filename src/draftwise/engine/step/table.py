@@ -66,7 +66,7 @@ class View:
 
     slots_B: Tensor
     limits_B: Tensor
-    """Maximum draft tokens of each, see `draft_limits`."""
+    """Maximum draft tokens of each, at most the step's k."""
     last_B: Tensor
     """The token to compute next."""
     position_B: Tensor
@@ -144,8 +144,9 @@ class SequenceTable:
 
     def find_limits(self, sequences: abc.Sequence[Sequence], k: int) -> Tensor:
         """Return `View.limits_B` on the CPU, for sequences whose tokens the host knows."""
-        rows = [(_max_draft(s.params), s.max_tokens, len(s.pages) * self._block_size, len(s.tokens)) for s in sequences]
-        return draft_limits(k, *upload(rows, "cpu").unbind(1))
+        ends = (min(s.max_tokens - 1, len(s.pages) * self._block_size) - len(s.tokens) for s in sequences)
+        limits = [max(min(_max_draft(s.params), end, k), 0) for s, end in zip(sequences, ends, strict=True)]
+        return upload(limits, "cpu")
 
     def enter(self, sequences: abc.Sequence[Sequence], tokens_B: Tensor, features_BF: Tensor | None) -> None:
         """Start decoding of sequences.
@@ -173,47 +174,55 @@ class SequenceTable:
         """
         features = self._features_SWF
         integers_CB, derived_DB, shares_CB, pages_BP = self._look_up(slots_B, k)
+        integers, derived, shares = integers_CB.unbind(), derived_DB.unbind(), shares_CB.unbind()
         return View(
             slots_B=slots_B,
-            limits_B=derived_DB[_DerivedColumn.LIMIT],
-            last_B=derived_DB[_DerivedColumn.LAST],
-            position_B=derived_DB[_DerivedColumn.POSITION],
-            num_prompt_B=integers_CB[_Column.NUM_PROMPT],
-            num_output_B=derived_DB[_DerivedColumn.NUM_OUTPUT],
-            seeds_B=integers_CB[_Column.SEED],
+            limits_B=derived[_DerivedColumn.LIMIT],
+            last_B=derived[_DerivedColumn.LAST],
+            position_B=derived[_DerivedColumn.POSITION],
+            num_prompt_B=integers[_Column.NUM_PROMPT],
+            num_output_B=derived[_DerivedColumn.NUM_OUTPUT],
+            seeds_B=integers[_Column.SEED],
             tempering=Tempering(
-                temperature_B=shares_CB[_Share.TEMPERATURE],
-                top_k_B=integers_CB[_Column.TOP_K],
-                top_p_B=shares_CB[_Share.TOP_P],
-                min_p_B=shares_CB[_Share.MIN_P],
+                temperature_B=shares[_Share.TEMPERATURE],
+                top_k_B=integers[_Column.TOP_K],
+                top_p_B=shares[_Share.TOP_P],
+                min_p_B=shares[_Share.MIN_P],
                 all_greedy=all_greedy,
                 truncates=truncates,
             ),
             page_table_BP=pages_BP,
             new_tokens_BW=integers_CB[len(_Column) :].t(),
-            num_new_B=integers_CB[_Column.NUM_NEW],
-            new_start_B=derived_DB[_DerivedColumn.NEW_START],
+            num_new_B=integers[_Column.NUM_NEW],
+            new_start_B=derived[_DerivedColumn.NEW_START],
             features_BWF=None if features is None else features.index_select(0, slots_B),
         )
 
     def _look_up(self, slots_B: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous."""
+        """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous.
+
+        On a CPU by numpy, here and in `advance`: torch runs far more code for few numbers.
+        """
         if slots_B.is_cuda:
             from draftwise.engine.kernels.cuda.step_rows import look_up_rows  # Triton is there where CUDA is
 
             tables = self._integers_SC, self._shares_SC, self._pages_SP
             return look_up_rows(*tables, slots_B, first_new=len(_Column), k=k)
-        integers_CB = self._integers_SC.index_select(0, slots_B).t().contiguous()
+        integers_SC, shares_SC, pages_SP, slots = (
+            each.numpy() for each in (self._integers_SC, self._shares_SC, self._pages_SP, slots_B)
+        )
+        integers_CB = np.ascontiguousarray(integers_SC[slots].T)
         capacity_B, num_tokens_B, num_prompt_B, max_tokens_B, max_draft_B, num_new_B = integers_CB[:6]
-        derived = {
-            _DerivedColumn.LIMIT: draft_limits(k, max_draft_B, max_tokens_B, capacity_B, num_tokens_B),
-            _DerivedColumn.LAST: integers_CB[len(_Column) :].gather(0, (num_new_B - 1).unsqueeze(0)).squeeze(0),
-            _DerivedColumn.POSITION: num_tokens_B - 1,
-            _DerivedColumn.NEW_START: num_tokens_B - num_new_B,
-            _DerivedColumn.NUM_OUTPUT: num_tokens_B - num_prompt_B,
-        }
-        shares_CB = self._shares_SC.index_select(0, slots_B).t().contiguous()
-        return integers_CB, torch.stack([derived[each] for each in _DerivedColumn]), shares_CB, self.pages(slots_B)
+        derived_DB = np.empty((len(_DerivedColumn), len(slots)), np.int64)
+        room_B = np.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
+        derived_DB[_DerivedColumn.LIMIT] = np.minimum(max_draft_B, room_B).clip(0, k)
+        derived_DB[_DerivedColumn.LAST] = integers_SC[slots, num_new_B + (len(_Column) - 1)]
+        derived_DB[_DerivedColumn.POSITION] = num_tokens_B - 1
+        derived_DB[_DerivedColumn.NEW_START] = num_tokens_B - num_new_B
+        derived_DB[_DerivedColumn.NUM_OUTPUT] = num_tokens_B - num_prompt_B
+        shares_CB, pages_BP = np.ascontiguousarray(shares_SC[slots].T), pages_SP[slots]
+        found = [torch.from_numpy(each) for each in (integers_CB, derived_DB, shares_CB, pages_BP)]
+        return found[0], found[1], found[2], found[3]
 
     def advance(self, view: View, draft: Draft, accepted: AcceptedTokens, features_BSF: Tensor | None) -> Tensor:
         """Confirm the tokens that a step emitted.
@@ -233,19 +242,13 @@ class SequenceTable:
 
             new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
             return advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
-        integers_BC = self._integers_SC.index_select(0, view.slots_B)
-        num_emitted_B = accepted.num_accepted_B + 1
+        integers_SC, slots = self._integers_SC.numpy(), view.slots_B.numpy()
+        integers_BC, num_emitted_B = integers_SC[slots], accepted.num_accepted_B.numpy() + 1
         integers_BC[:, _Column.NUM_TOKENS] += num_emitted_B * integers_BC[:, _Column.IS_REAL]
         integers_BC[:, _Column.NUM_NEW] = num_emitted_B
-        integers_BC[:, len(_Column) : len(_Column) + width] = accepted.tokens_BS.clamp(min=0)
-        self._integers_SC.index_copy_(0, view.slots_B, integers_BC)
+        integers_BC[:, len(_Column) : len(_Column) + width] = np.maximum(accepted.tokens_BS.numpy(), 0)
+        integers_SC[slots] = integers_BC
         return pack(draft, accepted)
-
-
-def draft_limits(k: int, max_draft_B: Tensor, max_tokens_B: Tensor, capacity_B: Tensor, num_tokens_B: Tensor) -> Tensor:
-    """Return each sequence's maximum draft tokens: by the step's k, its request, its end and its pages."""
-    room_B = torch.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
-    return torch.minimum(max_draft_B, room_B).clamp_(0, k)
 
 
 def _max_draft(params: SamplingParams) -> int:
