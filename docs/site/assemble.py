@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from os.path import relpath
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from docs.site import findings, methods, observability, reference, releases
 from docs.site.markdown import slug
@@ -63,8 +65,15 @@ def read_pages() -> Iterator[tuple[str, str]]:
 
 
 def render(text: str) -> str:
-    """Return a handwritten page with its generated parts, without the marks that only tests read."""
+    """Return a handwritten page with its generated parts, without the marks that only tests read.
+
+    Commands that need the address of the repository get that of the variable REPOSITORY.
+    """
     text = _MARK.sub(lambda mark: PARTS[mark["name"]](*mark["arguments"].split()), text)
+    if address := os.environ.get("REPOSITORY"):
+        text = text.replace("<URL of this repository>", address).replace(
+            "<owner>/draftwise", urlsplit(address).path[1:]
+        )
     return _name_headings(_CHOICE.sub("", text))
 
 
@@ -84,7 +93,7 @@ def _link(link: re.Match[str], path: str, into: Path) -> str:
     """Return a link as the site has it: what lies outside of `docs` is copied to `source` as text."""
 
     def _write_source(file: Path, text: str) -> str:
-        copy = into / "source" / f"{file.relative_to(ROOT)}.txt"
+        copy = into / "source" / f"{file.relative_to(ROOT).as_posix().replace('/.', '/').lstrip('.')}.txt"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text, encoding="utf-8")
         return relpath(copy, (into / path).parent)

@@ -205,7 +205,7 @@ def _python(name: str) -> str:
         (f"`{each.name}`", _typed(each.annotation), _shown(each.default), plain(texts.get(each.name, "")))
         for each in fields
     )
-    said = re.sub(r"(?<!\n)\n(?!\n)", " ", plain(inspect.getdoc(verb) or ""))
+    said = re.sub(r"(?<!\n)\n(?!\n)", " ", plain(verb.about))
     result = verb.result
     call = fence(
         f"import draftwise\n\nresult = draftwise.{name}(...)  # {result.__name__}\nprint(result, result.to_dict())",

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from draftwise.version import __version__, tell_install
 
 __all__ = [
-    "LLM",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "__version__",
-    "bundle",
-    "calibrate",
-    "check",
-    "compare",
-    "decide",
-    "deploy",
-    "explain",
-    "export",
-    "facts",
-    "fetch",
-    "forecast",
-    "guard",
-    "inspect",
-    "pick",
-    "replay",
-    "report",
-    "rollback",
-    "schedule",
-    "size",
-    "train",
-    "ui",
-    "upgrade",
-    "verify",
-    "watch",
-]
+    "LLM", "SamplingParams", "StructuredOutputsParams", "__version__", "bundle", "calibrate", "check", "compare",
+    "decide", "deploy", "explain", "export", "facts", "fetch", "forecast", "guard", "inspect", "pick", "replay",
+    "report", "rollback", "schedule", "size", "train", "ui", "upgrade", "verify", "watch",
+]  # fmt: skip
 
 _ENGINE = {
     "LLM": "draftwise.engine.llm",
@@ -94,5 +70,5 @@ else:
             ) from error
 
     def __dir__() -> list[str]:
-        """Return the public names."""
-        return list(__all__)
+        """Return the public names; `help` asks for each, so the engine counts only where it can be imported."""
+        return [name for name in __all__ if name not in _ENGINE or find_spec("torch")]

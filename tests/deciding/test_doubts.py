@@ -296,6 +296,22 @@ def test_a_server_that_only_begins_later_has_something_in_front_of_it(truths: di
     assert describe_reason(found.reason).startswith(f"{late} only begins later: its first token takes 5.0x as long")
 
 
+def test_under_load_plain_that_only_begins_later_is_no_gain() -> None:
+    truths = {"plain": begins_after(0.25, k=0), CANDIDATE: begins_after(0.05, k=3)}
+    found = only(make_run(truths, repeats=6, conditions=closed(4)))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "begins later" in describe_reason(found.reason) or "does not fall" in describe_reason(found.reason)
+
+
+def test_a_candidate_that_decodes_faster_and_begins_later_may_gain() -> None:
+    """Both together are no difference: what stands in front of the server hides what its steps gain."""
+    found = only(make_run({CANDIDATE: begins_after(0.3, k=3, accepted=1)}, repeats=6))
+    assert found.tpot is not None
+    assert found.tpot.high < 1
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert describe_reason(found.reason).startswith(f"{CANDIDATE} only begins later")
+
+
 def test_one_that_decodes_faster_as_well_is_judged_by_it() -> None:
     truths = {"plain": begins_after(0.08, k=0), CANDIDATE: begins_after(0.05, k=3, accepted=1)}
     assert only(make_run(truths, repeats=4)).verdict is Verdict.ADOPT

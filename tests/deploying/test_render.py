@@ -144,6 +144,12 @@ def test_what_cannot_be_served_is_refused(setup: Setup, code: str) -> None:
     assert code in [finding.code for finding in refused.value.findings]
 
 
+def test_all_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(InvalidSetup) as refused:
+        make_order(replace(SETUP, engine_version="", target=""))
+    assert [finding.code for finding in refused.value.findings] == ["release-not-given", "target-not-named"]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     big = replace(SETUP, target="meta-llama/Llama-3.1-70B-Instruct", device=Device(name="L4", kind="cuda"), args={})
     with pytest.raises(InvalidSetup):

@@ -153,6 +153,7 @@ def test_every_name_finds_its_row() -> None:
 def test_names_that_were_not_found_are_answered_with_their_neighbours() -> None:
     assert suggest_models("Qwen/Qwen3-8")[0] == "Qwen/Qwen3-8B"
     assert suggest_models("zzz") == ()
+    assert suggest_models("/models/llama") == ()  # a folder is not a misspelled name
 
 
 def test_a_path_with_a_slash_at_its_end_resembles_what_stands_before_it() -> None:

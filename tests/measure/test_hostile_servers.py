@@ -179,7 +179,7 @@ class Differing(FakeBackend):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "code"), [(range(10_000), "outputs-differ"), (range(30, 45), "outputs-differed-once")]
+    ("numbers", "code"), [(range(10_000), "outputs-differ"), (range(26, 41), "outputs-differed-once")]
 )
 def test_outputs_that_differ_are_asked_for_again_before_they_are_called_different(tmp_path, numbers, code) -> None:
     session = make_session(tmp_path / "run", make_plan(workloads=LONG), (PLAIN, FASTER), budget_s=60.0)

@@ -23,7 +23,7 @@ from tests.support.validity import bend_turns, run_of
 from draftwise.core import Comparison, InvalidSetup, SpecConfig, SpecStats, Verdict
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.conditions import describe_rollback
-from draftwise.reporting.sentences import describe_decision
+from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.runs import RunDirectory
 
 
@@ -195,3 +195,27 @@ def test_where_nothing_pays_the_decision_is_to_keep_plain_decoding(tmp_path: Pat
 def test_concurrent_requests_are_all_answered(tmp_path: Path) -> None:
     found = compare_one(tmp_path / "run", FASTER, concurrency=3, repeats=2)
     assert found.num_prompts == 8
+
+
+@pytest.mark.parametrize("slow", ["plain", "candidate 1"])
+@pytest.mark.parametrize(
+    ("spells", "when"),
+    [
+        (((1.0, 1e9, 1.3),), "since its warm-up"),
+        (tuple((0.07 * n, 0.07 * n + 0.025, 2.2) for n in range(2000)), "part of the time"),
+    ],
+)
+def test_a_server_that_is_throttled_all_the_time_settles_nothing(
+    tmp_path: Path, slow: str, spells: tuple[tuple[float, float, float], ...], when: str
+) -> None:
+    """From its warm-up on, or many times in each request: each pair of turns has the same ratio then."""
+    scripts = {"plain": noisy(PLAIN, 1), "candidate 1": noisy(replace(PLAIN, k=1, accepted=(1,), step_s=0.008), 2)}
+    many = {"workloads": (make_workload(num_prompts=30),), "repeats": 1}
+    fair = compare_one(tmp_path / "fair", scripts["candidate 1"], plain=scripts["plain"], **many)
+    assert fair.verdict in (Verdict.NO_GAIN, Verdict.INCONCLUSIVE)
+    assert "took" not in describe_reason(fair.reason)
+    scripts[slow] = replace(scripts[slow], spells=spells)
+    found = compare_one(tmp_path / "unfair", scripts["candidate 1"], plain=scripts["plain"], **many)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert f"a decoding step of {slow} took" in describe_reason(found.reason)
+    assert when in describe_reason(found.reason)

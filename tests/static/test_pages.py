@@ -109,6 +109,16 @@ def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path: Path) -> No
         html = (folder / page).read_text(encoding="utf-8")
         assert "<h1" in html
         assert [each for each in asks.findall(html) if not each.startswith(SITE)] == []
+    linked = re.compile(r'href="(?![a-z]+:)([^"#]+)')
+    pages = [path for path in folder.rglob("index.html") if path.parent.parent.name != "findings"]
+    gone = {
+        (page.parent.name, to)
+        for page in pages
+        for to in linked.findall(page.read_text("utf-8"))
+        if to != "/"
+        if not (page.parent / to).exists()
+    }  # also what the strict build does not look at, such as copies of sources
+    assert gone == set()
 
 
 def test_a_link_to_a_file_that_is_not_there_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +164,12 @@ def test_a_figure_is_a_drawing_with_a_description(method: Method) -> None:
         places = [float(each.get("x", 0)) for each in drawn.iter("{http://www.w3.org/2000/svg}rect")]
         assert places
         assert 0 <= min(places) <= max(places) < 480
+
+
+def test_commands_name_the_repository_that_the_site_is_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPOSITORY", "https://code.example/team/draftwise")
+    assert render("git clone <URL of this repository>\n") == "git clone https://code.example/team/draftwise\n"
+    assert render("uses: <owner>/draftwise@<tag>\n") == "uses: team/draftwise@<tag>\n"
 
 
 def test_headings_get_the_anchors_of_code_hosts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.statistics import find_drift_apart, find_pace_change, find_unrest, has_moved
+from draftwise.statistics import find_drift_apart, find_pace_change, find_pauses, find_unrest, has_moved, has_slowed
 
 
 def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
@@ -113,3 +113,54 @@ def test_what_a_step_drafts_makes_no_server_uneven() -> None:
         found["replicas"] += find_unrest(own + 0.1 * drafted + slow, other, drafted[:, None], claimed=0.2) is not None
     assert found["drafts"] <= 2
     assert found["replicas"] >= 190
+
+
+def write(rng: np.random.Generator, step_s: float, slow: float, period: float, tokens: int) -> np.ndarray:
+    """Return the seconds between arrivals of an answer of a server that is slow for a third of each period."""
+    at, gaps = period * rng.random(), []
+    for _ in range(tokens):
+        factor = slow if at % period < period / 3 else 1.0
+        gaps.append(step_s * factor * np.exp(0.04 * rng.standard_normal()) + 0.002 * rng.random())
+        at += gaps[-1]
+    return np.array(gaps)
+
+
+@pytest.mark.parametrize("period", [0.1, 0.2, 0.3])
+def test_pauses_within_requests_may_be_all_of_a_small_gain_and_not_of_a_large_one(period: float) -> None:
+    rng, found = np.random.default_rng(round(10 * period)), {"small": 0, "large": 0, "both": 0, "none": 0, "other": 0}
+    for _ in range(30):
+        paused, even, longer, both = (
+            [write(rng, step_s, slow, period, tokens) for tokens in rng.integers(12, 40, 30)]
+            for step_s, slow in ((0.03, 1.8), (0.03, 1.0), (0.05, 1.0), (0.05, 1.8))
+        )
+        found["small"] += find_pauses(paused, longer, claimed=0.2) is not None
+        found["large"] += find_pauses(paused, longer, claimed=np.log(3)) is not None
+        found["both"] += find_pauses(paused, both, claimed=0.05) is not None
+        found["none"] += find_pauses(even, longer, claimed=0.05) is not None
+        found["other"] += find_pauses(longer, paused, claimed=0.05) is not None
+    assert found["small"] >= 27
+    assert found["large"] == found["other"] == 0
+    assert max(found["both"], found["none"]) <= 2, found
+
+
+def test_prompts_of_others_that_hold_a_request_up_are_no_pauses_of_a_server() -> None:
+    """Each answer is held up twice; the one that has fewer steps has more of it in each."""
+    rng = np.random.default_rng(3)
+    plain, drafting = ([np.full(count, step_s) for _ in range(30)] for count, step_s in ((40, 0.03), (20, 0.05)))
+    for gaps in (*plain, *drafting):
+        gaps[rng.choice(len(gaps), 2, replace=False)] += 0.2 * rng.uniform(0.9, 1.1, 2)
+    assert find_pauses(plain, drafting, claimed=0.05) is None
+    assert find_pauses(drafting, plain, claimed=0.05) is None
+
+
+def test_answers_that_arrive_at_once_have_no_pauses() -> None:
+    assert find_pauses([np.zeros(0)] * 30, [np.full(20, 0.03)] * 30, claimed=0.1) is None
+
+
+def test_a_server_has_slowed_where_the_other_one_has_not() -> None:
+    assert has_slowed(np.log(1.3), 0.0, 0.03)
+    assert not has_slowed(np.log(1.3), np.log(1.25), 0.03), "both"
+    assert not has_slowed(np.log(1.3), 0.0, 0.1), "chance"
+    assert not has_slowed(np.log(1.1), 0.0, 0.0)
+    assert not has_slowed(-np.log(1.3), 0.0, 0.0), "it was not warm"
+    assert not has_slowed(0.0, -np.log(1.3), 0.0), "the other one was not"

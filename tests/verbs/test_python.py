@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import pydoc
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from click.testing import CliRunner
 import draftwise
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Setup, SpecConfig
+from draftwise.core.document_schema import field_texts
 from draftwise.core.progress import Silent
 from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.check import CheckRequest
@@ -39,11 +43,26 @@ draftwise.check(vllm=3)  # E: not a release
 
 
 def test_the_package_lists_the_verbs_and_nothing_else() -> None:
-    assert dir(draftwise) == sorted(draftwise.__all__)
-    verbs = {name for name in draftwise.__all__ if name not in ("LLM", "SamplingParams", "StructuredOutputsParams")}
+    engine = {"LLM", "SamplingParams", "StructuredOutputsParams"}
+    assert dir(draftwise) == sorted(set(draftwise.__all__) - (set() if find_spec("torch") else engine))
+    verbs = set(draftwise.__all__) - engine
     assert verbs - {"__version__"} == {row.module for row in VERBS.values()} - {
         name.replace("-", "_") for name in WITHOUT_PYTHON
     }
+
+
+def test_help_shows_every_verb_with_its_arguments_and_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the engine, whose names cannot be had there."""
+    monkeypatch.setattr(draftwise, "find_spec", lambda _name: None)
+    shown = pydoc.render_doc(draftwise, renderer=pydoc.plaintext)
+    for name in set(dir(draftwise)) - {"__version__"}:
+        verb = load_verb(name)
+        (line,) = re.findall(rf"^    {name}\((.*)$", shown, re.MULTILINE)
+        assert line.endswith(f") -> '{verb.result.__name__}'")
+        texts = field_texts(verb.request)
+        assert texts
+        assert all(f"{field}: {text}" in pydoc.render_doc(verb) for field, text in texts.items())
+    assert "SamplingParams" not in shown
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -59,7 +78,8 @@ def test_every_verb_is_a_request_a_result_and_a_function(name: str) -> None:
     assert issubclass(verb.result, Result)
     assert dataclasses.is_dataclass(verb.result)
     assert VERBS[name].module == verb.result.VERB
-    assert inspect.signature(verb) == inspect.signature(request)
+    returned = inspect.signature(request).replace(return_annotation=verb.result.__name__)
+    assert inspect.signature(verb) == returned
 
 
 @pytest.mark.engine  # where mypy is installed

@@ -114,7 +114,7 @@ def test_the_tools_hold_the_facts_of_a_right_answer(
         (tmp_path / name).write_text(make_declining_log() if text == "generated: decline" else text)
     monkeypatch.chdir(tmp_path)
     allowed = Permissions(files=Confinement.of(read=[tmp_path], write=[tmp_path]), folder=tmp_path)
-    answers = [call(each["tool"], each["arguments"], allowed, Silent()) for each in row["calls"]]
+    answers = [call(each["tool"], each["arguments"], Silent(), permissions=allowed) for each in row["calls"]]
     said = "\n".join(f"{each.text}\n{json.dumps(each.document)}" for each in answers)
     missing = [fact for fact in row["facts"] if not re.search(fact, said, re.IGNORECASE)]
     assert missing == [], said[:3000]

@@ -18,21 +18,9 @@ if TYPE_CHECKING:
     from draftwise.backends.vllm_server import VllmBackend
 
 __all__ = [
-    "Backend",
-    "BrokenStream",
-    "EmbeddedBackend",
-    "Exchange",
-    "GpuPlacement",
-    "LineUp",
-    "OneAtATime",
-    "Piece",
-    "ServerInfo",
-    "SwitchCommand",
-    "UrlBackend",
-    "VllmBackend",
-    "find_gpus",
-    "place_arms",
-]
+    "Backend", "BrokenStream", "EmbeddedBackend", "Exchange", "GpuPlacement", "LineUp", "OneAtATime", "Piece",
+    "ServerInfo", "SwitchCommand", "UrlBackend", "VllmBackend", "find_gpus", "place_arms",
+]  # fmt: skip
 
 _MODULES = {
     "backend": "Backend BrokenStream Exchange Piece ServerInfo",

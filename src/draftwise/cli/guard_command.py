@@ -14,7 +14,7 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
 from draftwise.cli._options import FILE, PATH, Duration, option
-from draftwise.core.progress import Silent
+from draftwise.cli._results import Listening
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
 
@@ -30,8 +30,8 @@ from draftwise.verbs.guard import guard as run_guard
               help="Executor of steps: haproxy=SOCKET, command='WORDS {step} {replica}', or patch=DIR of "
               "`draftwise deploy`. Without one, guard only proposes steps.")  # fmt: skip
 @click.option("--min-spec", type=click.IntRange(min=0), metavar="N",
-              help="Speculative replicas to keep in the traffic  [default: as many as the plain replicas cannot "
-              "replace one by one]")  # fmt: skip
+              help="Speculative replicas to keep in the traffic  [default: their number minus that of the plain "
+              "replicas]")  # fmt: skip
 @option("--trickle", "Test a removed replica with a twentieth of the traffic.", is_flag=True)
 @option("--probe", "Send removed replicas a few prompts every 15 minutes.", is_flag=True)
 @option("--prometheus URL", "Read the service's history from this Prometheus, to detect drift from the start.")
@@ -48,9 +48,9 @@ def guard(as_json: bool, **given: Any) -> None:
     """Guard the replicas of a service: propose steps, or carry out those that an executor allows.
 
     URL is a speculative replica. A step requires windows of at least 30 s in which a replica's tokens per step are
-    below break-even by more than noise. guard carries out at most one step an hour. A removed replica stays out of the
-    traffic until a probe, or a trickle of traffic, shows that speculation pays again. Missing data, a resolved alert or
-    a restart is not enough. Every step is recorded with its evidence, and --undo reverts all of them.
+    below break-even by more than the noise. guard carries out at most one step an hour. A removed replica stays out of
+    the traffic until a probe, or a trickle of traffic, shows that speculation pays again. Missing data, a resolved
+    alert or a restart is not enough. Every step is recorded with its evidence, and --undo reverts all of them.
 
     The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read or a step fails.
 
@@ -85,16 +85,12 @@ def render(console: Console, result: GuardResult, told: frozenset[tuple[str, str
         console.print(render_findings(new))
 
 
-class _Looks(Silent):
+class _Looks(Listening):
     """Prints each look as JSON on one line; or its steps, and findings when they are new."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._console = None if as_json else open_console(stderr=False)
         self._told: frozenset[tuple[str, str]] = frozenset()
-
-    def status(self, text: str) -> None:
-        """Print what is waited for."""
-        click.echo(text, err=True)
 
     def update(self, result: object) -> None:
         """Print a look."""

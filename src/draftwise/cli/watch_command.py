@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -64,7 +65,7 @@ def watch(*, as_json: bool, live: bool, **given: Any) -> None:
     """
     if as_json and live:
         raise click.UsageError("Give --json or --live, not both.")
-    with _Looks(as_json=as_json, live=live) as looks:
+    with closing(_Looks(as_json=as_json, live=live)) as looks:
         result = run_watch.run(WatchRequest(**given), looks)
     if result.exit_code:
         sys.exit(result.exit_code)
@@ -98,9 +99,7 @@ class _Looks(Silent):
         console = _watching.open_console(stderr=False)
         return _watching.LiveShow(console) if self._live else _watching.TextShow(console)
 
-    def __enter__(self) -> _Looks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End what shows the looks."""
         if self._show is not None:
             self._show.close()

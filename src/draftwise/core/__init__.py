@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         RunPlan,
         Settled,
         TurnRecord,
+        WarmPace,
     )
     from draftwise.core.setup import Device, Setup, SpecConfig
     from draftwise.core.shape import ModelShape
@@ -86,7 +87,7 @@ __all__ = [
     "RollbackBasis", "Ruling", "Run", "RunContext", "RunPlan", "Schedule", "Scope", "ServerLoad", "ServerRecord",
     "Settled", "Setup", "Severity", "Silent", "SimulatedService", "SingleSetting", "Software", "SpecConfig",
     "SpecStats", "Stage", "StepPoint", "Stopped", "StorageError", "Sums", "TargetModel", "Timing", "TurnRecord",
-    "UnmeasuredCell", "UnreadableSource", "Verdict", "Window", "Workload", "cause_of",
+    "UnmeasuredCell", "UnreadableSource", "Verdict", "WarmPace", "Window", "Workload", "cause_of",
 ]  # fmt: skip
 
 _MODULES = {
@@ -106,7 +107,7 @@ _MODULES = {
     "progress": "Progress Silent Stopped",
     "ruling": "CheckOutcome Diagnosis Effect Ruling Stage",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
-    "RunPlan Settled TurnRecord",
+    "RunPlan Settled TurnRecord WarmPace",
     "setup": "Device Setup SpecConfig",
     "shape": "ModelShape",
     "timing": "Timing",

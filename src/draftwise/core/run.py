@@ -323,6 +323,16 @@ class OutputProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmPace:
+    """The fewest seconds that a token of a server took on warm-up prompts, outside of all turns."""
+
+    arm: str
+    seconds: float
+    is_late: bool
+    """Whether it is of the end of the run, and not of its warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
     """A part of the plan that was not measured, for lack of time or because a server failed."""
 
@@ -383,6 +393,8 @@ class Run:
     """Interim looks at cells that could stop them."""
     probes: tuple[OutputProbe, ...] = ()
     """Empty if only outputs of turns were compared."""
+    warm_paces: tuple[WarmPace, ...] = ()
+    """Empty in runs of earlier releases."""
     omissions: tuple[Omission, ...] = ()
     """What is still left out, in the order of the decisions."""
     expected: tuple[Expectation, ...] = ()

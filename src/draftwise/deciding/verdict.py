@@ -172,10 +172,9 @@ def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Rea
     margin, cell = thresholds.margin, found.estimates.cell
     side = conclude(found.comparison.deciding, margin)
     loser = {Conclusion.FASTER: cell.baseline, Conclusion.SLOWER: cell.candidate}.get(side or Conclusion.EQUAL)
-    if loser is not None:
-        doubt = _find_slow_server(found, loser, thresholds) or _find_late_start(found, loser, thresholds)
-        if doubt is not None:
-            return doubt
+    slow = None if loser is None else _find_slow_server(found, loser, thresholds)
+    if doubt := slow or _find_late_start(found, loser, thresholds):
+        return doubt
     if (pace := found.pace) is None:
         return None
     if not pace.arm:
@@ -217,21 +216,25 @@ def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Threshol
     )
 
 
-def _find_late_start(found: ComparisonNumbers, loser: str, thresholds: Thresholds) -> Reason | None:
-    """Return that the slower arm only begins later, None where it decodes slower as well.
+def _find_late_start(found: ComparisonNumbers, loser: str | None, thresholds: Thresholds) -> Reason | None:
+    """Return that the slower arm only begins later, None where it decodes slower as well. Where no arm is slower, that
+    may hide a candidate's gain.
 
-    With a single stream that is no work of drafting: it shortens no first token, and a drafter that reads the prompt
-    takes no longer for it than the target.
+    That is no work of drafting: it shortens no first token that decoding does not, and a drafter that
+    reads the prompt takes no longer for it than the target.
     """
     first, step, cell = found.comparison.ttft, found.comparison.tpot, found.estimates.cell
-    if cell.condition.concurrency != 1 or first is None or step is None:
+    if cell.condition.concurrency is None or first is None or step is None:
         return None
     side = conclude(_inverse(step), thresholds.margin)
     if loser == cell.baseline:
         is_late, first = first.value < _EARLIER and first.high < 1 and side is not Conclusion.FASTER, _inverse(first)
     else:
-        is_late = first.value > _TWICE and first.low > 1 and side is not Conclusion.SLOWER
-    return _reason(ReasonCode.SLOW_SERVER, arm=loser, first=first.value, step=None) if is_late else None
+        is_open = side is Conclusion.FASTER if loser is None else side is not Conclusion.SLOWER
+        is_late = first.value > _TWICE and first.low > 1 and is_open
+    return (
+        _reason(ReasonCode.SLOW_SERVER, arm=loser or cell.candidate, first=first.value, step=None) if is_late else None
+    )
 
 
 def _weigh(

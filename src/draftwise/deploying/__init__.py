@@ -17,16 +17,8 @@ if TYPE_CHECKING:
     from draftwise.deploying.weights_layout import read_layout
 
 __all__ = [
-    "TARGETS",
-    "Folder",
-    "Mode",
-    "Platform",
-    "RunEvidence",
-    "ServiceOrder",
-    "deploy",
-    "make_order",
-    "read_layout",
-]
+    "TARGETS", "Folder", "Mode", "Platform", "RunEvidence", "ServiceOrder", "deploy", "make_order", "read_layout",
+]  # fmt: skip
 
 _MODULES = {
     "deployment_folder": "Folder",

@@ -14,7 +14,7 @@ from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.deploying.weights_layout import IMAGE, Layout, WeightsPlacement
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
@@ -296,12 +296,13 @@ def _name_method(setup: Setup, report: Report) -> Setup:
 
 
 def _refuse_incomplete(setup: Setup) -> None:
-    if setup.engine != "vllm" or not setup.engine_version:
-        raise refusal("release-not-given")
-    if not setup.target or setup.target.lstrip().startswith("{"):
-        raise refusal("target-not-named")
-    if setup.device is not None and setup.device.kind == "cpu":
-        raise refusal("no-cpu-service")
+    lacks = {
+        "release-not-given": setup.engine != "vllm" or not setup.engine_version,
+        "target-not-named": not setup.target or setup.target.lstrip().startswith("{"),
+        "no-cpu-service": setup.device is not None and setup.device.kind == "cpu",
+    }
+    if any(lacks.values()):
+        raise InvalidSetup(fault(code) for code, is_so in lacks.items() if is_so)
 
 
 def refuse_other_hosts(setup: Setup, *, fix: str) -> None:

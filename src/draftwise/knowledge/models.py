@@ -108,7 +108,7 @@ def suggest_models(name: str) -> tuple[str, ...]:
     spelled = {each.lower(): each for model in known for each in model.names}
     by_tail = {each.rpartition("/")[2]: each for each in spelled}
     tail = name.strip().rstrip("/").lower().rpartition("/")[2]
-    close = get_close_matches(tail, by_tail, n=3, cutoff=0.6)
+    close = get_close_matches(tail, by_tail, n=3, cutoff=0.9 if names_directory(name) else 0.6)
     return tuple(spelled[by_tail[each]] for each in close)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from statistics import median
 
 from draftwise.backends import Backend
@@ -39,6 +41,8 @@ _OPEN_STREAMS = 4
 """Streams of a warm-up for loads that do not fix their number."""
 _FEWEST_ROUNDS = 2
 """The first round makes a server compile and cache. If a second one is no faster, the server is warm."""
+TOKENS_AGAIN = _FEWEST_ROUNDS * _WARMUP_TOKENS
+"""Tokens of each server in the warm-up at the end of a run."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
 """Two rounds whose paces differ by less than this ratio count as alike."""
@@ -68,6 +72,8 @@ class WarmUp:
     """Growth of each server's counters, by arm."""
     unsteady: Mapping[str, str]
     """First load under which a server's pace did not become steady, by arm."""
+    fastest: Mapping[str, float] = field(default_factory=dict)
+    """Minimum seconds per decoded token under the lightest load, by arm."""
 
     def prompt_s(self, arm: str, label: str) -> float:
         """Return the seconds of a server's time that a warm-up prompt took until its first token, under a load."""
@@ -80,6 +86,7 @@ class WarmUp:
             decoding={**self.decoding, **other.decoding},
             counters={**self.counters, **other.counters},
             unsteady={**self.unsteady, **other.unsteady},
+            fastest={**self.fastest, **other.fastest},
         )
 
 
@@ -153,7 +160,25 @@ async def warm_up(
         decoding={place: median(each.decoding for each in two) for place, two in last.items()},
         counters=grown,
         unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
+        fastest={name: min(each.decoding for each in rounds[name, _find_lightest(plan)]) for name in grown},
     )
+
+
+def _find_lightest(plan: RunPlan) -> Condition:
+    return min(plan.conditions, key=lambda each: each.concurrency or math.inf)
+
+
+async def warm_up_again(clients: Iterable[Client], plan: RunPlan) -> dict[str, float]:
+    """Return the fewest seconds that a decoded token of warm servers takes on other warm-up prompts, by arm.
+
+    Raises:
+        BackendError: one does not answer.
+    """
+    fastest: dict[str, float] = {}
+    for number, client in product(range(_MOST_ROUNDS, _MOST_ROUNDS + _FEWEST_ROUNDS), tuple(clients)):
+        taken, arm = await _take_round(client, _find_lightest(plan), plan, number), client.backend.name
+        fastest[arm] = min(taken.decoding, fastest.get(arm, math.inf))
+    return fastest
 
 
 async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, Counters]:

@@ -253,6 +253,7 @@ class Session:
             without=set(roster.left_out),
             returned=self._returned,
             returns=roster.returns,
+            fastest=warm.fastest,
         )
 
     def _report_plan(self, given: RunPlan, plan: RunPlan, warm: WarmUp, seconds: float) -> None:

@@ -6,13 +6,26 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
 
-from draftwise.core import BackendError, CellLook, Condition, Estimate, Finding, Omission, Progress, RunPlan, Settled
+from draftwise.core import (
+    BackendError,
+    CellLook,
+    Condition,
+    Estimate,
+    Finding,
+    Omission,
+    Progress,
+    RunPlan,
+    Settled,
+    WarmPace,
+)
 from draftwise.core.progress import check_stop
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.experiment import Experiment
+from draftwise.measure.readiness import TOKENS_AGAIN, warm_up_again
 from draftwise.measure.replan import (
     Place,
     describe_lead,
@@ -84,6 +97,7 @@ class Sweep:
         budget: time budget.
         without: candidates left out.
         returned: candidates that an earlier session of the run went on without.
+        fastest: minimum seconds per token on warm-up prompts, by arm.
         returns: waits for servers that fail. None: a failure ends the run.
     """
 
@@ -93,6 +107,7 @@ class Sweep:
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
     returns: Returns | None = None
+    fastest: Mapping[str, float] = field(default_factory=dict)
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
@@ -101,6 +116,7 @@ class Sweep:
     _looked: int = field(default=0, init=False)
     """Number of looks done."""
     _num_anchored: int = field(default=0, init=False)
+    _is_warm_again: bool = field(default=False, init=False)
     _word_due: float = field(default=math.inf, init=False)
     """Time of the next word on the result, on the clock of the event loop."""
     _settled: list[Settled] = field(default_factory=list, init=False)
@@ -128,6 +144,7 @@ class Sweep:
             self._note_estimate()
             self._report_progress()
             await self._race()
+            await self._warm_up_again()
         self._lanes = []
         self._note_estimate()
 
@@ -244,6 +261,8 @@ class Sweep:
                 self._add_loads()
             if not self.budget.is_bounded:
                 self._report_lead()
+        if progress >= _ANCHORS_FROM:
+            await self._warm_up_again()
         if progress >= _ANCHORS_FROM and self.budget.is_bounded:
             await self._ask_anchors()
         if asyncio.get_running_loop().time() > self._word_due:
@@ -360,6 +379,19 @@ class Sweep:
                 if (workload.name, arm.name) not in near and arm.name not in self.without:
                     place = {"workload": workload.name, "condition": condition.label, "candidate": arm.name}
                     self._add_settled(Settled(**place, passes=0, blocks=0))
+
+    async def _warm_up_again(self) -> None:
+        """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else."""
+        present = {arm: each for arm, each in self.experiment.clients.items() if arm not in self.without}
+        needed_s = _SLOWER * TOKENS_AGAIN * sum(self.fastest.get(arm, 0.0) for arm in present)
+        if self._is_warm_again or not self._done or needed_s > self._left_s():
+            return
+        self._is_warm_again = True
+        with suppress(BackendError):
+            again = await warm_up_again(present.values(), self._plan)
+            for arm, is_late in product(again, (False, True)):
+                if seconds := (again if is_late else self.fastest).get(arm):
+                    self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
 
     async def _ask_anchors(self) -> None:
         """Ask the first prompts again, in the last tenth of the time."""

@@ -5,6 +5,7 @@
 - `settled.jsonl`: cells that need no more repetitions. `looks.jsonl`: interim looks at cells that could stop them.
 - `conditions.jsonl`: loads added in the search for a crossover. `estimates.jsonl`: expected times for the rest.
 - `divergences.jsonl`: what two servers report where their outputs diverge. `probes.jsonl`: answers outside turns.
+- `paces.jsonl`: seconds per token on warm-up prompts, before and at the end.
 - `asked.jsonl`: prompts about to go to a server that could remember them.
 - `omissions.jsonl`: what was left out; a line strikes it out when the run is resumed.
 
@@ -42,6 +43,7 @@ from draftwise.core import (
     Settled,
     StorageError,
     TurnRecord,
+    WarmPace,
     Workload,
     cause_of,
 )
@@ -56,12 +58,13 @@ T = TypeVar("T")
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _ASKED, _OMISSIONS = "requests.jsonl", "turns.jsonl", "asked.jsonl", "omissions.jsonl"
-Record = Condition | Settled | CellLook | OutputProbe | Omission | Expectation | Estimate | Divergence
+Record = Condition | Settled | CellLook | OutputProbe | WarmPace | Omission | Expectation | Estimate | Divergence
 _FILES: Mapping[type[Any], str] = {
     Condition: "conditions.jsonl",
     Settled: "settled.jsonl",
     CellLook: "looks.jsonl",
     OutputProbe: "probes.jsonl",
+    WarmPace: "paces.jsonl",
     Omission: _OMISSIONS,
     Expectation: "expected.jsonl",
     Estimate: "estimates.jsonl",
@@ -232,6 +235,7 @@ class RunDirectory:
             settled=self.read_settled(),
             looks=self._read_records(CellLook),
             probes=self._read_records(OutputProbe),
+            warm_paces=self._read_records(WarmPace),
             omissions=self.read_omissions(),
             expected=self._read_records(Expectation),
             estimates=self._read_records(Estimate),

@@ -25,8 +25,10 @@ from draftwise.statistics.pace import (
     PaceChange,
     find_drift_apart,
     find_pace_change,
+    find_pauses,
     find_unrest,
     has_moved,
+    has_slowed,
 )
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
 from draftwise.statistics.racing import RACE_LOOKS, Leaver, LeaveReason, find_lead, find_leavers, leads_surely
@@ -49,10 +51,10 @@ __all__ = [
     "Conclusion", "Crossing", "Design", "Guard", "GuardReading", "LeaveReason", "Leaver", "LoadPoint", "Looks",
     "OrderBreak", "PaceChange", "PowerOutlook", "RatioEstimate", "Spread", "adjust_family", "bound_log_itself",
     "conclude", "find_bar", "find_crossing", "find_drift_apart", "find_lead", "find_leavers", "find_order_break",
-    "find_outlook", "find_pace_change", "find_rounding_scale", "find_spread", "find_unrest", "find_unseen_share",
-    "goodput_change", "guard_delay", "guard_tail", "has_moved", "is_beyond_rounding", "leads_surely", "next_load",
-    "percentile_ratios", "prompt_ratio", "server_ratio", "settle", "shows_equivalence", "student_quantile",
-    "total_ratio", "weigh",
+    "find_outlook", "find_pace_change", "find_pauses", "find_rounding_scale", "find_spread", "find_unrest",
+    "find_unseen_share", "goodput_change", "guard_delay", "guard_tail", "has_moved", "has_slowed", "is_beyond_rounding",
+    "leads_surely", "next_load", "percentile_ratios", "prompt_ratio", "server_ratio", "settle", "shows_equivalence",
+    "student_quantile", "total_ratio", "weigh",
 ]  # fmt: skip
 
 FEWEST_PROMPTS = 6

@@ -14,15 +14,19 @@ from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE = 4
 """Minimum number of readings on each side of a split."""
-_SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T = 5.0, 4.0, 2.5, 4.0
+_SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T, _SLOWED_T = 5.0, 4.0, 2.5, 4.0, 3.0
 """Values of |t| beyond which a split and a slope are not chance, and the same for a change as large as the claimed
-gain. They allow for choosing the largest of all splits."""
+gain; the last is for warm-up prompts. They allow for choosing the largest of all splits."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest log change that raises doubt."""
 _UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
 """Error of calling an even pace uneven, fewest readings, the multiple of the unevenness (a mean distance from the
 median) that a ratio may owe to it (2 of what rises evenly, 1 of what is slow half of the time), and how many times as
 far both may be moved by what they share."""
+_FASTEST, _FEWEST_GAPS, _MOST_OF_PAUSES, _MOST_LOST = 0.1, 4, 2.0, 0.9
+"""Quantile of the seconds between arrivals that is no pause, fewest of them that a request tells by, the multiple of
+what pauses cost that a ratio may owe to them (some are longer than a request), and the most of the time that they take.
+"""
 _SHARED = 0.5
 """Share of a change that must remain after subtracting the other arm's."""
 _FEWEST_ANCHORS = 4
@@ -131,10 +135,51 @@ def find_unrest(own_N: Array, other_N: Array, explained_NC: Array | None = None,
     return math.exp(_find_halves(own))
 
 
+def find_pauses(own_N: Sequence[Array], other_N: Sequence[Array], *, claimed: float) -> float | None:
+    """Return how many times as long an arm's steps take for pauses within its requests, where the other arm has fewer
+    and they may be all of what is claimed; None where they are not.
+
+    A server that is throttled, swapped out or collects garbage many times a second, say: every request has its share of
+    it. Lost is what is slower than the fastest tenth of a request, by the step and in all: what the client adds to each
+    arrival, and what the prompts of others add to a request, both arms have.
+
+    Args:
+        own_N: seconds between arrivals, of requests of an arm.
+        other_N: those of the other arm for the same requests.
+        claimed: as for `find_unrest`.
+    """
+    pairs = zip(own_N, other_N, strict=True)
+    lost_N = np.array([_compare_pauses(*pair) for pair in pairs if min(map(len, pair)) >= _FEWEST_GAPS])
+    count = len(lost_N)
+    if count < _FEWEST_UNEVEN:
+        return None
+    share, error = min(_MOST_LOST, float(lost_N.mean())), float(lost_N.std(ddof=1)) / math.sqrt(count)
+    if share <= student_quantile(1 - _UNREST_ALPHA, count - 1) * max(error, _ROUNDING):
+        return None
+    return 1 / (1 - share) if claimed <= -_MOST_OF_PAUSES * math.log1p(-share) else None
+
+
+def _compare_pauses(own: Array, other: Array) -> float:
+    """Return the share of a request's time that is lost to more pauses than the other arm has."""
+    lost, others = (float(gaps.mean() - np.quantile(gaps, _FASTEST)) for gaps in (own, other))
+    return min(lost - others, lost - others * len(other) / len(own)) / float(own.mean())
+
+
 def _find_halves(series_T: Array) -> float:
     """Return the mean of the larger half of a series minus that of the others."""
     ordered_T, half = np.sort(series_T), len(series_T) // 2
     return float(ordered_T[half:].mean() - ordered_T[:half].mean())
+
+
+def has_slowed(own: float, other: float, error: float) -> bool:
+    """Return whether a server takes 15 % longer for the same than before the run, and the other one does not.
+
+    Args:
+        own: logarithm of its seconds of a step after over before.
+        other: that of the other server.
+        error: standard error of the difference of the two.
+    """
+    return own > _LEAST_CHANGE and own - other > max(_LEAST_CHANGE, _SLOWED_T * error)
 
 
 def has_moved(differences: Sequence[float]) -> bool:

@@ -18,6 +18,7 @@ from draftwise.deploying.proxies import ProxyKind, ProxyOptions
 from draftwise.deploying.surroundings import Surroundings, read_surroundings
 from draftwise.deploying.targets import name_targets
 from draftwise.knowledge.messages import refusal
+from draftwise.verbs import sources
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.request_headers import Header, read_headers
@@ -185,8 +186,8 @@ def _find_run(request: DeployRequest) -> Path | None:
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if len(given) != 1 or isinstance(given[0], Setup) or not (Path(given[0]) / "manifest.json").is_file():
         return None
-    if request.speculative_config is not None or request.engine_flags or request.env_files:
-        refuse("A run already has its setup: -sc, --env-file and flags after -- apply to other sources.")
+    if request.engine_flags or request.env_files:
+        refuse("A run already has its setup: --env-file and flags after -- apply to other sources.")
     return Path(given[0])
 
 
@@ -288,9 +289,15 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
     if arm is None:
         names = ", ".join(each.name for each in found.run.plan.arms if each.name != decision.baseline)
         raise refusal("no-such-candidate", name=name, names=names)
-    version, target = version or arm.setup.engine_version, str(request.target or arm.setup.target)
-    setup = with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), request.gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
+    measured, gaps = arm.setup, _list_gaps(found.run, adopted=bool(rules))
+    if request.speculative_config is not None:
+        if measured.spec is not None:
+            refuse(f"The run knows the config of {name}: leave it out.", where="-sc")
+        measured = replace(measured, spec=sources.read_spec(request.speculative_config)[0])
+        gaps.append("The speculative config: you named it, and the run cannot prove it.")
+    version, target = version or measured.engine_version, str(request.target or measured.target)
+    setup = with_gpu(replace(measured, engine="vllm", engine_version=version, target=target), request.gpu)
     evidence = RunEvidence(
         run=path.resolve().name,
         headline=describe_decision(decision),
@@ -302,9 +309,9 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
         plain_arm=decision.baseline,
         expected=find_expected(decision, name),
         curve_ms=trace_step_times(found.run),
-        unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
+        unmeasured=tuple(gaps),
     )
-    return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)
+    return setup, evidence.carry_over(measured, setup, hardware=decision.scope.hardware)
 
 
 def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:

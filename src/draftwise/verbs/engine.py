@@ -27,17 +27,9 @@ if TYPE_CHECKING:
     from draftwise.serve.channel import StartupPhase
 
 __all__ = [
-    "DEVICES",
-    "DTYPES",
-    "KV_CACHE_DTYPES",
-    "LOAD_FORMATS",
-    "PARALLEL_SIZES",
-    "QUANTIZATIONS",
-    "EngineConfig",
-    "StartupPhase",
-    "make_config",
-    "parse_spec",
-]
+    "DEVICES", "DTYPES", "KV_CACHE_DTYPES", "LOAD_FORMATS", "PARALLEL_SIZES", "QUANTIZATIONS", "EngineConfig",
+    "StartupPhase", "make_config", "parse_spec",
+]  # fmt: skip
 
 
 def parse_spec(given: SpecConfig | Mapping[str, Any] | str | None) -> SpecConfig | None:

@@ -22,15 +22,8 @@ from draftwise.verbs import VERBS, load_verb
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = [
-    "ExplainRequest",
-    "ExplainResult",
-    "Explanation",
-    "RuleExample",
-    "Span",
-    "VllmRule",
-    "explain",
-    "show_template",
-]
+    "ExplainRequest", "ExplainResult", "Explanation", "RuleExample", "Span", "VllmRule", "explain", "show_template",
+]  # fmt: skip
 
 
 def list_own() -> dict[str, Explanation]:

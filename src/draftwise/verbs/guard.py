@@ -50,7 +50,7 @@ class GuardRequest:
     act: Sequence[str] = ()
     """Executors: haproxy=SOCKET, command='WORDS {step} {replica}', patch=DIR. Without one, the guard only proposes."""
     min_spec: Annotated[int, Range(0)] | None = None
-    """Fewest speculative replicas to keep in the traffic; default: as many as the plain ones cannot replace."""
+    """Fewest speculative replicas to keep in the traffic; default: their number minus that of the plain ones."""
     trickle: bool = False
     """Whether to try a drained replica with a twentieth of the traffic."""
     probe: bool = False
@@ -111,10 +111,10 @@ class GuardResult(Result):
 def guard(request: GuardRequest, progress: Progress) -> GuardResult:
     """Guard the replicas of a service: propose steps, or carry out those for which an executor is given.
 
-    A step needs windows of at least 30 s in which a replica's tokens per step are below break-even by more than noise.
-    The guard carries out at most one step an hour. A replica that is out of the traffic stays out until a probe, or a
-    trickle of traffic, shows that it pays again. Missing data, a resolved alert or a restart never triggers a step.
-    Every step is recorded with its evidence; `undo` reverts them all. Every check goes to `progress.update`.
+    A step needs windows of at least 30 s in which a replica's tokens per step are below break-even by more than the
+    noise. The guard carries out at most one step an hour. A replica that is out of the traffic stays out until a probe,
+    or a trickle of traffic, shows that it pays again. Missing data, a resolved alert or a restart never triggers a
+    step. Every step is recorded with its evidence; `undo` reverts them all. Every check goes to `progress.update`.
     """
     from draftwise.guarding.guard_state import Store
 

@@ -26,7 +26,7 @@ from draftwise.core import InvalidRequest, InvalidSetup, cause_of
 from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
 from draftwise.core.exit_codes import ExitCode
-from draftwise.core.progress import Progress
+from draftwise.core.progress import Progress, Silent
 from draftwise.machine.folders import cache_folder
 from draftwise.serve.entrance import AccessRules, Entrance
 from draftwise.verbs import VERBS
@@ -103,7 +103,7 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
                 "no-such-tool", f"There is no tool {params.name[:60]!r}.", fix=f"The tools are {', '.join(operations)}."
             )
             return _wrap(refusal_of(error))
-        progress = _CallProgress()
+        progress = Silent()
         run = partial(operation.run, params.arguments or {}, progress)
         try:
             with anyio.move_on_after(call_seconds):
@@ -147,16 +147,6 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
     )
 
 
-class _CallProgress:
-    """A Progress of a call that is answered with its result: it only asks to stop."""
-
-    stop_requested = False
-
-    def _ignore(self, *_: object) -> None: ...
-
-    status = plan = step = notice = update = _ignore
-
-
 def _wrap(answer: ToolAnswer) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=answer.text)],
@@ -173,12 +163,8 @@ def _list_operations(permissions: Permissions, jobs: Jobs) -> list[_Operation]:
             continue
         about, schemas = tool.request.__doc__ or "", (tool.input_schema(), tool.output_schema())
         described = _describe(name, about, *schemas, writes=bool(tool.written))
-        found.append(_Operation(tool=described, run=partial(_call, name, permissions)))
+        found.append(_Operation(tool=described, run=partial(call, name, permissions=permissions)))
     return found
-
-
-def _call(name: str, permissions: Permissions, given: Mapping[str, Any], progress: Progress) -> ToolAnswer:
-    return call(name, given, permissions, progress)
 
 
 def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: Jobs) -> list[_Operation]:

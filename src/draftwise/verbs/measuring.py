@@ -21,18 +21,9 @@ from draftwise.verbs.sources import require_spec
 from draftwise.verbs.verb import refuse
 
 __all__ = [
-    "ENGINES",
-    "Candidate",
-    "Ending",
-    "GivenCandidate",
-    "ServersRequest",
-    "measure",
-    "read_candidates",
-    "read_launch",
-    "refuse_changes",
-    "refuse_conflict",
-    "split_arguments",
-]
+    "ENGINES", "Candidate", "Ending", "GivenCandidate", "ServersRequest", "measure", "read_candidates", "read_launch",
+    "refuse_changes", "refuse_conflict", "split_arguments",
+]  # fmt: skip
 
 GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
 """A speculative config: a value, its JSON or a file that holds it; or one of these after `NAME=`."""

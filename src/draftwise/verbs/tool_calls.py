@@ -185,7 +185,7 @@ class ToolAnswer:
     is_error: bool = False
 
 
-def call(name: str, arguments: Mapping[str, Any], permissions: Permissions, progress: Progress) -> ToolAnswer:
+def call(name: str, arguments: Mapping[str, Any], progress: Progress, *, permissions: Permissions) -> ToolAnswer:
     """Run a verb for an agent; errors become answers."""
     tool = TOOLS[name]
     try:

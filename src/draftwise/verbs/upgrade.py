@@ -23,15 +23,9 @@ from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, op
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = [
-    "AcceptedChoice",
-    "ChoiceRow",
-    "UpgradeRequest",
-    "UpgradeResult",
-    "UpgradedSetup",
-    "ValueChange",
-    "group_choices",
+    "AcceptedChoice", "ChoiceRow", "UpgradeRequest", "UpgradeResult", "UpgradedSetup", "ValueChange", "group_choices",
     "upgrade",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

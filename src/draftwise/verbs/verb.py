@@ -9,7 +9,7 @@ from enum import StrEnum
 from errno import EIO, ENAMETOOLONG, ENOSPC, ESTALE
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from draftwise.core import cause_of
 from draftwise.core.documents import to_json
@@ -102,8 +102,8 @@ class Verb(Generic[P, Q, R]):
         self._function = function
         self.__name__ = self.__qualname__ = function.__name__
         self.__module__ = function.__module__
-        self.__doc__ = function.__doc__
-        self.__signature__ = inspect.signature(request)
+        self.about = inspect.cleandoc(function.__doc__ or "")
+        self.__signature__ = inspect.signature(request).replace(return_annotation=function.__annotations__["return"])
 
     def __call__(self, *fields: P.args, **named: P.kwargs) -> R:
         """Return the result for the fields of a request, reporting no progress.
@@ -136,8 +136,18 @@ class Verb(Generic[P, Q, R]):
         """Class of its results."""
         from typing import get_type_hints
 
-        found: type[R] = get_type_hints(self._function)["return"]
-        return found
+        return cast("type[R]", get_type_hints(self._function)["return"])
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """What `help` shows: the text of the function, and that of each field of the request."""
+        from draftwise.core.document_schema import field_texts
+
+        fields = (f"    {name}: {text}" for name, text in field_texts(cast("type", self.request)).items())
+        return "\n".join((self.about, "\nArguments:", *fields))
+
+    def __get__(self, _instance: object, _owner: type | None = None) -> Verb[P, Q, R]:
+        return self  # what has this is a routine for `help`
 
     def __repr__(self) -> str:
         return f"<verb {self.__name__}>"

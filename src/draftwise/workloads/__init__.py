@@ -7,14 +7,6 @@ from draftwise.workloads.text_lengths import EstimatedTokens, Tokens, find_token
 from draftwise.workloads.workload_spec import BUNDLED
 
 __all__ = [
-    "BUNDLED",
-    "EstimatedTokens",
-    "Tokens",
-    "WorkloadProfile",
-    "check_workloads",
-    "draw",
-    "find_tokens",
-    "load_workloads",
-    "profile_workload",
-    "read_prompts",
-]
+    "BUNDLED", "EstimatedTokens", "Tokens", "WorkloadProfile", "check_workloads", "draw", "find_tokens",
+    "load_workloads", "profile_workload", "read_prompts",
+]  # fmt: skip

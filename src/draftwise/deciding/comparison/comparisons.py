@@ -35,11 +35,13 @@ from draftwise.statistics import (
     find_order_break,
     find_outlook,
     find_pace_change,
+    find_pauses,
     find_unrest,
     goodput_change,
     guard_delay,
     guard_tail,
     has_moved,
+    has_slowed,
     percentile_ratios,
     prompt_ratio,
     server_ratio,
@@ -47,6 +49,9 @@ from draftwise.statistics import (
     total_ratio,
     weigh,
 )
+
+_AT_ONCE = 0.25
+"""Share of the mean seconds between arrivals below which two came at once: a gateway or the client held one up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ class PaceDoubt:
     ratio: float
     """Ratio, after over before: of a decoding step's seconds, or without an arm of the speed-up."""
     share: float | None
-    """Share of the blocks before the change; None for a drift or for spells."""
+    """Share of the blocks before the change; None for a drift or for spells, 0 for the time since the warm-up."""
     in_spells: bool = False
 
 
@@ -438,12 +443,32 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
         if change := find_pace_change(paces[own], paces[1 - own], claimed=claimed):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
     slower = int(claimed < 0)
-    if (ratio := find_unrest(*_read_requests(cell, slower), claimed=abs(claimed))) is not None:
+    ratio = find_unrest(*_read_requests(cell, slower), claimed=abs(claimed))
+    if ratio is None:
+        gaps = [(_read_gaps(each.baseline, 1), _read_gaps(each.candidate, 2)) for each in cell.paired]
+        ratio = find_pauses(*([each[arm] for each in gaps] for arm in (slower, 1 - slower)), claimed=abs(claimed))
+    if ratio is not None:
         return PaceDoubt(arm=(cell.baseline, cell.candidate)[slower], ratio=ratio, share=None, in_spells=True)
     if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
         return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
+    if slowed := _find_slowed(run, cell, paces):
+        return slowed
     moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
     return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None
+
+
+def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array]) -> PaceDoubt | None:
+    """Return which server, and not the other, takes longer for warm-up prompts at the end of the run than before."""
+    arms, taken = (cell.baseline, cell.candidate), group_by(lambda each: (each.arm, each.is_late), run.warm_paces)
+    if len(paces[0]) < 2 or not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
+        return None
+    logs = {key: math.log(min(each.seconds for each in mine)) for key, mine in taken.items()}
+    changes = [logs[arm, True] - logs[arm, False] for arm in arms]
+    error = math.hypot(*(float(each.std(ddof=1)) for each in paces))
+    for own, arm in enumerate(arms):
+        if has_slowed(changes[own], changes[1 - own], error):
+            return PaceDoubt(arm=arm, ratio=math.exp(changes[own]), share=0.0)
+    return None
 
 
 def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
@@ -512,6 +537,19 @@ def _read_pace(answers: Sequence[Answer], per_step: float | None) -> float | Non
     tokens = sum(each.timing.num_tokens - each.timing.chunks[0][1] for each in whole)
     steps = tokens / per_step if per_step else sum(each.steps[0] for each in whole)
     return math.log(seconds / steps) if seconds > 0 and steps > 0 else None
+
+
+def _read_gaps(answer: Answer, least: int) -> Array:
+    """Return the seconds before each arrival of `least` tokens or more. Arrivals at once with another one do not count.
+
+    A step that verifies drafts takes longer, and one that brought a single token may not have.
+    """
+    times, counts = np.array(answer.timing.chunks, dtype=np.float64).reshape(-1, 2).T
+    gaps = np.diff(times)
+    if answer.error is not None or not len(gaps):
+        return np.zeros(0)
+    kept: Array = gaps[(gaps > _AT_ONCE * gaps.mean()) & ((counts[1:] >= least) | (not answer.counts_exact))]
+    return kept
 
 
 def _compare_again(cell: Cell) -> list[float]:

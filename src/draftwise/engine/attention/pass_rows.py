@@ -21,47 +21,47 @@ from torch import Tensor
 from draftwise.engine.memory.transfer import upload
 
 _LONGEST_DECODE = 32
-"""Sequences with at most this number of query tokens are padded and batched; longer ones run one by one."""
+"""Sequences with up to this number of query tokens are padded and batched. Longer ones run one by one."""
 _FEW_ROWS = 64
-"""Rows up to which a layer takes no longer than for one, so that leaving some out only adds launches."""
+"""Up to this number of rows, a layer takes as long as for one row, so selecting rows only adds launches."""
 _LARGEST_PART = 0.75
-"""Largest share of a pass's rows to select: above it, leaving out the others costs more than it saves."""
+"""Largest share of a pass's rows to select. Above it, a selection costs more than it saves."""
 
 
 class PassPart(NamedTuple):
-    """Some sequences of a pass that a kernel does best to take by themselves."""
+    """Sequences of a pass that a kernel computes faster separately."""
 
     first_seq: int
     num_seqs: int
     width: int
-    """Rows of each at most."""
+    """Largest number of rows of a sequence."""
     first_row: int | None = None
-    """Where their rows lie, which are `width` of each, one after the other; None: anywhere."""
+    """First row of the part, whose sequences have `width` consecutive rows each. None: rows lie anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
     """One run of consecutive positions for each sequence.
 
-    The rows of a pass are *ragged* where the host knows the lengths: sequence after sequence, without padding. In a
-    step whose lengths only the device knows they are *uniform*: B * W rows, of which row b * W + i is position i of
-    sequence b's run, and those with i >= length are padding that nobody reads.
+    The rows of a pass are *ragged* if the host knows the lengths: sequence after sequence, without padding. If only the
+    device knows the lengths, they are *uniform*: B * W rows, where row b * W + i is position i of sequence b's run.
+    Rows with i >= length are padding and never read.
     """
 
     starts_B: Tensor
-    """int64, first position of each run."""
+    """int64. First position of each run."""
     lengths_B: Tensor
     """int64, 0..W."""
     width: int
     """W."""
     host: tuple[tuple[int, int], ...] | None
-    """(start, length) of each run; None when only the device knows: the rows are uniform."""
+    """(start, length) of each run. None if only the device knows them: the rows are uniform."""
     parts: tuple[PassPart, ...] = ()
-    """Where some have much shorter runs than others: together all sequences that have rows."""
+    """Parts with similar run lengths. Together, they cover all sequences with rows."""
 
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int], device: torch.device | str) -> Spans:
-        """Return the ragged rows for runs that the host knows."""
+        """Return ragged rows for runs known to the host."""
         both = upload([starts, lengths], device)
         host = tuple(zip(starts, lengths, strict=True))
         return cls(starts_B=both[0], lengths_B=both[1], width=max(lengths), host=host)
@@ -77,8 +77,8 @@ class Spans:
         owners_N: Tensor,
         parts: tuple[PassPart, ...] = (),
     ) -> Spans:
-        """Return ragged rows about which everything is on the device already, so that nothing is uploaded for them:
-        a pass over them can be captured as a CUDA graph, for any runs of as many rows."""
+        """Return ragged rows whose tensors are already on the device. No upload is needed, so a CUDA graph can capture
+        a pass over them and serve any runs with the same number of rows."""
         spans = cls(starts_B=starts_B, lengths_B=lengths_B, width=len(positions_N), host=host, parts=parts)
         spans.__dict__.update(positions_N=positions_N, owners_N=owners_N)
         return spans
@@ -87,8 +87,8 @@ class Spans:
     def on(cls, starts_B: Tensor, lengths_B: Tensor, width: int, *, uniform: bool) -> Spans:
         """Return the rows for runs of at most `width` positions.
 
-        With `uniform` nothing waits for the device; else the lengths are read, the rows are ragged, and W becomes the
-        longest length.
+        With `uniform`, nothing waits for the device. Otherwise the lengths are read, the rows are ragged, and W becomes
+        the longest length.
         """
         host = None
         if not uniform:
@@ -97,18 +97,18 @@ class Spans:
         return cls(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
 
     def with_runs(self, starts_B: Tensor, lengths_B: Tensor, width: int) -> Spans:
-        """Return the rows for other runs of at most `width` positions, uniform or ragged as these are."""
+        """Return the rows for other runs of at most `width` positions, uniform or ragged like these."""
         return Spans.on(starts_B, lengths_B, width, uniform=self.host is None)
 
     def ends(self) -> Spans:
-        """Return the last position of each run, a row for each; an empty run's is the one before it."""
+        """Return one row per run: its last position, or the position before an empty run."""
         host = None if self.host is None else tuple((start + length - 1, 1) for start, length in self.host)
         return Spans(
             starts_B=self.starts_B + self.lengths_B - 1, lengths_B=torch.ones_like(self.lengths_B), width=1, host=host
         )
 
     def and_then(self, others: Spans) -> Spans:
-        """Return these runs and then others, ragged; the host knows all of them."""
+        """Return these runs followed by `others`, as ragged rows. The host must know all lengths."""
         runs = (*(self.host or ()), *(others.host or ()))
         return Spans.of([start for start, _ in runs], [length for _, length in runs], self.starts_B.device)
 
@@ -119,7 +119,7 @@ class Spans:
 
     @cached_property
     def is_full(self) -> bool:
-        """Whether there are B * W rows: uniform, or ragged without a shorter run."""
+        """Whether there are B * W rows: uniform, or ragged with all runs of length W."""
         return self.host is None or all(length == self.width for _, length in self.host)
 
     @cached_property
@@ -129,31 +129,31 @@ class Spans:
 
     @cached_property
     def positions_N(self) -> Tensor:
-        """int64, position of each row; of padding too, behind its run."""
+        """int64 [N]. Position of each row. Positions of padding continue after the run."""
         if self.width == 1 and self.is_full:
             return self.starts_B
         return self.pack(self.starts_B.unsqueeze(1) + torch.arange(self.width, device=self.starts_B.device))
 
     @cached_property
     def owners_N(self) -> Tensor:
-        """int64, the sequence of each row."""
+        """int64 [N]. Sequence of each row."""
         seqs_B = torch.arange(self.num_seqs, device=self.starts_B.device)
         return seqs_B if self.width == 1 and self.is_full else self.pack(seqs_B.unsqueeze(1).expand(-1, self.width))
 
     @cached_property
     def first_row_B(self) -> Tensor:
-        """int64, row of each run's first position."""
+        """int64 [B]. Row of each run's first position."""
         if self.is_full:
             return torch.arange(0, self.num_rows, self.width, device=self.starts_B.device)
         return self.lengths_B.cumsum(0) - self.lengths_B
 
     @cached_property
     def last_row_B(self) -> Tensor:
-        """int64, row of each run's last position; of an empty one, some row."""
+        """int64 [B]. Row of each run's last position; for an empty run, an arbitrary row."""
         return (self.first_row_B + self.lengths_B - 1).clamp_(min=0)
 
     def shift(self, by: int) -> Spans:
-        """Return the runs as many positions later (earlier, if negative)."""
+        """Return the runs moved `by` positions later (earlier, if negative)."""
         if by == 0:
             return self
         host = None if self.host is None else tuple((start + by, length) for start, length in self.host)
@@ -170,12 +170,12 @@ class Spans:
         return shifted
 
     def pack(self, values_BW: Tensor) -> Tensor:
-        """Return the rows [N, ...] of what is laid out as [B, W, ...]; a wider layout is cut off at W."""
+        """Return the rows [N, ...] of values laid out as [B, W, ...]. A wider layout is cut off at W."""
         flat = values_BW[:, : self.width].flatten(0, 1)
         return flat if self.is_full else flat.index_select(0, self._places_N)
 
     def unpack(self, values_N: Tensor) -> Tensor:
-        """Return rows [N, ...] laid out as [B, W, ...]; behind a ragged run's end stands some row of the pass."""
+        """Return rows [N, ...] laid out as [B, W, ...]. Places after a ragged run's end hold arbitrary rows."""
         if self.is_full:
             return values_N.view(self.num_seqs, self.width, *values_N.shape[1:])
         offsets_W = torch.arange(self.width, device=values_N.device)
@@ -193,12 +193,12 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Where the M rows of a group lie in the step, and where among its padded queries."""
+    """Places of a group's M rows in the step and among its padded queries."""
 
     rows_M: Tensor
     padded_M: Tensor
     rows_X: Tensor
-    """Row of each padded query; padding repeats its sequence's last."""
+    """Row of each padded query. Padding repeats the sequence's last row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,9 +207,9 @@ class DecodeGroup:
 
     pages_BP: Tensor
     last_BQ: Tensor
-    """Position of each query token: the last that it may look at."""
+    """Last position that each query token attends to."""
     padding: Padding | None
-    """None when the step's rows are the queries, in order and without padding."""
+    """None if the step's rows are the queries, in order and without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,38 +223,38 @@ class PrefillChunk:
 
     @property
     def context(self) -> int:
-        """Tokens after the step."""
+        """Tokens of the sequence after the step."""
         return self.start + self.length
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionPlan:
-    """Where each new token is stored and what it looks at; valid for one step and all its layers."""
+    """Where each new token is stored and what it attends to. Valid for one step and all its layers."""
 
     spans: Spans
     positions_N: Tensor
-    """int64, within the page table."""
+    """int64 [N]. Positions within the page table."""
     slots_N: Tensor
-    """int64, page * block_size + offset; in the scratch page for rows that have no place."""
+    """int64 [N], page * block_size + offset. In the scratch page for rows without a place."""
     page_table_BP: Tensor
-    """int32; unused entries and the whole last column name the scratch page."""
+    """int32. Unused entries and the whole last column are the scratch page."""
     block_size: int
     causal: bool
-    """Whether a token looks at those up to itself only, and not at all of its sequence's."""
+    """Whether a token attends only up to itself, instead of to its whole sequence."""
     wanted: RowSelection | None = None
-    """Rows whose results somebody reads; None: all. Of the others the last layer only stores keys and values."""
+    """Rows whose results are read; None: all. For other rows, the last layer only stores keys and values."""
     biases: dict[int | None, dict[DecodeGroup | PrefillChunk, Tensor]] = field(default_factory=dict)
-    """Masks by window that the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+    """Masks by window, computed in the first layer for later ones: 0 where a query attends, -inf elsewhere."""
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of a sequence that the table has pages for."""
+        """Largest number of tokens per sequence that fits the table's pages."""
         return (self.page_table_BP.shape[1] - 1) * self.block_size
 
     @cached_property
     def looks(self) -> tuple[Tensor, Tensor, int, int]:
-        """int64 sequence of each row and the last position that it looks at, the longest context of a row, and a bound
-        on the positions that all rows look at together; on a CPU."""
+        """Sequence of each row (int64), last position that it attends to (int64), longest context of a row, and an
+        upper bound on the sum of all rows' contexts; CPU only."""
         owners_N, lasts_N = self.spans.owners_N.contiguous(), self.positions_N.contiguous()
         if not self.causal:
             lasts_N = (self.spans.starts_B + self.spans.lengths_B - 1)[owners_N]
@@ -262,15 +262,15 @@ class AttentionPlan:
         return owners_N, lasts_N, longest, longest * len(lasts_N)
 
     def wanting(self, rows_R: Tensor, spans: Spans) -> AttentionPlan:
-        """Return the plan of a pass of which only some rows are wanted; `spans` are their positions. It is itself where
-        leaving out the others would not pay."""
+        """Return the plan of a pass that needs only the results of `rows_R`, at positions `spans`. Returns this plan if
+        the selection would not pay."""
         if not self._pays(len(rows_R)):
             return self
         plan = replace(self, biases={}, spans=spans, positions_N=self.positions_N[rows_R], slots_N=self.slots_N[rows_R])
         return replace(self, biases={}, wanted=RowSelection(rows_R, plan))
 
     def wanting_last(self) -> AttentionPlan:
-        """Return the plan of a pass of which only the last row of each sequence is wanted, or itself; see `wanting`."""
+        """Return the plan of a pass that needs only each sequence's last row, or this plan; see `wanting`."""
         spans = self.spans
         return self.wanting(spans.last_row_B, spans.ends()) if self._pays(spans.num_seqs) else self
 
@@ -280,7 +280,7 @@ class AttentionPlan:
 
     @cached_property
     def prefills(self) -> tuple[PrefillChunk, ...]:
-        """Sequences whose rows are computed one by one: only where the host knows how many there are."""
+        """Sequences that are computed one by one. Empty if the host does not know the lengths."""
         if self.spans.host is None:
             return ()
         chunks, row = [], 0
@@ -294,7 +294,7 @@ class AttentionPlan:
 
     @cached_property
     def decodes(self) -> tuple[DecodeGroup, ...]:
-        """Sequences with few query tokens; those of alike context together, because all are padded to the longest."""
+        """Sequences with few query tokens, grouped by similar context, because each group is padded to its longest."""
         if self.spans.host is None:
             return (self._uniform_group(),)
         groups: dict[int, list[_Span]] = {}
@@ -307,7 +307,7 @@ class AttentionPlan:
         return tuple(self._group(spans) for spans in groups.values())
 
     def _uniform_group(self) -> DecodeGroup:
-        """Return all sequences as one group that reaches over their whole tables."""
+        """Return all sequences as one group that covers their whole tables."""
         spans = self.spans
         last_BQ = spans.unpack(self.positions_N)
         if not self.causal:
@@ -318,7 +318,7 @@ class AttentionPlan:
         return self.causal and length > _LONGEST_DECODE
 
     def _group(self, spans: list[_Span]) -> DecodeGroup:
-        """Return the group of `spans`, which are a part or all of the step's rows."""
+        """Return the group of `spans`, some or all of the step's rows."""
         num_queries, num_pages = max(span.length for span in spans), max(span.num_pages for span in spans)
         last: list[int] = []
         for span in spans:
@@ -337,7 +337,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSelection:
-    """Some rows of a pass, and what they look at."""
+    """Selected rows of a pass and what they attend to."""
 
     rows_R: Tensor
     plan: AttentionPlan
@@ -345,7 +345,7 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """New tokens of one sequence: which one, its rows, and the pages that it then fills."""
+    """New tokens of one sequence: its index, its rows, and the pages that it fills after the step."""
 
     index: int
     row: int
@@ -360,9 +360,9 @@ def plan_attention(
     """Return the plan for one step, without waiting for the device.
 
     Args:
-        page_table_BP: int32, pages of each sequence; unused entries and the last column name the scratch page.
-        limit: rows at this position or later have no place; None: as far as the table reaches.
-        causal: whether a token looks at those up to itself only, and not at all of its sequence's.
+        page_table_BP: int32. Pages of each sequence. Unused entries and the last column are the scratch page.
+        limit: rows at this position or later have no place. None: the end of the table.
+        causal: whether a token attends only up to itself, instead of to its whole sequence.
     """
     if spans.host is None and page_table_BP.is_cuda:
         from draftwise.engine.kernels.cuda.step_rows import place_rows  # Triton is there where CUDA is

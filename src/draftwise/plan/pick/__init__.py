@@ -6,14 +6,6 @@ from draftwise.plan.pick.recommend import MethodRanking, RankedMethod, pick
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, ExpectedTraffic, Requirements, describe_traffic
 
 __all__ = [
-    "STRUCTURED_OUTPUT",
-    "ExpectedTraffic",
-    "Lever",
-    "MethodRanking",
-    "RankedMethod",
-    "Refusal",
-    "Requirements",
-    "Weight",
-    "describe_traffic",
-    "pick",
-]
+    "STRUCTURED_OUTPUT", "ExpectedTraffic", "Lever", "MethodRanking", "RankedMethod", "Refusal", "Requirements",
+    "Weight", "describe_traffic", "pick",
+]  # fmt: skip

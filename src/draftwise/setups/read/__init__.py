@@ -5,13 +5,6 @@ from draftwise.setups.read.setup_reading import NoServer, SetupReading, read_wor
 from draftwise.setups.read.sources import read_setups
 
 __all__ = [
-    "NoServer",
-    "SetupReading",
-    "SourceKind",
-    "SourceText",
-    "find_kind",
-    "find_texts",
-    "read_setups",
-    "read_stdin",
+    "NoServer", "SetupReading", "SourceKind", "SourceText", "find_kind", "find_texts", "read_setups", "read_stdin",
     "read_words",
-]
+]  # fmt: skip

@@ -29,16 +29,8 @@ from draftwise.engine.kernels.cuda.rejection import reject
 from draftwise.engine.kernels.sampling_constants import Lane
 
 __all__ = [
-    "MOST_RANKED",
-    "argmax_rows",
-    "draw_rows",
-    "emit",
-    "find_floors",
-    "penalize",
-    "rank",
-    "reject",
-    "sample_rows",
-]
+    "MOST_RANKED", "argmax_rows", "draw_rows", "emit", "find_floors", "penalize", "rank", "reject", "sample_rows",
+]  # fmt: skip
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
