@@ -1,4 +1,4 @@
-"""Operations of a decoder layer that have a faster form on some devices."""
+"""Selects fast implementations of a decoder layer's operations by device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Kernels", "RotaryTable", "Rotations", "make_kernels"]
 def make_kernels(
     shape: ModelShape, rope: RotaryTable, *, eps: float, dtype: torch.dtype, device: torch.device | str
 ) -> Kernels:
-    """Return the fastest kernels there are for a device and dtype."""
+    """Return the fastest kernels available for a device and dtype."""
     device = torch.device(device)
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
         from draftwise.engine.kernels.cpu import CpuKernels  # numba is slow to import and useless elsewhere

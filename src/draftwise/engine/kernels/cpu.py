@@ -48,7 +48,7 @@ def _compile(dtype: torch.dtype) -> _Code:
 
 
 class CpuKernels(Kernels):
-    """One pass over memory where torch makes several; bfloat16 and float32."""
+    """Needs one pass over memory where torch needs several. For bfloat16 and float32."""
 
     def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)
@@ -145,14 +145,14 @@ def attend_rows(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return what `attend` does, row by row: a row's bits depend on nothing but that row.
+    """Return the same as `attend`, computed row by row: a row's bits depend only on that row.
 
     Args:
-        q_NAD: bfloat16 or float32, D a multiple of 16; rows may lie apart.
+        q_NAD: bfloat16 or float32, D a multiple of 16; rows may have gaps between them.
         kv: the pages, of the same type.
         page_table_BP: int32.
         looks: see `AttentionPlan.looks`.
-        window: positions up to its own that a row looks at; None: all.
+        window: number of positions, up to its own, that a row attends to. None: all.
     """
     rows, heads, size = q_NAD.shape
     owners_N, lasts_N, longest, num_scores = looks
@@ -208,7 +208,7 @@ class QuantizedLinear:
     A row's result has the same bits for any number of rows and of threads.
 
     Args:
-        matrices: of the same width, one below the other; all but the last have a multiple of 16 rows.
+        matrices: same width, stacked vertically. All but the last have a multiple of 16 rows.
     """
 
     def __init__(self, matrices: Sequence[PackedMatrix], bias_O: Tensor | None = None) -> None:
@@ -244,10 +244,10 @@ class QuantizedLinear:
 
 
 class Team:
-    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached.
+    """Torch's threads, or only this thread if torch's OpenMP runtime cannot be reached.
 
     Attributes:
-        count_threads: address of the function that counts those of a parallel region, 0 where there is one thread only.
+        count_threads: address of the function that counts the threads of a parallel region; 0: one thread.
     """
 
     def __init__(self) -> None:
@@ -262,11 +262,10 @@ class Team:
     def kernel(self, compiled: Any, *, is_long: bool = False) -> Callable[..., None]:
         """Return a function that runs a compiled kernel over a job.
 
-        Its first argument says whether to use all threads; the rest are the job's int64 values after the task
-        counter.
+        Its first argument is whether to use all threads. The others are the job's int64 values after the task counter.
 
         Args:
-            is_long: whether other threads of Python are to run meanwhile.
+            is_long: whether other Python threads may run meanwhile.
         """
         address, call = compiled.address, (_LongKernel if is_long else _CompiledKernel)(compiled.address)
         parallel = self._long_parallel if is_long else self._parallel

@@ -1,12 +1,12 @@
 """Numba code of the CPU kernels, in one file because numba's cache looks at one file for changes.
 
-Each kernel is a C function of a job: int64 values, the first of which counts the tasks (rows) taken so far.
-bfloat16 travels as uint16; sums are float32. A row's result depends on nothing but that row, so a token
-gets the same bits alone, behind a draft, or in a larger batch.
+Each kernel is a C function of a job: int64 values, the first of which counts the tasks (rows) taken so far. bfloat16 is
+passed as uint16; sums are float32. A row's result depends only on that row, so a token gets the same bits alone, after
+a draft, or in a larger batch.
 
 `run_operations` runs operations one after the other in one parallel region. Threads take tasks of an operation (rows,
-chunks of a matrix, rows with some heads) and wait for each other behind it. Who waits yields its core after a while,
-because another program may hold that of a thread that is still at work.
+chunks of a matrix, rows with some heads) and wait for each other after it. A waiting thread yields its core after a
+while, because another program may occupy the core of a thread that is still working.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from draftwise.engine.kernels.cpu_vectors import (
 )
 
 ROWS = 8
-"""Rows that a thread takes at a time."""
+"""Number of rows that a thread takes at a time."""
 
 # numpy's error model, because a check for division by zero would keep loops from being vectorized.
 _inline = njit(error_model="numpy", fastmath={"contract"})

@@ -1,6 +1,6 @@
-"""Layers of a quantized network, and chains of draft tokens, as one call: a step takes little more than its products.
+"""Layers of a quantized network, and chains of draft tokens, as one call that takes little longer than its products.
 
-Shape letters: N rows of a pass, R of them that are wanted, B sequences, M draft tokens of each, H hidden size.
+Shape letters: N rows of a pass, R of them needed, B sequences, M draft tokens of each, H hidden size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LayerParts:
     """Weights of a layer: an RMS norm, attention, another norm, an MLP gated by SiLU."""
 
     input_norm: Tensor | None
-    """None: the first layer's input is normed by its caller."""
+    """None: the caller norms the first layer's input."""
     qkv: QuantizedLinear
     qk_norms: tuple[Tensor, Tensor] | None
     o: QuantizedLinear
@@ -49,11 +49,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """What stands around the layers of a model."""
+    """Parts of a model before and after its layers."""
 
     embedding: Table
     factor: float
-    """Multiplies embeddings."""
+    """Factor of the embeddings."""
     norm: Tensor
     head: QuantizedLinear | None
     """None: a call picks no tokens."""
@@ -61,26 +61,26 @@ class Ends:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainParts:
-    """What stands around the layers of a network that drafts token by token."""
+    """Parts, before and after the layers, of a network that drafts token by token."""
 
     embedding: Table
     factor: float = 1.0
-    """Multiplies embeddings."""
+    """Factor of the embeddings."""
     reads_state: bool = True
     norms: tuple[Tensor, Tensor] | None = None
-    """Weights over the embedding, and over the state."""
+    """Norm weights for the embedding and for the state."""
     state_first: bool = False
     skips_first: bool = False
-    """Whether the row at position 0 gets no token."""
+    """Whether the row at position 0 gets a zero embedding."""
     projection: QuantizedLinear | None = None
-    """Makes the residual stream of embedding and state; None: that is the state, or the embedding without one."""
+    """Projects embedding and state to the residual stream. None: the stream is the state, or else the embedding."""
     input_norm: Tensor | None = None
-    """Follows the projection, where layers do not norm what they read."""
+    """Norm after the projection, if layers do not norm their input."""
     starts_normed: bool = False
-    """Whether the residual stream is the normed state."""
+    """Whether the residual stream starts as the normed state."""
     last_norm: Tensor | None
     carries_normed: bool
-    """Whether the next row's state is what the head reads, and not the residual stream."""
+    """Whether the next row's state is the head's input instead of the residual stream."""
     head: QuantizedLinear
     target_ids_U: Tensor | None
 
@@ -176,11 +176,11 @@ def _bits(value: float) -> int:
 
 
 class QuantizedLayers:
-    """Runs all layers; a row has the same bits for any other rows and threads.
+    """Runs all layers. A row's bits do not depend on other rows or the number of threads.
 
     Args:
-        window: positions that a row looks at; None: all.
-        ends: what a call does before and after them; None: nothing.
+        window: number of positions that a row attends to. None: all.
+        ends: what a call computes before and after them. None: nothing.
     """
 
     def __init__(
@@ -202,22 +202,22 @@ class QuantizedLayers:
 
     @property
     def widest(self) -> int:
-        """Values of the widest row that is multiplied."""
+        """Number of values of the widest row multiplied."""
         shape, first = self.shape, self._layers[0].qkv.blocks * 32
         heads = max(shape.num_heads, 2) * shape.head_dim
         return max(shape.hidden_size, heads, shape.intermediate_size, first)
 
     @property
     def norms_input(self) -> bool:
-        """Whether the first layer norms what it reads."""
+        """Whether the first layer norms its input."""
         return self._layers[0].input_norm is not None
 
     def compile(self) -> None:
-        """Compile what the first call would compile otherwise."""
+        """Compile ahead what the first call would compile."""
         _compile()
 
     def turns(self, count: int) -> Tensor:
-        """Return cosines and, behind them, sines of at least `count` positions, float32 [T, D]."""
+        """Return cosines followed by sines of at least `count` positions, float32 [T, D]."""
         known = len(self._turns_TD)
         if count > known:
             new_T = torch.arange(known, max(2 * count, 512))
@@ -423,7 +423,7 @@ def _add_choice(
 
 
 class QuantizedChain:
-    """Drafts the likeliest tokens, one after the other, in one call."""
+    """Drafts the most likely tokens, one after another, in one call."""
 
     def __init__(self, layers: QuantizedLayers, parts: ChainParts) -> None:
         self._layers, self._parts = layers, parts
@@ -542,22 +542,22 @@ class QuantizedChain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStage:
-    """What makes one draft token of the state that the target left: products, and a head."""
+    """Computes one draft token from the target's last state: products and a head."""
 
     products: tuple[QuantizedLinear, ...]
     head: QuantizedLinear
     embedding_VI: Tensor | None = None
-    """float32, of the token before; None: no draft token depends on another (Medusa)."""
+    """float32 weights for the previous token. None: draft tokens are independent (Medusa)."""
     norm: tuple[Tensor, Tensor] | None = None
-    """Weight and bias, where there is an embedding."""
+    """Weight and bias, if there is an embedding."""
 
 
 class QuantizedStages:
-    """Drafts the likeliest tokens of the target's last state alone, in one call.
+    """Drafts the most likely tokens from only the target's last state, in one call.
 
     Args:
-        stages: one for each draft token, of the same kind.
-        token_weight: multiplies embeddings.
+        stages: one for each draft token, all of the same kind.
+        token_weight: factor of the embeddings.
         target_ids_U: see `HeadVocabulary`.
     """
 

@@ -18,7 +18,7 @@ from torch import Tensor
 GROUP, BLOCK = 16, 32
 
 LAYOUT_VERSION = 1
-"""Counts changes of what follows, because packed matrices are kept on disk."""
+"""Version of the layouts. Increase it with every change, because packed matrices are stored on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,18 @@ class BlockLayout:
     offset: int = 0
     block_bytes: int
     scale_at: int
-    """Place of the scales in a block; -1: they follow all blocks of the group, whose weights are bytes."""
+    """Offset of the scales in a block. -1: they follow all blocks of the group, and weights are bytes."""
     minimum_at: int = -1
     halves: int = 1
-    """Parts of a block that have scales of their own, one after the other."""
+    """Number of consecutive parts of a block that have their own scales."""
 
     @property
     def largest(self) -> int:
-        """Stored weights are 0 to this."""
+        """Largest stored weight; the smallest is 0."""
         return 2**self.bits - 1
 
     def group_bytes(self, blocks: int) -> int:
-        """Return the bytes of a group, a multiple of 64."""
+        """Return the size of a group in bytes, a multiple of 64."""
         return -(-blocks * (self.block_bytes + (2 * GROUP if self.scale_at < 0 else 0)) // 64) * 64
 
 
@@ -50,7 +50,7 @@ LAYOUTS = {
     "q6": BlockLayout(bits=6, offset=32, block_bytes=448, scale_at=384, halves=2),
     "q8": BlockLayout(bits=8, offset=128, block_bytes=512, scale_at=-1),
 }
-"""Kinds: five, six, seven and 8.5 bits a weight."""
+"""Layouts with 5, 6, 7 and 8.5 bits per weight."""
 
 
 class PackedMatrix(NamedTuple):
@@ -64,11 +64,11 @@ class PackedMatrix(NamedTuple):
 
     @property
     def group_bytes(self) -> int:
-        """Bytes from one group to the next."""
+        """Offset from one group to the next, in bytes."""
         return LAYOUTS[self.kind].group_bytes(self.blocks)
 
     def read_rows(self, index_N: Tensor) -> Tensor:
-        """Return some rows in float32, [N, K]."""
+        """Return the given rows in float32, [N, K]."""
         layout, groups, blocks = LAYOUTS[self.kind], -(-self.rows // GROUP), self.blocks
         group_N, lane_N = index_N // GROUP, index_N % GROUP
 
@@ -103,7 +103,7 @@ class PackedMatrix(NamedTuple):
 
 
 class QuantizedTable:
-    """Rows of a matrix, looked up in float32: an embedding that is not held a second time.
+    """Looks up rows of a packed matrix in float32, so that an embedding needs no second copy.
 
     Attributes:
         shape: [V, H].
@@ -123,7 +123,7 @@ class QuantizedTable:
         return self.matrix.read_rows(tokens_N)
 
     def holds(self, values_VH: Tensor) -> bool:
-        """Return whether values are these, or these in bfloat16: what a head of this model may bring along."""
+        """Return whether `values` equal this table, possibly rounded to bfloat16, as a drafting head's copy may."""
         if values_VH.shape != torch.Size(self.shape):
             return False
         for first in range(0, len(values_VH), 4096):

@@ -1,10 +1,10 @@
-"""Vector code of the CPU kernels that numba cannot be made to emit from loops, as LLVM IR.
+"""LLVM IR for vector code that numba does not generate from loops.
 
 Sums of products of 8-bit integers are exact, and each row's float operations have one order: a row has the same bits
-alone and among others, and on every processor that has a fused multiply-add.
+alone and in a batch, and on every processor with a fused multiply-add.
 
-Weights lie as `cpu_layouts` says. A row of inputs is quantized by blocks of 32 too, 48 bytes each: 32 int8, their scale
-d and d times their sum (float32), minus the sums of the first and the second 16 (int32).
+`cpu_layouts` defines the layout of weights. A row of inputs is quantized by blocks of 32 too, 48 bytes each: 32 int8,
+their scale d and d times their sum (float32), minus the sums of the first and the second 16 (int32).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ the processor's own prefetchers stop at the end of a page."""
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How a processor multiplies 8-bit integers."""
+    """A processor's method of multiplying 8-bit integers."""
 
     name: str
     lanes: int
-    """int32 in a vector."""
+    """Number of int32 values in a vector."""
     most_rows: int
-    """Rows for which weights are read once."""
+    """Number of rows multiplied per read of the weights."""
 
 
 _MODES = {
@@ -59,8 +59,8 @@ _forced: list[Mode] = []
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Compile for another kind of processor, for tests: only kernels that are compiled within, and not cached; for
-    fewer rows at a time, to compile them sooner."""
+    """Compile for another kind of processor, in tests. Applies only to kernels compiled inside the context, which are
+    not cached, and to fewer rows at a time, which compile sooner."""
     _forced.append(replace(_MODES[name], most_rows=2))
     try:
         yield
@@ -69,8 +69,8 @@ def forced(name: str) -> Iterator[None]:
 
 
 def find_mode() -> Mode | None:
-    """Return the fastest mode of the processor that numba compiles for; None: it has none, so that quantized weights
-    are not worth it. `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` name another one than this machine's."""
+    """Return the fastest mode of the processor that numba compiles for. None: it has no such mode, and quantized
+    weights do not pay. `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` select another processor."""
     features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return _forced[-1] if _forced else _find_mode(platform.machine(), features)
 
@@ -309,7 +309,7 @@ multiply_q4, multiply_q5, multiply_q6, multiply_q8 = (_make_multiply(kind) for k
 
 @intrinsic
 def quantize_row(_typing: Any, _values: Any, _blocks: Any, _out: Any) -> Any:
-    """Quantize a row of float32 at an address, 48 bytes a block into out; all int64."""
+    """Quantize a float32 row at an address, writing 48 bytes per block to `out`. All arguments are int64."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         values, blocks, out = args

@@ -18,23 +18,23 @@ from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
 
 Rotations = tuple[Tensor, Tensor]
-"""What `Kernels.rotations` returns and `Kernels.rotate_and_store` reads, once a pass for all its layers."""
+"""Result of `Kernels.rotations`, computed once per pass and read by `Kernels.rotate_and_store` in all layers."""
 
 
 class RotaryTable(Protocol):
-    """What kernels must know of a model's rotary embedding."""
+    """Settings of a model's rotary embedding that kernels need."""
 
     def table(self) -> Tensor:
-        """Return cosines and, behind them, sines of all positions up to the limit, float32 [T, D]."""
+        """Return cosines followed by sines of all positions up to the limit, float32 [T, D]."""
 
     def rotations(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine, [N, D / 2] each, of the given positions."""
 
 
 class Kernels:
-    """The operations of one model; this class runs anywhere and is what faster ones are checked against.
+    """Operations of one model. This class runs on any device and is the reference for faster ones.
 
-    Tensors have contiguous rows, which need not follow each other where it says so.
+    Rows of tensors are contiguous. Gaps between rows are allowed only where stated.
     """
 
     rotation_dtype: torch.dtype
@@ -45,7 +45,7 @@ class Kernels:
         self.rotation_dtype = dtype
 
     def compile(self) -> None:
-        """Compile what the first call would compile otherwise."""
+        """Compile ahead what the first call would compile."""
 
     def embed(
         self,
@@ -56,7 +56,7 @@ class Kernels:
         *,
         factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the tokens times a factor, put into `total_NH` where given, and their RMS norm."""
+        """Return the tokens' embeddings times a factor, written to `total_NH` if given, and their RMS norm."""
         x_NH = look_up(tokens_N, embedding_VH)
         return self.add_norm(x_NH if factor == 1.0 else x_NH * factor, None, weight_H, total_NH)
 
@@ -70,13 +70,13 @@ class Kernels:
         state_first: bool = False,
         positions_N: Tensor | None = None,
     ) -> Tensor:
-        """Return embeddings and states, concatenated, [N, 2H]: what drafting heads read.
+        """Return embeddings and states, concatenated, [N, 2H]: the input of drafting heads.
 
         Args:
-            state_NH: a state for each token; its rows may lie apart.
-            norms: weights of the RMS norms over embedding and state; None: neither is normed.
+            state_NH: state of each token. Gaps between rows are allowed.
+            norms: weights of the RMS norms over embedding and state. None: neither is normed.
             state_first: whether the state is the left half.
-            positions_N: where given, the row at position 0 gets no token: its embedding is 0.
+            positions_N: if given, the embedding of the row at position 0 is 0.
         """
         token_NH = look_up(tokens_N, embedding_VH)
         if positions_N is not None:
@@ -86,7 +86,7 @@ class Kernels:
         return torch.cat((state_NH, token_NH) if state_first else (token_NH, state_NH), dim=-1)
 
     def add(self, x_NH: Tensor, delta_NH: Tensor) -> Tensor:
-        """Return x + delta; the rows of x may lie apart."""
+        """Return x + delta. Gaps between rows of x are allowed."""
         return x_NH + delta_NH
 
     def add_norm(
@@ -100,8 +100,8 @@ class Kernels:
     ) -> tuple[Tensor, Tensor]:
         """Return x + delta (x itself when there is no delta), rounded to their type, and its RMS norm.
 
-        The rows of x may lie apart. So may those of `total_NH`: where given, the sum is put there. Weights of norms,
-        here and elsewhere, are of the rows' type or float32. `delta_weight_H` are those of a norm over delta.
+        Gaps between rows of x and of `total_NH` are allowed. The sum is written to `total_NH` if given. Weights of
+        norms always have the rows' type or float32. `delta_weight_H` is the weight of a norm over delta.
         """
         if delta_NH is not None and delta_weight_H is not None:
             delta_NH = self._norm(delta_NH, delta_weight_H)
@@ -126,20 +126,20 @@ class Kernels:
         return F.gelu(gate_NI, approximate="tanh") * up_NI
 
     def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor, *, gelu: bool = False) -> Tensor:
-        """Return `silu_mul`, or `gelu_mul`, of what the matrix product `gate_up` makes of x."""
+        """Return `silu_mul`, or `gelu_mul`, of the product of `gate_up` and x."""
         return (self.gelu_mul if gelu else self.silu_mul)(gate_up(x_NX))
 
     def route(self, logits_NE: Tensor, num_chosen: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-        """Return the weights and the numbers of the experts that a router chooses for each row, [N, K] each.
+        """Return weights and indices of the experts that the router chooses for each row, [N, K] each.
 
         Args:
-            normalize: whether each row's weights are made to sum to 1; they are shares of all experts otherwise.
+            normalize: whether each row's weights sum to 1. Otherwise they are probabilities over all experts.
         """
         weights_NK, chosen_NK = logits_NE.softmax(dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
         return weights_NK / weights_NK.sum(dim=-1, keepdim=True) if normalize else weights_NK, chosen_NK
 
     def rotations(self, positions_N: Tensor) -> Rotations:
-        """Return what rotates the heads of rows at the given int64 positions: here cosine and sine, [N, D / 2] each."""
+        """Return the rotations of rows at the given int64 positions: here cosine and sine, [N, D / 2] each."""
         return self.rope.rotations(positions_N, self.rotation_dtype)
 
     def rotate_and_store(
@@ -154,10 +154,10 @@ class Kernels:
         """Norm (if the family does) and rotate q and k, store k and v, and return q_NAD.
 
         Args:
-            qkv_NSD: heads of q, k and v, where A may be 0; its rows may lie apart, and so may those of the result,
-                for which its memory may be re-used.
+            qkv_NSD: heads of q, k and v; A may be 0. Gaps between rows are allowed, also in the result, which may reuse
+                this memory.
             norms: weights of the RMS norm over each head of q and of k.
-            kv: the pages; one-byte floats are rounded from the rows' type and saturate.
+            kv: the pages. For one-byte floats, values are rounded from the rows' type, and saturate.
         """
         groups = self.shape.num_kv_heads
         q_NAD, k_NGD, v_NGD = qkv_NSD.split((qkv_NSD.shape[1] - 2 * groups, groups, groups), dim=1)
