@@ -104,7 +104,7 @@ def read_installed() -> dict[str, Any]:
     registry = importlib.import_module("vllm.transformers_utils.config")._CONFIG_REGISTRY
     for name in sorted(registry.keys() - rows.keys()):
         if rename := describe(registry[name], None).get("rename", {}) | find_arguments(registry[name]):
-            rows[name] = {"rename": dict(sorted(rename.items()))}
+            rows[name] = {"library": "vllm", "rename": dict(sorted(rename.items()))}
     return {
         "source": _SOURCE.format(version=transformers.__version__),
         "types": rows,

@@ -11,7 +11,7 @@ import pytest
 
 from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import Action, Step
-from draftwise.guarding.executors import CommandExecutor, find_executor, parse_executor
+from draftwise.guarding.executors import CommandExecutor, parse_executor
 
 SHIFT = Action(step=Step.SHIFT, replicas=("http://a:1", "http://b:2"), cause="c", reason="It does not pay.")
 BACK = Action(step=Step.ROLL_BACK, cause="c", reason="Speculation has not paid for 61 minutes.")
@@ -43,12 +43,6 @@ def test_a_command_has_to_be_told_what_and_where(text):
 def test_unknown_executors_are_refused(text, tmp_path):
     with pytest.raises(InvalidSetup, match="is not a known executor"):
         parse_executor(text, patch_file=tmp_path / "p")
-
-
-def test_the_first_that_can_is_asked(tmp_path):
-    first, second = (parse_executor(f"haproxy=/run/{n}", patch_file=tmp_path / "p") for n in "ab")
-    assert find_executor([first, second], Step.SHIFT) is first
-    assert find_executor([first], Step.ROLL_BACK) is None
 
 
 def deployed(folder: Path) -> Path:

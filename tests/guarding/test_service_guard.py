@@ -198,6 +198,14 @@ def test_who_puts_it_back_by_hand_is_not_fought(world):
     assert world.proxy.out == {"a"}
 
 
+def test_the_first_executor_that_can_is_asked(world):
+    cannot, first, second = (Proxy(name=name) for name in ("cannot", "first", "second"))
+    cannot.steps = frozenset({Step.RESTART})
+    world.start(executors=(cannot, first, second))
+    world.run(60)
+    assert [each.out for each in (cannot, first, second)] == [set(), {"a"}, set()]
+
+
 def test_without_executors_it_proposes(world):
     world.start(executors=())
     world.run(60)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import Finding
-from draftwise.core.action import Action
 from draftwise.guarding.guard_state import State
 from draftwise.guarding.service_reading import Rules, ServiceReading
 from draftwise.knowledge.messages import fault, note, warning
@@ -35,11 +34,6 @@ def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
     """Return the note that drift is not judged yet, with the missing amount of data."""
     rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
     return note("drift-not-learned", known=len(find_learned_days(rows)), learn_days=LEARN_DAYS)
-
-
-def failed(action: Action, error: Exception) -> Finding:
-    """Return the finding for a failed step."""
-    return fault("step-failed", step=action.step, names=", ".join(action.replicas) or "the service", error=error)
 
 
 def _time(at_s: float) -> str:

@@ -344,8 +344,3 @@ def parse_executor(text: str, *, patch_file: Path) -> Executor:
     if kind == "patch" and given:
         return Patch(text, Path(given), patch_file)
     raise refusal("unknown-executor", text=text)
-
-
-def find_executor(executors: Sequence[Executor], step: Step) -> Executor | None:
-    """Return the first executor that can carry out a step."""
-    return next((each for each in executors if step in each.steps), None)

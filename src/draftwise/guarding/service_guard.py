@@ -11,7 +11,7 @@ from math import inf
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding import alarms
-from draftwise.guarding.executors import Executor, find_executor, parse_executor
+from draftwise.guarding.executors import Executor, parse_executor
 from draftwise.guarding.guard_state import KEPT_ROWS, Latch, Lease, State, Store
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
@@ -229,7 +229,8 @@ class ServiceGuard:
             executor.carry_out(action)
         except BackendError as error:
             self._store.record(action, at_s=now_s, outcome=f"failed: {error}", by=executor.name)
-            yield alarms.failed(action, error)
+            names = ", ".join(action.replicas) or "the service"
+            yield fault("step-failed", step=action.step, names=names, error=error)
             # What was to go out may be out: it counts as such until it is seen. What was to come back is still out.
             return state if action.step in OUT else replace(state, latches=before)
         self._store.record(action, at_s=now_s, outcome="done", by=executor.name)
@@ -279,7 +280,6 @@ def undo(store: Store, *, now_s: float) -> Iterator[str]:
 
 def _put_back(action: Action, latch: Latch, store: Store) -> str:
     """Return the executor that put a replica back: the one that took it out."""
-    executor = find_executor([parse_executor(latch.means, patch_file=store.patch)], Step.RELEASE)
-    assert executor is not None, "what takes out can put back"
+    executor = parse_executor(latch.means, patch_file=store.patch)
     executor.carry_out(action)
     return executor.name

@@ -47,7 +47,7 @@ def runs_in_float32(method: str) -> bool:
 
 
 def find_model_type(name: str) -> Mapping[str, Any] | None:
-    """Return the row of a model type; None if transformers does not have it.
+    """Return the row of a model type; None if transformers does not have it, nor vLLM (`library`).
 
     A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads`, `chunk_size` and `rope_parameters`
     (values that a config.json may leave out), `rename` (names that draftwise reads -> the type's own spelling, such as

@@ -258,7 +258,9 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
             "Give the URLs of servers, --prometheus, or --log. Only --since-rollout with --probe takes "
             "two: --prometheus for the recorded history, and the URLs to probe."
         )
-    twice = [url for url, count in Counter(map(_name, (*urls, *request.plain))).items() if count > 1]
+    from draftwise.watching.watcher import name_server
+
+    twice = [url for url, count in Counter(map(name_server, (*urls, *request.plain))).items() if count > 1]
     if twice:
         refuse(f"{twice[0]} is given twice: a server counts once, and belongs to one pool.")
     if (request.probe or request.record_baseline) and not urls:
@@ -269,12 +271,6 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
         refuse("--service, --namespace and --model select recorded servers: give --prometheus.")
     if request.probe and (baseline is None or not baseline.probe):
         refuse("--probe needs a --baseline with a probe, as --record-baseline writes it.")
-
-
-def _name(url: str) -> str:
-    from draftwise.watching.watcher import name_server
-
-    return name_server(url)
 
 
 def _check_owner(baseline: Baseline, setup_file: Path) -> None:

@@ -29,6 +29,7 @@ from draftwise.core import (
     Window,
 )
 from draftwise.core.grouping import group_by
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
@@ -40,7 +41,7 @@ from draftwise.watching.prometheus import (
     put_together,
     select,
 )
-from draftwise.watching.watcher import PLAIN, Look, find_several, grow, unread
+from draftwise.watching.watcher import PLAIN, Look, grow, unread
 from draftwise.watching.yardstick import Yardstick
 
 _KEPT = (
@@ -57,7 +58,6 @@ _HEAVY = frozenset({"at_most", "adapters", "cache_dtype"})
 """Readings to leave out: histograms have as many series as all others together."""
 _DOWN = "max by (instance) (max_over_time(up[2m])) == 0"
 """Query: targets that were not scraped for two minutes."""
-_TOLD = ("code", "severity", "message", "where", "fix")
 _MANY = 10**6
 """Steps of the window that represents a run with only ratios recorded."""
 ServiceName = tuple[str, str]
@@ -132,7 +132,10 @@ async def see_fleet(
         await api.query(_DOWN, at_s=now_s),
     )
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
-    faults = {each: find_several(each) for each in _list_instances(turns, lambda value: 0 < value < span_s)}
+    faults = {
+        each: fault("several-behind-url", where=each)
+        for each in _list_instances(turns, lambda value: 0 < value < span_s)
+    }
     for each in _list_instances(down, lambda value: value == 0):
         faults[each] = unread(each, BackendError(f"{api.url} no longer gets the counters of {each}."))
     services = [_judge(*each, began, known, faults, now_s - span_s) for each in _group(looked)]
@@ -170,7 +173,10 @@ def _judge(
 ) -> FleetService:
     instances = {each["metric"].get("instance", "") for each in series}
     ill = [faults[each] for each in sorted(instances & faults.keys())]
-    told = [Diagnosis(**{name: getattr(each, name) for name in _TOLD}) for each in ill]
+    told = [
+        Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})
+        for each in ill
+    ]
     began = [start for instance in instances for start in starts.get(instance, ())]
     pairs = [_pair(each, since_s) for each in put_together(series, began)]
     looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in faults]
@@ -224,22 +230,9 @@ def _make_baseline(known: Mapping[str, float]) -> Baseline:
         )
         counters = Counters(spec=stats, generation_tokens=_MANY + accepted)
         expected = Expected(workload="", condition=condition, counters=counters)
-    return Baseline(
-        setup_sha256="",
-        arm="spec",
-        expected=expected,
-        rollback=tuple(
-            Rollback(
-                workload="",
-                arm="spec",
-                metric=metric,
-                relation=relation,
-                value=value,
-                for_s=0.0,
-                basis=basis,
-                condition=condition,
-            )
-            for metric, basis, relation, value in rules
-            if value is not None
-        ),
-    )
+    rollback = tuple(
+        Rollback(workload="", arm="spec", metric=metric, relation=relation, value=value, for_s=0.0, basis=basis,
+                 condition=condition)
+        for metric, basis, relation, value in rules if value is not None
+    )  # fmt: skip
+    return Baseline(setup_sha256="", arm="spec", expected=expected, rollback=rollback)

@@ -26,6 +26,7 @@ from draftwise.backends.exposition import (
 )
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, Window
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.metrics import get_server, is_renamed, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
@@ -36,9 +37,7 @@ from draftwise.watching.watcher import (
     Look,
     Snapshot,
     falls_back,
-    find_dying,
     find_renamed,
-    find_several,
     grow,
     leave_out_damaged,
     tick_every,
@@ -208,8 +207,12 @@ class PrometheusWatcher:
             at_s=self._now(),
             findings=(
                 *gone,
-                *(find_several(instance) for _, instance in sorted(several)),
-                *(find_dying(place[1], count, "an hour") for place, count in again.items() if place not in several),
+                *(fault("several-behind-url", where=instance) for _, instance in sorted(several)),
+                *(
+                    fault("engine-dies", case="restarts", where=place[1], count=count, span="an hour")
+                    for place, count in again.items()
+                    if place not in several
+                ),
                 *find_renamed(each[-1] for each in pages),
                 *stalls.find(),
             ),

@@ -541,7 +541,7 @@ class Watcher:
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
-        faults += [find_several(instance) for _, instance in self._several]
+        faults += [fault("several-behind-url", where=instance) for _, instance in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
         faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
@@ -555,7 +555,8 @@ class Watcher:
         for key, began in self._began.items():
             recent = [at_s for at_s in began if at_s > now_s - _RESTARTS_S]
             if len(recent) >= _RESTARTS and key not in self._several:
-                yield find_dying(key[1], len(recent), f"{_RESTARTS_S / 60:.0f} minutes")
+                span = f"{_RESTARTS_S / 60:.0f} minutes"
+                yield fault("engine-dies", case="restarts", where=key[1], count=len(recent), span=span)
 
     def close(self) -> None:
         """Close all connections."""
@@ -615,11 +616,6 @@ async def tick_every(interval_s: float, *, since_s: float | None = None) -> Asyn
         await asyncio.sleep(began_s + tick * interval_s - clock())
 
 
-def find_several(where: str) -> Finding:
-    """Return the finding for an address with several servers behind it."""
-    return fault("several-behind-url", where=where)
-
-
 def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
     """Yield a finding per server whose page lacks counters that every known release has: its state is unknown."""
     for look in looks:
@@ -631,11 +627,6 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
             yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)
-
-
-def find_dying(where: str, count: float, span: str) -> Finding:
-    """Return the finding for a server that restarts repeatedly."""
-    return fault("engine-dies", case="restarts", where=where, count=count, span=span)
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:

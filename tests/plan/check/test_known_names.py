@@ -258,3 +258,10 @@ def test_a_drafter_served_as_the_model_fails_later(tmp_path: Path) -> None:
     assert (report.outcome, "target-is-drafter" in codes(report)) == (CheckOutcome.FAILS_LATER, True)
     (tmp_path / "head" / "config.json").write_text(json.dumps({**head, "architectures": ["LlamaForCausalLM"]}))
     assert "target-is-drafter" not in codes(check(Setup(target=str(tmp_path / "head"), engine_version="0.33.0")))
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("0.32.0", True), ("0.33.0", False)])
+def test_a_type_of_vllm_s_own_is_known_while_a_release_has_it(tmp_path: Path, version: str, is_known: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa"}))
+    spec = {"method": "step3p5_mtp", "model": str(tmp_path), "num_speculative_tokens": 4}
+    assert ("drafter-type-unknown" not in codes(judge("Qwen/Qwen3-8B", spec, version))) is is_known

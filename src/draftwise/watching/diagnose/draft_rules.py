@@ -38,7 +38,9 @@ def _find_asleep(case: PoolCase) -> RuleMatch | None:
     asleep = [window for window in case.windows if window.sleeping and not window.output_tokens]
     if not asleep:
         return None
-    return RuleMatch(message=f"{_count(asleep, case)} asleep, with no answers.", where=_name(asleep, case))
+    of = f"{len(asleep)} of {len(case.windows)} engines {'is' if len(asleep) == 1 else 'are'}"
+    where = "" if len(asleep) == len(case.windows) else asleep[0].instance
+    return RuleMatch(message=f"{of} asleep, with no answers.", where=where)
 
 
 def _find_spec_off(case: PoolCase) -> RuleMatch | None:
@@ -181,15 +183,6 @@ def _lose_beside(pool: Window, good: Window) -> float | None:
     """Return what a pool loses in tokens per step compared with its servers that are as they should be."""
     mine, theirs = pool.tokens_per_step, good.tokens_per_step
     return log(theirs / mine) if mine and theirs else None
-
-
-def _count(some: list[Window], case: PoolCase) -> str:
-    verb = "is" if len(some) == 1 else "are"
-    return f"{len(some)} of {len(case.windows)} engines {verb}"
-
-
-def _name(some: list[Window], case: PoolCase) -> str:
-    return "" if len(some) == len(case.windows) else some[0].instance
 
 
 RULES = (

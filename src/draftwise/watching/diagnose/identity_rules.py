@@ -157,7 +157,8 @@ def _find_k_changed(case: PoolCase) -> RuleMatch | None:
     evidence = tuple(f"{name}: {k} draft tokens" for name, k in drafted.items())
     loss = sum(max(each or 0.0, 0.0) for each in (find_losses(case).machine, find_losses(case).acceptance))
     if len(found) == 1:
-        text = f"Drafts have {found[0]} tokens; {wanted} {_tell_wanted(case)}."
+        given = case.asked.spec is not None and case.asked.spec.num_speculative_tokens is not None
+        text = f"Drafts have {found[0]} tokens; {wanted} {'are configured' if given else 'were measured'}."
         return RuleMatch(message=text, evidence=evidence, loss=loss)
     text = f"{len(odd)} of {len(drafted)} servers draft {' or '.join(map(str, sorted(set(odd.values()))))} tokens, the "
     text += f"others {' or '.join(str(k) for k in found if k not in odd.values())}."
@@ -167,11 +168,6 @@ def _find_k_changed(case: PoolCase) -> RuleMatch | None:
 def _find_wanted_k(case: PoolCase) -> int | None:
     asked = None if case.asked.spec is None else case.asked.spec.num_speculative_tokens
     return asked if asked is not None or case.good is None else _count_drafted(case.good)
-
-
-def _tell_wanted(case: PoolCase) -> str:
-    given = case.asked.spec is not None and case.asked.spec.num_speculative_tokens is not None
-    return "are configured" if given else "were measured"
 
 
 def _find_revisions_differ(case: PoolCase) -> RuleMatch | None:

@@ -270,7 +270,7 @@ def _find_context_grew(case: PoolCase) -> RuleMatch | None:
     return RuleMatch(
         message=f"Prompts have {now:,.0f} tokens on average instead of {then:,.0f}, and acceptance fell with it.",
         evidence=(*found.evidence, tell("prompt tokens", now, then)),
-        loss=_add_up(found.loss, find_losses(case).machine),
+        loss=sum(max(each or 0.0, 0.0) for each in (found.loss, find_losses(case).machine)),
     )
 
 
@@ -336,11 +336,6 @@ def _find_suffix_cold(case: PoolCase) -> RuleMatch | None:
         evidence=found.evidence,
         loss=found.loss,
     )
-
-
-def _add_up(*losses: float | None) -> float:
-    """Return the sum of what is lost."""
-    return sum(loss for loss in losses if loss is not None and loss > 0)
 
 
 def _find_lowest(case: PoolCase) -> tuple[Window, float] | None:

@@ -118,7 +118,7 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
         return None
     known = find_model_type(model_type)
     own = context.release.table("config_model_types")
-    if known is None and model_type not in own and not _is_trusted(context, config):
+    if (known is None or "library" in known) and model_type not in own and not _is_trusted(context, config):
         yield from _find_unknown_type(context, model, model_type, role)
         return None
     values = dict(fill_in(config))
