@@ -116,7 +116,7 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
             f"{role}-untyped", where=place_of(role), fix="Add the model_type to its config.json." + "".join(hints)
         )
         return None
-    known = find_model_type(model_type)
+    known = None if model_type in _OWN_CLASSES else find_model_type(model_type)
     own = context.release.table("config_model_types")
     if (known is None or "library" in known) and model_type not in own and not _is_trusted(context, config):
         yield from _find_unknown_type(context, model, model_type, role)
@@ -144,7 +144,7 @@ def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, ro
         yield from context.rules.ruling(f"{role}-type-unknown", model_type=model_type, where=place_of(role))
 
 
-_OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator"})
+_OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator", "kimi_k2", "inkling_model"})
 """Types that only vLLM has a class for, and not in every release."""
 
 
