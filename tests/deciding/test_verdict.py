@@ -60,7 +60,8 @@ def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
     ],
 )
 def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, words) -> None:
-    found, reason = judge(compared(SAME, LOADED, throughput=throughput, tpot=tpot), [], LIMITS)
+    numbers = {"throughput": throughput, "total": throughput, "tpot": tpot}
+    found, reason = judge(compared(SAME, LOADED, **numbers), [], LIMITS)
     assert found is verdict
     assert words in describe_reason(reason)
 
@@ -241,3 +242,12 @@ def test_a_sloppier_rule_would_fail_the_a_a_test() -> None:
 
 def verdict_of_margin_0(comparison: Comparison) -> Verdict:
     return judge(comparison, [], Thresholds(margin=0.0))[0]
+
+
+def test_a_server_that_outputs_less_while_its_requests_take_no_longer_is_not_rejected() -> None:
+    """A gateway that holds each request up before its first byte keeps the server waiting."""
+    assert judge(compared(SLOWER, LOADED), [], Thresholds())[0] is Verdict.REJECT
+    even = Interval(value=1.0, low=0.98, high=1.02)
+    verdict, reason = judge(compared(SLOWER, LOADED, total=even), [], Thresholds())
+    assert verdict is Verdict.INCONCLUSIVE
+    assert "requests take no longer" in describe_reason(reason)

@@ -57,7 +57,8 @@ class ReasonCode(StrEnum):
     LATE_FIRST_TOKENS_TAIL = "late-first-tokens-tail"
     """P99 of the time to the first token is `ratio` times the baseline's."""
     ANSWERS_NOT_FASTER = "answers-not-faster"
-    """The server's throughput rises, but the time per token of a request does not fall."""
+    """The server's throughput rises, but the time per token of a request does not fall; or it falls (`slower`), and
+    requests take no longer."""
     EQUAL = "equal"
     """Equal within `margin`."""
     OPEN = "open"

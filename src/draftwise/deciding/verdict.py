@@ -17,7 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, ReasonCode, Severity, Verdict
+from draftwise.core import (
+    ClosedLoop,
+    Comparison,
+    DecidingMeasure,
+    Finding,
+    Interval,
+    Reason,
+    ReasonCode,
+    Severity,
+    Verdict,
+)
 from draftwise.core.comparison import GuardedHarm
 from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.comparison.losers import name_losers
@@ -264,6 +274,9 @@ def _weigh(
     ):
         unseen = find_unseen_share(comparison.num_prompts)
         return Verdict.INCONCLUSIVE, _reason(ReasonCode.UNSEEN, bar=bar, share=unseen)
+    if side is Conclusion.SLOWER and name == DecidingMeasure.SERVER and comparison.total.high >= 1:
+        # Its requests take no longer: between them, something else keeps the server waiting.
+        return Verdict.INCONCLUSIVE, _reason(ReasonCode.ANSWERS_NOT_FASTER, slower=True)
     if side is Conclusion.SLOWER:
         return _judge_loss(comparison, findings, thresholds, promise=name == _PROMISE)
     if side is Conclusion.FASTER and not _contradicted(comparison):

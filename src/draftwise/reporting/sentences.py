@@ -418,8 +418,10 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.SLOW_TAIL: "{share:.0%} of the requests are slower than 1.1 times the baseline's P90".format_map,
     ReasonCode.LATE_FIRST_TOKEN: "the first token takes {ratio:.2f}x as long".format_map,
     ReasonCode.LATE_FIRST_TOKENS_TAIL: "P99 of the time to the first token is {ratio:.2f}x the baseline's".format_map,
-    ReasonCode.ANSWERS_NOT_FASTER: lambda _: (
-        "the server outputs more, but the time per token of a request does not fall with it"
+    ReasonCode.ANSWERS_NOT_FASTER: lambda found: (
+        "the server outputs less, but its requests take no longer, so something delays them on their way to it"
+        if found.get("slower")
+        else "the server outputs more, but the time per token of a request does not fall with it"
     ),
     ReasonCode.EQUAL: "equal within {margin:.0%}: no difference of practical size".format_map,
     ReasonCode.OPEN: _say_open,

@@ -32,7 +32,7 @@ from draftwise.knowledge.messages import refusal
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.request_headers import Header, read_headers
 from draftwise.verbs.verb import Result, refuse, verb
-from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_expected, describe_pool
+from draftwise.watching.look_rows import ExpectedRow, PoolRow, describe_pool
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick
 
@@ -388,7 +388,11 @@ async def _end_when_stopped(progress: Progress, watching: asyncio.Task[Any] | No
 def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
     return WatchResult(
         at_s=snapshot.at_s,
-        expected=describe_expected(of.yardstick),
+        expected=ExpectedRow(
+            tokens_per_step=of.yardstick.tokens_per_step,
+            break_even=of.yardstick.break_even,
+            crossover=of.yardstick.crossover,
+        ),
         pools=tuple(describe_pool(snapshot.of(pool)) for pool in snapshot.pools),
         findings=snapshot.findings,
         unanswered=of.unanswered if snapshot.pools else (),

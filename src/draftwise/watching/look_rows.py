@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from draftwise.core import Window
-from draftwise.watching.yardstick import Yardstick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +133,6 @@ _NAMES = tuple(
     for each in fields(WindowRow)
     if each.name not in ("running", "waiting", "kv_usage", "reported_acceptance_length", "counted")
 )
-
-
-def describe_expected(yardstick: Yardstick) -> ExpectedRow:
-    """Return the expectations for a service."""
-    return ExpectedRow(
-        tokens_per_step=yardstick.tokens_per_step, break_even=yardstick.break_even, crossover=yardstick.crossover
-    )
 
 
 def describe_pool(windows: Sequence[Window]) -> PoolRow:

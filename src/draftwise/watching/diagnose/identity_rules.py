@@ -44,10 +44,7 @@ _UNLIKE = 1.5
 def leave_out_models(
     windows: Sequence[Window], plain: Window | None
 ) -> tuple[RuleMatch | None, tuple[Window, ...], Window | None]:
-    """Return what is said of servers of another model, the windows of the common one, and the plain one if it is of it.
-
-    Without a majority no window is left.
-    """
+    """Return the match for servers of another model, and the windows of the common one (none without a majority)."""
     counts = Counter(each.model for each in windows if each.model)
     common = max(counts, key=lambda name: counts[name], default="")
     strange = [each for each in windows if _is_other(each.model, common)]
