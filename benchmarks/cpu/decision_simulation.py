@@ -37,7 +37,7 @@ from draftwise.statistics import (
     prompt_ratio,
 )
 from draftwise.statistics.rounding import find_rounding_scale, is_beyond_rounding
-from draftwise.workloads.prompt_draw import spread_places
+from draftwise.workloads.reshape import spread_places
 
 MARGIN = 0.03
 PRIOR, STEP, ASKED_AGAIN = 0.2, 1 / 16, 24

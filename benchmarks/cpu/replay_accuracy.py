@@ -29,8 +29,8 @@ from draftwise.engine.replayers import DenseReplayer, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
 from draftwise.replaying.acceptance_profile import count_steps
-from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replaying import to_anchors
+from draftwise.replaying.served_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.transcripts import Replayer, Transcript
 from draftwise.statistics.ratios import Array, ratio_of_totals
 from draftwise.workloads import load_workloads

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.backends.vllm_command import check_arguments, compose, find_version, with_request_metrics
+from draftwise.backends.vllm_server import check_arguments, compose, find_version, with_request_metrics
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)

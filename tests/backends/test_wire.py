@@ -18,7 +18,7 @@ from tests.support.clocks import skip_time
 from draftwise.backends import BrokenStream, UrlBackend, wire
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
-from draftwise.machine.open_files import raise_file_limit
+from draftwise.machine.processes import raise_file_limit
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

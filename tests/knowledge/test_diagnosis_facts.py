@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from draftwise.cli.explain_command import explain
 from draftwise.knowledge.defects import all_defects
 from draftwise.knowledge.findings import FindingFact, all_findings
+from draftwise.knowledge.metrics import CACHE_CONFIG
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.server_metrics import CACHE_CONFIG
 from draftwise.knowledge.vllm import releases
 
 DIAGNOSED = [fact for fact in all_findings().values() if fact.diagnosis is not None]

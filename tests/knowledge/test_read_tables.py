@@ -5,8 +5,8 @@ import re
 from draftwise.backends.exposition import EngineReading
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 from draftwise.knowledge.log_lines import read_log_facts
+from draftwise.knowledge.metrics import read_server_metrics
 from draftwise.knowledge.model_types import read_config_keys, read_speculators, types_with
-from draftwise.knowledge.server_metrics import read_server_metrics
 from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import releases
 

@@ -18,7 +18,7 @@ from draftwise.measure.readiness import check_addresses
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.reporting.predictions import find_undisturbed, hold_estimates
 from draftwise.runs import RunDirectory
-from draftwise.workloads.prompt_draw import draw, locate
+from draftwise.workloads.reshape import draw, locate
 
 BUDGET_S = 60.0
 FOREVER = 1e6

@@ -33,7 +33,7 @@ SCRIPTS = {
 }
 PATIENCE_S = 120
 """For a machine under load; nothing is concluded from how long things take."""
-IMPATIENT = f"import draftwise.measure.returns as returns; returns._AWAY_S = 5.0; {UNPLOTTED}"
+IMPATIENT = f"import draftwise.measure.roster as returns; returns._AWAY_S = 5.0; {UNPLOTTED}"
 """A client that waits seconds, not minutes, for a server to come back."""
 PASSES, TURN = 3, 16
 """Passes, and requests in the one turn of an arm: four for each of four streams."""

@@ -12,8 +12,8 @@ import pytest
 
 from draftwise.core import InvalidSetup, Profile, ReplayedTarget, SpecConfig
 from draftwise.replaying import Anchors, read_anchors, read_profile
-from draftwise.replaying.lookup_drafts import NgramReplayer
 from draftwise.replaying.replaying import ReplayCandidate, ReplayDirectory, choose_ks, replay_candidates
+from draftwise.replaying.served_drafts import NgramReplayer
 from draftwise.replaying.transcripts import ReplayedRequest, Transcript, Transcripts, count_accepted
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=4)

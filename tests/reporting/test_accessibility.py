@@ -13,10 +13,9 @@ from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.appearance import PALETTE, PLAIN, VERDICT_COLOURS
 from draftwise.reporting.memory_plot import COLOURS
 from draftwise.reporting.page import render_page, tabulate_percentiles, tabulate_verdicts
-from draftwise.reporting.plots.acceptance_plots import LOSSES
-from draftwise.reporting.plots.latency_plots import draw_distributions, draw_latency_over_load
 from draftwise.reporting.plots.plot_data import collect
-from draftwise.reporting.plots.speedup_plots import draw_speedups
+from draftwise.reporting.plots.replay_plots import LOSSES
+from draftwise.reporting.plots.speed_plots import draw_distributions, draw_latency_over_load, draw_speedups
 
 CSS = (files("draftwise.reporting") / "page.css.j2").read_text(encoding="utf-8")
 

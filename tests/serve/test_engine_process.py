@@ -19,7 +19,7 @@ from tests.support.serving import serving_launched, start_thread
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.engine_outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
-from draftwise.machine.open_files import raise_file_limit
+from draftwise.machine.processes import raise_file_limit
 from draftwise.serve.channel import Channel, ChannelProtocol, EngineFailure, StepResult
 from draftwise.serve.engine_process import start_process
 from draftwise.serve.engine_worker import EngineWorker

@@ -16,7 +16,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
 from draftwise.core import InvalidSetup
-from draftwise.serve import asgi, connections
+from draftwise.serve import app, connections
 from draftwise.serve.entrance import AccessRules, check_names
 from draftwise.serve.http_server import ServerOptions, make_rules
 
@@ -275,7 +275,7 @@ def test_what_asks_for_another_protocol_is_answered_in_this_one(shared):
 
 
 def test_a_body_that_comes_in_drops_is_given_up(checkpoint, monkeypatch):
-    monkeypatch.setattr(asgi, "_PAUSE_S", 0.2)
+    monkeypatch.setattr(app, "_PAUSE_S", 0.2)
     with serving(FakeEngine(checkpoint)) as server, connect(server) as client:
         client.sendall(CHUNKED + b"Content-Length: 1000000\r\n\r\n")
         client.settimeout(0.05)

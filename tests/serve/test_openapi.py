@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftwise.serve.openapi import make_document
+from draftwise.serve.request_fields import make_document
 
 DOCUMENT = make_document()
 POSTS = sorted(path for path, item in DOCUMENT["paths"].items() if "requestBody" in item.get("post", {}))

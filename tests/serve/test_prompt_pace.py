@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.serve.prompt_pace import GAP_S, PromptPace
+from draftwise.serve.engine_loop import GAP_S, PromptPace
 
 LEAST, MOST = 16, 2048
 

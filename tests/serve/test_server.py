@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 from draftwise.core import InvalidSetup
 from draftwise.serve import connections
 from draftwise.serve.calls import Defaults
+from draftwise.serve.entrance import InFlight
 from draftwise.serve.http_server import ServerOptions, bind
-from draftwise.serve.in_flight import InFlight
 
 SCRIPT = """
 import sys

@@ -22,7 +22,7 @@ import pytest
 import draftwise
 from draftwise.core import Finding, Ruling
 from draftwise.core import finding as module
-from draftwise.core.diagnosis import Diagnosis
+from draftwise.core.ruling import Diagnosis
 from draftwise.knowledge.examples import read_seen
 
 PACKAGE = str(Path(draftwise.__file__).parent)

@@ -24,7 +24,7 @@ from draftwise.cli import main
 from draftwise.core import Arm, InvalidSetup, ModelShape, OpenLoop, Phase, Run, Setup
 from draftwise.core.documents import to_json
 from draftwise.core.exit_codes import ExitCode
-from draftwise.machine import posix
+from draftwise.machine import processes
 from draftwise.machine.network import find_proxy, open_tls
 from draftwise.measure import calibrating, run_context
 from draftwise.measure.load.requests import arrival_times
@@ -218,7 +218,7 @@ def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_windows_is_told_to_use_wsl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posix, "os", SimpleNamespace())
+    monkeypatch.setattr(processes, "os", SimpleNamespace())
     with pytest.raises(InvalidSetup, match="Training runs on Linux and macOS only") as caught:
         draftwise.train("medusa", target="model", data="data.txt", out="drafter")
     assert [each.code for each in caught.value.findings] == ["needs-posix"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import Prompt, RecordedAnswer
 from draftwise.workloads import load_workloads
-from draftwise.workloads.prompt_draw import draw, locate, spread_places
+from draftwise.workloads.reshape import draw, locate, spread_places
 
 
 @given(st.integers(0, 400), st.floats(0, 0.999))

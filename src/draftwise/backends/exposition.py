@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
-from draftwise.knowledge.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
+from draftwise.knowledge.metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _STARTS = tuple(

@@ -15,7 +15,7 @@ import httpx
 from draftwise.backends.backend import Exchange, Piece, ServerInfo
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad, cause_of
-from draftwise.knowledge.server_metrics import counts_drafts
+from draftwise.knowledge.metrics import counts_drafts
 
 _POLL_S = 1.0
 _PLACE = "{arm}"

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from draftwise.backends.backend import BrokenStream, Exchange, Piece
 from draftwise.backends.connection import Connection, LostError, Tls
 from draftwise.machine.network import open_tls
-from draftwise.machine.open_files import raise_file_limit
+from draftwise.machine.processes import raise_file_limit
 
 _T = TypeVar("_T")
 

@@ -69,11 +69,9 @@ def parse_json(text: str | bytes, *, where: str, fix: str = "") -> dict[str, Any
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"The text is not valid JSON ({str(error)[:120]})."
-        raise InvalidSetup.because("not-json", message, where=where, fix=fix) from None
+        raise refusal("not-json", case="bare", error=str(error)[:120], where=where, fix=fix) from None
     if not isinstance(value, dict):
-        message = f"The text must be a JSON object, not {type(value).__name__}."
-        raise InvalidSetup.because("not-an-object", message, where=where, fix=fix)
+        raise refusal("not-an-object", case="text", name=type(value).__name__, where=where, fix=fix)
     return value
 
 

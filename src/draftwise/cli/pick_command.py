@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,15 +32,9 @@ class _Traffic(click.Choice[str]):
         return super().convert(value.replace("isation", "ization"), param, ctx)
 
 
-def _list_models(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _list_names(ctx: click.Context, _: click.Parameter, asked: bool, *, find: Callable[[], Sequence[str]]) -> None:
     if asked and not ctx.resilient_parsing:
-        show_names(ctx, list_models())
-        ctx.exit()
-
-
-def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        show_names(ctx, list_gpus())
+        show_names(ctx, find())
         ctx.exit()
 
 
@@ -74,9 +69,9 @@ def _list_gpus(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @option("--air-gapped", "The server cannot fetch models.", is_flag=True)
 @option("--why", "Show every rule behind the answer, with its source.", is_flag=True)
 @option("--list-models", "List the models known by name, and exit.",
-        is_flag=True, is_eager=True, expose_value=False, callback=_list_models)  # fmt: skip
+        is_flag=True, is_eager=True, expose_value=False, callback=partial(_list_names, find=list_models))  # fmt: skip
 @option("--list-gpus", "List the GPUs known by name, and exit.",
-        is_flag=True, is_eager=True, expose_value=False, callback=_list_gpus)  # fmt: skip
+        is_flag=True, is_eager=True, expose_value=False, callback=partial(_list_names, find=list_gpus))  # fmt: skip
 @json_option
 def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.

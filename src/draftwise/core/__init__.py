@@ -13,20 +13,22 @@ if TYPE_CHECKING:
     from draftwise.core.baseline import NO_PROBE, Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.calibration import CalibratedSetting, Calibration, FirstPoint, StepPoint
-    from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
+    from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Reason, ReasonCode, Verdict
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
-    from draftwise.core.counters import Counters, ServerLoad
+    from draftwise.core.counters import Counters, ServerLoad, SpecStats
     from draftwise.core.decision import (
         Band,
         Crossover,
         Decision,
         Recommendation,
+        Relation,
+        Rollback,
+        RollbackBasis,
         Schedule,
         Scope,
         SingleSetting,
         UnmeasuredCell,
     )
-    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -49,9 +51,7 @@ if TYPE_CHECKING:
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.progress import Progress, Silent, Stopped
-    from draftwise.core.reason import Reason, ReasonCode
-    from draftwise.core.rollback import Relation, Rollback, RollbackBasis
-    from draftwise.core.ruling import CheckOutcome, Effect, Ruling, Stage
+    from draftwise.core.ruling import CheckOutcome, Diagnosis, Effect, Ruling, Stage
     from draftwise.core.run import (
         Answer,
         Arm,
@@ -69,10 +69,8 @@ if TYPE_CHECKING:
         TurnRecord,
         WarmPace,
     )
-    from draftwise.core.setup import Device, Setup
+    from draftwise.core.setup import Device, Setup, SpecConfig
     from draftwise.core.shape import ModelShape
-    from draftwise.core.spec_config import SpecConfig
-    from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
     from draftwise.core.workload import Origin, Prompt, RecordedAnswer, Workload
@@ -96,26 +94,22 @@ _MODULES = {
     "baseline": "NO_PROBE Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration FirstPoint StepPoint",
-    "comparison": "Comparison DecidingMeasure Interval Verdict",
-    "spec_config": "SpecConfig",
+    "comparison": "Comparison DecidingMeasure Interval Reason ReasonCode Verdict",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
-    "counters": "Counters ServerLoad",
-    "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",
-    "diagnosis": "Diagnosis",
+    "counters": "Counters ServerLoad SpecStats",
+    "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
+    "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidRequest InvalidSetup Severity StorageError UnreadableSource "
     "cause_of",
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "progress": "Progress Silent Stopped",
-    "reason": "Reason ReasonCode",
-    "ruling": "Effect CheckOutcome Ruling Stage",
-    "rollback": "Relation Rollback RollbackBasis",
+    "ruling": "CheckOutcome Diagnosis Effect Ruling Stage",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
     "RunPlan Settled TurnRecord WarmPace",
-    "setup": "Device Setup",
+    "setup": "Device Setup SpecConfig",
     "shape": "ModelShape",
-    "stats": "SpecStats",
     "timing": "Timing",
     "window": "Sums Window",
     "workload": "Origin Prompt RecordedAnswer Workload",

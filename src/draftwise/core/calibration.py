@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from draftwise.core.documents import Format, json_form
 from draftwise.core.forecast import HeldAgainst
-from draftwise.core.spec_config import SpecConfig
+from draftwise.core.setup import SpecConfig
 
 _MOST_TOKENS = 1e12
 """Largest batch or context; a larger value is damage."""

@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from draftwise.core.comparison import Interval
+from draftwise.core.counters import SpecStats
 from draftwise.core.documents import Format, json_form
 from draftwise.core.finding import Finding
-from draftwise.core.spec_config import SpecConfig
-from draftwise.core.stats import SpecStats
+from draftwise.core.setup import SpecConfig
 
 _ROUNDING = 1e-6
 """Relative; sums of chances of sampled drafts are kept with this many digits."""

@@ -11,8 +11,7 @@ from draftwise.core.context import RunContext
 from draftwise.core.counters import Counters, ServerLoad
 from draftwise.core.documents import json_form
 from draftwise.core.load import Condition
-from draftwise.core.setup import Setup
-from draftwise.core.spec_config import SpecConfig
+from draftwise.core.setup import Setup, SpecConfig
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
 

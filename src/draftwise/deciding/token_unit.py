@@ -14,7 +14,7 @@ from statistics import fmean, median, variance
 
 from draftwise.core import Answer, Finding, Run, Timing
 from draftwise.core.grouping import group_by
-from draftwise.knowledge.messages import note
+from draftwise.knowledge.messages import fault, note, warning
 
 _FEWEST = 6
 """Number of equal texts needed to compare two servers' counts."""
@@ -105,19 +105,15 @@ def _count_by_text(run: Run, why: str) -> CountedRun:
     """Return the run measured by its texts, or as it is with an error where texts are missing."""
     whole = [each for each in run.answers if each.measured and each.error is None]
     if sum(not each.text for each in whole) > _WITHOUT_TEXT * len(whole):
-        text = f"{why}, and answers have no text to count instead. A ratio would compare two different things."
-        fix = "Let the stream carry usage (stream_options.include_usage), or pass the metrics pages with --metrics-url."
-        return CountedRun(run=run, findings=(Finding.error("unit-unsound", text, fix=fix),))
+        return CountedRun(run=run, findings=(fault("unit-unsound", why=why),))
     density = _find_density(run)
     answers = (
         replace(each, timing=_spread(each.timing, max(1, round(len(each.text) / density)))) if each.text else each
         for each in run.answers
     )
-    text = (
-        f"{why}. draftwise measures answers by their text, with {density:.1f} characters per token, on all servers "
-        "alike."
+    return CountedRun(
+        run=replace(run, answers=tuple(answers)), findings=(warning("unit-by-text", why=why, density=density),)
     )
-    return CountedRun(run=replace(run, answers=tuple(answers)), findings=(Finding.warning("unit-by-text", text),))
 
 
 def _find_density(run: Run) -> float:

@@ -1,11 +1,18 @@
-"""Assembles a deployment's folder: the service, its twin, the commands, the memo, and the measurements."""
+"""Assembles a deployment's folder: the service, its twin, scaling, commands, the memo, measurements.
+
+A speculative service produces more tokens per second at the same demand, so scaling by a token rate would add replicas
+because it is fast. Requests in flight fall if answers come sooner, and grow after a rollback.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from math import floor
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from draftwise.core import Effect, Expected, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.deploying.api_server import validate_text
@@ -18,18 +25,18 @@ from draftwise.deploying.deployment_folder import (
     SETUP,
     Folder,
     Record,
+    StepFile,
     TwinFile,
     write_record,
 )
 from draftwise.deploying.observe import Observation, observe
-from draftwise.deploying.observe.naming import name_for
-from draftwise.deploying.observe.promise import make_baseline
-from draftwise.deploying.order import ServiceOrder, refuse_other_hosts
+from draftwise.deploying.observe.promise import PROMETHEUS, Naming, find_crossover, make_baseline, name_for
+from draftwise.deploying.order import Scale, ServiceOrder, find_lull_s, refuse_other_hosts
 from draftwise.deploying.proxies import Front, ProxyOptions
 from draftwise.deploying.proxies.pool_policy import find_policy
 from draftwise.deploying.read_back import read_back
-from draftwise.deploying.scaling import SCALING, scale, settle
 from draftwise.deploying.targets import TARGETS, DeployTarget, name_targets
+from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.twin import Pool, count_hosts, without_speculation
 from draftwise.deploying.weights_layout import name_leftovers
 from draftwise.knowledge.messages import refusal, warning
@@ -38,6 +45,78 @@ from draftwise.plan.check import check
 from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
 from draftwise.setups.write import write_json, write_shell
+
+SCALING = "scaling.yaml"
+NAMESPACE = "default"
+"""Namespace in which queries count requests, because others may have the same service; no data, no scaling."""
+_IN_FLIGHT = "sum(vllm:num_requests_running) + sum(vllm:num_requests_waiting)"
+
+
+def settle(order: ServiceOrder, scaled: str) -> ServiceOrder:
+    """Return an order with its requests in flight per replica, if it is scaled.
+
+    Args:
+        order: one of the twins.
+        scaled: scaled object: apiVersion, kind and name with `{name}`; empty if the platform scales by its own fields.
+
+    Raises:
+        InvalidSetup: the platform scales by itself, or the requests per replica are unknown.
+    """
+    wanted = order.platform.scale
+    if wanted is None:
+        return order
+    if not scaled:
+        raise refusal("scales-otherwise")
+    known = replace(wanted, per_replica=wanted.per_replica or _find_threshold(order))
+    return replace(order, platform=replace(order.platform, scale=known))
+
+
+def _find_threshold(order: ServiceOrder) -> int:
+    """Return the requests in flight that a replica takes, as far as it was measured and pays."""
+    evidence = order.evidence
+    arm = evidence.plain_arm if order.pool == "plain" else evidence.arm
+    measured = [count for count, _ in evidence.curve_ms.get(arm, ())]
+    pays = find_crossover(order) if order.pool == "spec" else None
+    known = [max(measured)] if measured else []
+    found = min([*known, *([pays] if pays else [])], default=0)
+    if found < 1:
+        raise refusal("replica-not-measured")
+    return floor(found)
+
+
+def scale(orders: Sequence[ServiceOrder], naming: Naming, scaled: str) -> Mapping[str, StepFile]:
+    """Return the objects that scale both twins; empty if Knative scales them, or without scaling."""
+    scales = [(each, each.platform.scale) for each in orders if each.platform.mode != "Knative"]
+    objects = [_make_scaler(each, wanted, naming, scaled) for each, wanted in scales if wanted is not None]
+    if not objects:
+        return {}
+    told = " and ".join(f"{wanted.per_replica} for {each.name}" for each, wanted in scales if wanted is not None)
+    most = objects[0]["spec"]["maxReplicaCount"]
+    return {
+        SCALING: StepFile(
+            text=dump_yaml(*objects),
+            about=f"KEDA scaling: up to {most} replicas by requests in flight, one replica for every {told}",
+            does=f"Scale both (first set Prometheus' address, and the namespace if it is not {NAMESPACE})",
+            command=f"kubectl apply -f {SCALING}",
+        )
+    }
+
+
+def _make_scaler(order: ServiceOrder, wanted: Scale, naming: Naming, scaled: str) -> dict[str, Any]:
+    version, kind, name = scaled.format(name=order.name).split()
+    values = {
+        "scaled_version": version,
+        "scaled_kind": kind,
+        "scaled_name": name,
+        "max_replicas": wanted.most,
+        "threshold": str(wanted.per_replica),
+        "lull_s": find_lull_s(order),
+        "prometheus": PROMETHEUS,
+        "query": naming.write(_IN_FLIGHT, f'namespace="{NAMESPACE}"', f'deployment="{order.name}"'),
+    }
+    (scaler,) = fill("scaling.yaml", order, values)
+    return dict(scaler)
+
 
 _NO_OWNER = "**Owner:** not given (--owner)."
 

@@ -297,12 +297,12 @@ def _name_method(setup: Setup, report: Report) -> Setup:
 
 def _refuse_incomplete(setup: Setup) -> None:
     lacks = {
-        "release-not-given": setup.engine != "vllm" or not setup.engine_version,
-        "target-not-named": not setup.target or setup.target.lstrip().startswith("{"),
-        "no-cpu-service": setup.device is not None and setup.device.kind == "cpu",
+        fault("release-not-given"): setup.engine != "vllm" or not setup.engine_version,
+        fault("target-not-named"): not setup.target or setup.target.lstrip().startswith("{"),
+        fault("no-cpu-service"): setup.device is not None and setup.device.kind == "cpu",
     }
-    if any(lacks.values()):
-        raise InvalidSetup(fault(code) for code, is_so in lacks.items() if is_so)
+    if found := [finding for finding, is_so in lacks.items() if is_so]:
+        raise InvalidSetup(found)
 
 
 def refuse_other_hosts(setup: Setup, *, fix: str) -> None:

@@ -15,7 +15,7 @@ from threading import Thread
 from types import TracebackType
 from typing import NamedTuple
 
-from draftwise.machine.new_process import make_command
+from draftwise.machine.processes import make_command
 
 _LONGEST_S = 120
 """Seconds after which a server continues without its compilers."""

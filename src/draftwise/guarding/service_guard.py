@@ -12,8 +12,7 @@ from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding import alarms
 from draftwise.guarding.executors import Executor, parse_executor
-from draftwise.guarding.guard_state import KEPT_ROWS, Latch, State, Store
-from draftwise.guarding.lease import Lease
+from draftwise.guarding.guard_state import KEPT_ROWS, Latch, Lease, State, Store
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
 from draftwise.knowledge.messages import fault

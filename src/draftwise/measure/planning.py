@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from draftwise.backends.address import check_url
-from draftwise.backends.vllm_command import check_arguments, find_version, split_command
+from draftwise.backends.vllm_server import check_arguments, find_version, split_command
 from draftwise.core import Arm, Finding, InvalidSetup, Progress, Replay, RunPlan, Setup, Severity, Workload
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.remembering import find_remembering

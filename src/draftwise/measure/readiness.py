@@ -27,9 +27,9 @@ from draftwise.core import (
 from draftwise.core.finding import join_names
 from draftwise.core.progress import check_stop
 from draftwise.deciding.validity.server_checks import ON_PURPOSE, find_same_servers
-from draftwise.knowledge.messages import note
+from draftwise.knowledge.messages import fault, note
 from draftwise.knowledge.methods import find_method
-from draftwise.knowledge.server_metrics import counts_drafts
+from draftwise.knowledge.metrics import counts_drafts
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
 from draftwise.measure.roster import Roster
@@ -338,16 +338,9 @@ def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator
     if not drafted:
         return
     if silent := [arm.name for arm in candidates if _is_silent(counters[arm.name])]:
-        text = (
-            f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: the two servers are "
-            "swapped."
-        )
-        yield Finding.error("swapped-servers", text, fix="Swap --url and --candidate-url.")
+        yield fault("swapped-servers", name=baseline.name, drafted=drafted, silent=silent[0])
     else:
-        text = f"the baseline's server drafted {drafted} tokens in the warm-up."
-        yield Finding.error(
-            "plain-speculates", text, where=baseline.name, fix="Serve the baseline without a speculative config."
-        )
+        yield fault("plain-speculates", drafted=drafted, name=baseline.name)
 
 
 def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting: Container[str]) -> Iterator[Finding]:

@@ -66,8 +66,7 @@ from draftwise.measure.readiness import (
     settle,
     warm_up,
 )
-from draftwise.measure.returns import Returns
-from draftwise.measure.roster import Roster
+from draftwise.measure.roster import Returns, Roster
 from draftwise.measure.run_context import describe_server
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.time_budget import TimeBudget

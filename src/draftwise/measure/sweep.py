@@ -38,7 +38,7 @@ from draftwise.measure.replan import (
     next_conditions,
     plan_retakes,
 )
-from draftwise.measure.returns import Returns
+from draftwise.measure.roster import Returns
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.measure.time_estimate import TimeEstimate
 from draftwise.runs import RunDirectory

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from draftwise.serve.engine_worker import EngineWorker
-from draftwise.serve.in_flight import InFlight, make_goodbye
+from draftwise.serve.entrance import InFlight, make_goodbye
 
 logger = logging.getLogger("draftwise.serve")
 

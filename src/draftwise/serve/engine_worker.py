@@ -30,9 +30,9 @@ from draftwise.serve.channel import (
     StepResult,
 )
 from draftwise.serve.engine_process import EngineProcess, build_engine, start_process, unpack
+from draftwise.serve.entrance import make_goodbye
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
-from draftwise.serve.in_flight import make_goodbye
 from draftwise.serve.served_metrics import ServerMetrics, Timeline
 
 logger = logging.getLogger("draftwise.serve")

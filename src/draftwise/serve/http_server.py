@@ -20,15 +20,14 @@ from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.kernel_cache import make_environment
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.open_files import raise_file_limit
+from draftwise.machine.processes import raise_file_limit
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults
 from draftwise.serve.channel import Ready, StartupPhase
 from draftwise.serve.connections import MOST_WAITING, HttpServer, make_config
 from draftwise.serve.engine_process import build_engine, start_process, unpack
 from draftwise.serve.engine_worker import EngineWorker
-from draftwise.serve.entrance import AccessRules, check_names, name_of
-from draftwise.serve.in_flight import InFlight
+from draftwise.serve.entrance import AccessRules, InFlight, check_names, name_of
 from draftwise.serve.reader_process import ReaderPool, ReaderSetup, ReadingProcess
 from draftwise.version import __version__
 

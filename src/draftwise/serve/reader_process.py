@@ -23,7 +23,7 @@ from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.new_process import make_command
+from draftwise.machine.processes import make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body

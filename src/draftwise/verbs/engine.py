@@ -20,7 +20,7 @@ from draftwise.engine.engine_config import (
     vllm_setup,
 )
 from draftwise.engine.families import get_family
-from draftwise.machine.posix import require_posix
+from draftwise.machine.processes import require_posix
 from draftwise.verbs.sources import require_spec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import refusal
-from draftwise.knowledge.published import PublishedModel, read_published
+from draftwise.knowledge.published_drafters import PublishedModel, read_published
 from draftwise.verbs.verb import Result, verb
 
 

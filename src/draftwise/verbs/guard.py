@@ -193,7 +193,7 @@ def _make_guard(
     headers: Mapping[str, str],
 ) -> ServiceGuard:
     from draftwise.guarding.executors import parse_executor
-    from draftwise.guarding.lease import open_leases
+    from draftwise.guarding.guard_state import open_leases
     from draftwise.guarding.service_guard import Means, ServiceGuard
     from draftwise.guarding.service_reading import Rules
     from draftwise.watching.yardstick import Yardstick

@@ -20,7 +20,6 @@ from draftwise.engine.resolved_spec import ResolvedSpec, resolve_spec
 from draftwise.engine.sampling.acceptance_rules import Standard
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import get_method
-from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replaying import (
     PROFILE,
     ReplayCandidate,
@@ -29,7 +28,7 @@ from draftwise.replaying.replaying import (
     hash_transcripts,
     replay_candidates,
 )
-from draftwise.replaying.served_drafts import ServedReplayer
+from draftwise.replaying.served_drafts import NgramReplayer, ServedReplayer, SuffixReplayer
 from draftwise.replaying.transcripts import (
     Encoder,
     Grouping,

@@ -1,26 +1,89 @@
-"""Verbs as tools of an agent: their arguments, the files that they may name, and their answers as JSON."""
+"""Verbs as tools of an agent: schemas of their arguments, the files they may name, and their answers as JSON."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from difflib import get_close_matches
+from enum import Enum
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftwise.core import Finding, InvalidRequest
-from draftwise.core.document_schema import json_schema
+from draftwise.core import Finding, InvalidRequest, SpecConfig
+from draftwise.core.document_schema import field_texts, json_schema
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.confinement import Confinement
 from draftwise.verbs.error_documents import describe_error
 from draftwise.verbs.field_types import find_wrong_types
-from draftwise.verbs.request_schemas import request_schema
 from draftwise.verbs.verb import Result, Verb, load_verb
+
+_SCALARS: Mapping[Any, str] = {
+    str: "string", Path: "string", PathLike: "string", bool: "boolean", int: "integer", float: "number",
+    type(None): "null", Mapping: "object", SpecConfig: "object",
+}  # fmt: skip
+_BOUNDS = {"least": "minimum", "most": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+
+
+def request_schema(request: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the JSON Schema (draft 7) of the fields of a request.
+
+    Values that only Python has, such as functions and results of other verbs, are left out; if a field takes such a
+    value or a file, the file is described.
+    """
+    hints, texts = get_type_hints(request, include_extras=True), field_texts(request)
+    properties: dict[str, Any] = {}
+    required = []
+    for each in fields(request):
+        members = _list_members(hints[each.name])
+        if each.name in without or not members:
+            continue
+        schema = members[0] if len(members) == 1 else {"anyOf": members}
+        if text := texts.get(each.name):
+            schema = {"description": text, **schema}
+        if each.default is MISSING and each.default_factory is MISSING:
+            required.append(each.name)
+        elif isinstance(each.default, str | bool | int | float) and each.default != "":
+            schema = {**schema, "default": each.default}
+        properties[each.name] = schema
+    about = (inspect.getdoc(request) or "").partition("\n\n")[0].replace("\n", " ")
+    return {
+        "type": "object",
+        "description": about,
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _list_members(kind: Any) -> list[dict[str, Any]]:
+    """Return the schemas of the JSON values that a type takes, each once. None for a type without JSON."""
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, types.UnionType):
+        found = [schema for each in arguments for schema in _list_members(each)]
+        return [each for index, each in enumerate(found) if each not in found[:index]]
+    if origin is Annotated:
+        bounds = {name: getattr(arguments[1], own) for own, name in _BOUNDS.items()}
+        limits = {name: bound for name, bound in bounds.items() if bound is not None}
+        return [{**each, **limits} for each in _list_members(arguments[0])]
+    if origin is Literal:
+        return [{"enum": list(arguments)}]
+    if origin in (Sequence, Iterable):
+        items = _list_members(arguments[0])
+        return [{"type": "array", "items": items[0] if len(items) == 1 else {"anyOf": items}}] if items else []
+    if origin is Callable or not isinstance(origin, type):
+        return []
+    if issubclass(origin, Enum):
+        return [{"enum": [each.value for each in origin]}]
+    return [{"type": _SCALARS[origin]}] if origin in _SCALARS else []
+
 
 LARGEST = 1_000_000
 """Maximum bytes of a call's arguments, and of its answer."""
@@ -195,24 +258,16 @@ def _find_forbidden(tool: Tool, arguments: Mapping[str, Any], permissions: Permi
                 if permissions.folder is not None and (
                     "\0" in text or not permissions.files.may_write(permissions.folder / text)
                 ):
-                    message = (
-                        f"{text[:200]!r} lies outside the folder that this server may write, {permissions.folder}."
-                    )
-                    yield Finding.error("not-allowed", message, where=name, fix="Name a place below that folder.")
+                    yield fault("not-allowed", case="write", text=text[:200], folder=permissions.folder, name=name)
             elif text == "-":
-                message = "A tool has no standard input that `-` could name."
-                yield Finding.error("not-allowed", message, where=name, fix="Give the name of a file, or the text.")
+                yield fault("not-allowed", case="stdin", name=name)
             elif any(_is_outside(each, permissions.files) for each in _list_paths(text)):
-                message = f"{text[:200]!r} lies outside the folders that this server may read."
-                fix = "Name a file below them, or start the server with `draftwise mcp --read DIR`."
-                yield Finding.error("not-allowed", message, where=name, fix=fix)
+                yield fault("not-allowed", case="read", text=text[:200], name=name)
             secrets = _VARIABLE.findall(text) if name == "headers" else []
             secrets += [text.rpartition("=")[2]] if name == "key_variables" else []
             for secret in secrets:
                 if secret not in permissions.variables:
-                    message = f"The variable {secret[:60]} may not be sent to a server."
-                    fix = f"Start the server with `draftwise mcp --variable {secret[:60]}`."
-                    yield Finding.error("not-allowed", message, where=name, fix=fix)
+                    yield fault("not-allowed", case="variable", secret=secret[:60], name=name)
 
 
 def _list_texts(value: Any) -> Iterator[str]:

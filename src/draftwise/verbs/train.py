@@ -15,7 +15,7 @@ from draftwise.core.grouping import copy_fields
 from draftwise.core.progress import Progress, Stopped
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import all_methods
-from draftwise.machine.posix import require_posix
+from draftwise.machine.processes import require_posix
 from draftwise.verbs.field_types import find_wrong_types
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.version import tell_install

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 
 from draftwise.core import cause_of
 from draftwise.core.documents import to_json
-from draftwise.core.finding import DraftwiseError, Finding, InvalidRequest, InvalidSetup, StorageError, UnreadableSource
+from draftwise.core.finding import DraftwiseError, Finding, InvalidRequest, StorageError, UnreadableSource
 from draftwise.core.progress import Progress, Silent
+from draftwise.knowledge.messages import refusal
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -172,8 +173,7 @@ def _describe_failure(error: OSError) -> DraftwiseError:
     """Return the error of a file that cannot be read or written."""
     name, why = str(error.filename or "A file"), cause_of(error)
     if error.errno == ENAMETOOLONG:
-        text = f"{name[:60]}... is too long for a file name."
-        return InvalidSetup.because("name-too-long", text, fix="Give the path of a file or folder.")
+        return refusal("name-too-long", name=name[:60])
     if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
         text = f"{name} cannot be opened ({why})."
         return UnreadableSource.because("unreadable-file", text, where=name, fix="Check path and permissions.")

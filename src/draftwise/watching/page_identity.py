@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from draftwise.knowledge.server_metrics import CACHE_CONFIG
+from draftwise.knowledge.metrics import CACHE_CONFIG
 from draftwise.machine.network import is_here
 
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)

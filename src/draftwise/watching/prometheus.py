@@ -27,7 +27,7 @@ from draftwise.backends.exposition import (
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, Window
 from draftwise.knowledge.messages import fault
-from draftwise.knowledge.server_metrics import get_server, is_renamed, read_server_metrics
+from draftwise.knowledge.metrics import get_server, is_renamed, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
 from draftwise.watching.stalls import Stalls

@@ -2,7 +2,7 @@
 
 from draftwise.workloads.assessment import WorkloadProfile, check_workloads, profile_workload
 from draftwise.workloads.loading import load_workloads, read_prompts
-from draftwise.workloads.prompt_draw import draw
+from draftwise.workloads.reshape import draw
 from draftwise.workloads.text_lengths import EstimatedTokens, Tokens, find_tokens
 from draftwise.workloads.workload_spec import BUNDLED
 

@@ -18,8 +18,7 @@ from draftwise.core.documents import from_json
 from draftwise.knowledge.messages import refusal
 from draftwise.workloads.log_formats import SHAPES, find_logged
 from draftwise.workloads.logged_prompts import LogReader
-from draftwise.workloads.prompt_draw import draw, locate
-from draftwise.workloads.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
+from draftwise.workloads.reshape import draw, in_bucket, locate, set_form, set_outputs, share_prefixes, split_by_length
 from draftwise.workloads.text_lengths import (
     CHARS_PER_TOKEN,
     RANDOM,

@@ -12,7 +12,7 @@ from tests.support.adopted import IMAGES, ORDER
 from tests.support.production import Scenario
 
 from draftwise.deploying import TARGETS, deploy
-from draftwise.deploying.observe.naming import VLLM
+from draftwise.deploying.observe.promise import VLLM
 
 SHOWN = ("namespace", "service", "deployment", "pool", "revision")
 

@@ -21,8 +21,7 @@ from draftwise.core import Condition, OpenLoop
 from draftwise.deploying import TARGETS, Platform, deploy, make_order
 from draftwise.deploying.observe import observe
 from draftwise.deploying.observe.analysis import find_window
-from draftwise.deploying.observe.naming import VLLM, name_for
-from draftwise.deploying.observe.promise import Promise, find_promise
+from draftwise.deploying.observe.promise import VLLM, Promise, find_promise, name_for
 
 GRAFANA = Path(__file__).with_name("grafana-dashboard.schema.json")
 """Of grafana/grafana-foundation-sdk f178d5a42a89 (Apache-2.0), jsonschema/dashboard.jsonschema.json."""

@@ -16,7 +16,7 @@ from tests.support.production import BREAK_EVEN, MEASURED, SCENARIOS, Scenario
 from draftwise.core import ClosedLoop, Condition, InvalidSetup, SpecConfig
 from draftwise.deploying import make_order
 from draftwise.deploying.observe.alert_rules import ALERTS, find_constants, make_rules
-from draftwise.deploying.observe.naming import VLLM, name_for
+from draftwise.deploying.observe.promise import VLLM, name_for
 from draftwise.knowledge.findings import get_finding
 from draftwise.knowledge.vllm import Release, get_release, releases
 

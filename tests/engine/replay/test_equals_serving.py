@@ -20,8 +20,8 @@ from draftwise.core import SpecConfig
 from draftwise.engine.replayers import DenseReplayer, ForcedReplayer, ForcedStep, force
 from draftwise.engine.step.launched import Outcome
 from draftwise.replaying import Anchors, walk
-from draftwise.replaying.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.replaying import to_anchors
+from draftwise.replaying.served_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replaying.transcripts import Replayer, Transcript
 from draftwise.workloads import load_workloads
 

@@ -10,7 +10,7 @@ from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
 from draftwise.plan.cost.machine import DecodeBatch, Drafting, Machine, gpu_prior
 from draftwise.plan.cost.work import find_drafter_work, find_work
-from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length
+from draftwise.plan.forecast.calibrated_server import choose_best_k, compute_acceptance_length
 from draftwise.plan.size.shapes import read_shape
 from draftwise.plan.size.weight_parts import BF16
 

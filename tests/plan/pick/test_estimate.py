@@ -7,7 +7,7 @@ from tests.support.requirements import QWEN, advise, candidate
 
 from draftwise.knowledge.advice import read_temperature_effect
 from draftwise.knowledge.methods import get_method
-from draftwise.plan.forecast.acceptance_length import compute_acceptance_length, find_acceptance
+from draftwise.plan.forecast.calibrated_server import compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.speedup_estimates import ExpectedAcceptance, SpeedupEstimate
 
 

@@ -197,15 +197,10 @@ def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[
 def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
     """What is left of a candidate that could remember, and was not shown to gain nothing from it."""
     reason = run.plan.remembering[estimates.cell.candidate]
-    why = f"it may remember answers ({reason}), and nothing shows that prompts gain nothing from repetition"
     if not estimates.is_new:
-        text = f"{why}: every paired block sends it a prompt that it had already answered."
-        yield Finding.error(
-            "memory-not-excluded", text, fix="Give the workload more prompts, so that none has to repeat."
-        )
+        yield fault("memory-not-excluded", reason=reason)
     elif estimates.repeated is not None:
-        text = f"{why}. Its numbers use only the paired blocks whose prompts are new to it."
-        yield Finding.info("first-answers-only", text, fix="Give the workload more prompts to get more such blocks.")
+        yield note("first-answers-only", reason=reason)
 
 
 def _list_earlier(run: Run, cell: Cell) -> list[Answer]:

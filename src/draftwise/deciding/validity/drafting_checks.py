@@ -11,7 +11,7 @@ from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Int
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.knowledge.messages import fault, warning
-from draftwise.knowledge.server_metrics import counts_drafts
+from draftwise.knowledge.metrics import counts_drafts
 
 UNPROVEN = "speculation-unproven"
 """Code of the finding for a candidate whose speculation no counter proves."""
@@ -193,13 +193,9 @@ def _judge_stream(evidence: _Evidence, thresholds: Thresholds) -> Finding:
     if evidence.resolved is not None and not evidence.resolved:
         return Finding.error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
     if seen is None or seen <= 1 + thresholds.margin:
-        why = "and an event of its stream holds no more text than one of the baseline's"
-        return Finding.error("not-speculating", f"{text}, {why}.", fix=_NAME_COUNTERS)
+        return fault("not-speculating", case="event", text=text, and_counters=_NAME_COUNTERS)
     if not evidence.outputs_compared:
-        why = "and without outputs at temperature 0, nothing shows that it serves the baseline's model"
-        return Finding.error(
-            "not-speculating", f"{text}, {why}.", fix=f"Measure at temperature 0 too (--temperature). {_NAME_COUNTERS}"
-        )
+        return fault("not-speculating", case="outputs", text=text, and_counters=_NAME_COUNTERS)
     why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
     return Finding.warning(UNPROVEN, f"{text}; {why}.", fix=_NAME_COUNTERS)
 

@@ -60,8 +60,7 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
 
 def _cpu_limits(uses: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     if (held := _share(uses, "quota_stopped_s")) > thresholds.held_up:
-        text = f"the container's CPU limit stopped processes of this run for {held:.2f} s in every second"
-        yield Finding.warning("cpu-quota", f"{text} (all cores together).", fix="Raise the limit, or pin whole cores.")
+        yield warning("cpu-quota", held=held)
     stolen, cores = _share(uses, "steal_s"), _cores(turns)
     if stolen / cores > thresholds.held_up:
         text = f"the hypervisor gave {stolen / cores:.1%} of this machine's CPU time to others when this run needed it."

@@ -12,7 +12,7 @@ from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.deciding.comparison.cell import Cell, OutputDifference, Unit, find_difference
 from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.knowledge.messages import note, warning
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.statistics import find_rounding_scale, is_beyond_rounding
 
 _EARLY_TOKENS, _EARLY_CHARS = 16, 64
@@ -66,30 +66,16 @@ def _judge(
     if real or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or early, views)
         if 2 * len(parted := [*filter(is_early, real), *early]) > len(cell.units):
-            text = (
-                f"{len(parted)} of {len(cell.units)} greedy answers diverge from the baseline's within {_EARLY_TOKENS} "
-                "tokens by more than rounding: the server has another model, or is broken."
+            yield fault(
+                "other-model", case="early", parted=len(parted), count=len(cell.units), early_tokens=_EARLY_TOKENS
             )
-            yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
     elif unknown:
-        text = (
-            f"{len(unknown)} of {len(cell.units)} outputs differ from the baseline's. Cannot tell whether by more "
-            "than rounding: the time ran out, or the servers return no log-probabilities by token."
-        )
-        yield Finding.warning("outputs-unexamined", text, fix="Compare the texts, or give more --minutes.")
+        yield warning("outputs-unexamined", unknown=len(unknown), count=len(cell.units))
     if once:
-        text = (
-            f"{len(once)} outputs differed from the baseline's by more than rounding, but not when both servers were "
-            "asked again."
-        )
-        yield Finding.warning("outputs-differed-once", text, fix="Compare more outputs, and check the servers' logs.")
+        yield warning("outputs-differed-once", count=len(once))
     if ties:
         gap = max(views[each.unit].gap or 0.0 for each in ties)
-        text = (
-            f"{len(ties)} outputs differ from the baseline's from a position where both servers rate the two tokens "
-            f"almost as likely as the best (at most {gap:.2g} nats behind; rounding has a scale of {scale:.2g} here)."
-        )
-        yield Finding.info("numeric-ties", text)
+        yield note("numeric-ties", ties=len(ties), gap=gap, scale=scale)
 
 
 def is_tie(divergence: Divergence, scale: float) -> bool:
@@ -153,11 +139,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
         if not each.is_equal and each.shared < _EARLY_TOKENS and (each.gap is None or each.gap > _CLOSE * scale)
     ]
     if real or is_too_often(len(early), len(mine)):
-        text = (
-            f"{len(real or early)} of {len(mine)} greedy answers differ from the baseline's by more than rounding: "
-            "the server has another model, or is broken."
-        )
-        yield Finding.error("other-model", text, fix="Serve the same weights, revision and chat template on both.")
+        yield fault("other-model", case="anywhere", differing=len(real or early), answers=len(mine))
 
 
 def _check_lengths(cell: Cell) -> Iterator[Finding]:

@@ -79,17 +79,9 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
         counts = [turn.counters.generation_tokens for turn in run.turns if turn.arm == arm.name]
         generated = sum(count or 0 for count in counts)
         if None not in counts and generated < received * least:
-            text = (
-                f"{arm.name} answered with {received} tokens, but its counters grew by {generated}. They belong to "
-                "another server, or to only part of this one."
-            )
-            yield Finding.error("counters-of-another-server", text, fix="Pass the metrics page of exactly that server.")
+            yield fault("counters-of-another-server", name=arm.name, received=received, generated=generated)
         if is_exact and generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
-            text = (
-                f"{arm.name} generated {generated} tokens, but this run received only {received}: other clients use "
-                "the server."
-            )
-            yield Finding.error("other-traffic", text, fix="Measure on servers that receive no other traffic.")
+            yield fault("other-traffic", name=arm.name, generated=generated, received=received)
 
 
 def find_differences(arms: Sequence[str], servers: Mapping[str, ServerRecord]) -> Iterator[Finding]:
@@ -106,29 +98,11 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
     ours, theirs = baseline.version, candidate.version
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
-            text = (
-                f"its {key} is {theirs[key]!r}, but the baseline's is {ours[key]!r}. The comparison is not of "
-                "speculation alone."
-            )
-            yield Finding.error(
-                "arms-differ",
-                text,
-                where=name,
-                fix="Start both with the same options, except for --speculative-config.",
-            )
+            yield fault("arms-differ", case="setting", key=key, theirs=theirs[key], ours=ours[key], name=name)
     if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
-        text = (
-            f"it runs on {candidate.hardware}, but the baseline on {baseline.hardware}. The comparison includes the "
-            "machines."
-        )
-        yield Finding.error("arms-differ", text, where=name, fix="Serve both on the same hardware.")
+        yield fault("arms-differ", case="machine", machine=candidate.hardware, other=baseline.hardware, name=name)
     if baseline.model and candidate.model and baseline.model != candidate.model:
-        text = (
-            f"it serves {candidate.model!r}, but the baseline serves {baseline.model!r}. Another name may be another "
-            "model."
-        )
-        fix = "Serve the same checkpoint on both, under one name (--served-model-name)."
-        yield Finding.error("arms-differ", text, where=name, fix=fix)
+        yield fault("arms-differ", case="model", model=candidate.model, other=baseline.model, name=name)
     lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, but the baseline's is {lengths[0]}."
@@ -171,12 +145,10 @@ def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) ->
     ours, theirs = baseline.version, candidate.version
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
-            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of its cost."
-            yield Finding.info("engine-chose-otherwise", text, where=name)
+            yield note("engine-chose-otherwise", words=words, theirs=theirs[key], ours=ours[key], name=name)
     usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
     if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
-        text = f"its KV cache holds {left:.0f} tokens, but the baseline's {usual:.0f}. Under load it fills up sooner."
-        yield Finding.info("less-kv-cache", text, where=name)
+        yield note("less-kv-cache", left=left, usual=usual, name=name)
 
 
 def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
@@ -201,11 +173,9 @@ def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | No
     took = SpecConfig.keep(resolved)
     k, taken = asked.num_speculative_tokens, took.num_speculative_tokens
     if k is not None and taken is not None and k != taken:
-        text = f"you asked for k={k}, but the server uses k={taken}."
-        yield Finding.error("config-not-as-asked", text, where=name, fix="Set the k that the server uses.")
+        yield fault("config-not-as-asked", case="k", k=k, taken=taken, name=name)
     if asked.method and took.method and not _is_same_method(asked.method, took.method):
-        text = f"you asked for method {asked.method!r}, but the server uses {took.method!r}."
-        yield Finding.error("config-not-as-asked", text, where=name)
+        yield fault("config-not-as-asked", case="method", method=asked.method, taken=took.method, name=name)
 
 
 def _is_same_method(asked: str, took: str) -> bool:

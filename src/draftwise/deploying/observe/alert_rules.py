@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Rollback, Severity
-from draftwise.deploying.observe.naming import Naming
-from draftwise.deploying.observe.promise import find_configured_k, find_crossover, find_expected_coverage, find_promise
+from draftwise.deploying.observe.promise import (
+    Naming,
+    find_configured_k,
+    find_crossover,
+    find_expected_coverage,
+    find_promise,
+)
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import read_template
 from draftwise.knowledge.findings import get_finding

@@ -7,8 +7,7 @@ from math import ceil
 from typing import Any
 
 from draftwise.deploying.deployment_folder import SETUP
-from draftwise.deploying.observe.naming import PROMETHEUS, Naming
-from draftwise.deploying.observe.promise import Promise
+from draftwise.deploying.observe.promise import PROMETHEUS, Naming, Promise
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import fill_part
 from draftwise.setups.write import write_json

@@ -16,8 +16,7 @@ from draftwise.deploying.observe.analysis import (
     make_metric_template,
     make_setup_map,
 )
-from draftwise.deploying.observe.naming import VLLM, Naming, name_for
-from draftwise.deploying.observe.promise import Promise, find_promise
+from draftwise.deploying.observe.promise import VLLM, Naming, Promise, find_promise, name_for
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.templating import dump_yaml, fill_part, read_template
 

@@ -11,7 +11,7 @@ from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Divergence, Finding, Setup
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.output_checks import is_tie
-from draftwise.knowledge.messages import note
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.methods import find_method
 from draftwise.plan.check import check
 from draftwise.setups.read import SourceText
@@ -21,11 +21,9 @@ from draftwise.statistics import find_rounding_scale
 def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Finding]:
     """Yield that another release runs than was ordered. A build's own suffix (`+cu129`) does not count."""
     if told is None:
-        text = "Cannot tell which release runs."
-        yield Finding.warning("not-told", text, where=where)
+        yield warning("not-told", case="release", where=where)
     elif told.partition("+")[0] != setup.engine_version:
-        text = f"The server runs release {told}, but the order has vLLM {setup.engine_version}."
-        yield Finding.error("runs-otherwise", text, where=where)
+        yield fault("runs-otherwise", case="release", told=told, version=setup.engine_version, where=where)
 
 
 def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
@@ -61,11 +59,9 @@ def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
     told = log.values.get("speculative_config")
     yield from _compare_resolved(setup, told, source.name, fix="Pass the log from its first line on.")
     if (cause := find_root_cause(lines)) is not None:
-        text = f"The server did not start: {cause}"
-        yield Finding.error("start-failed", text, where=source.name)
+        yield fault("start-failed", cause=cause, name=source.name)
     elif not log.is_ready:
-        text = "Cannot tell whether the server became ready: the log ends too early."
-        yield Finding.warning("not-told", text, where=source.name)
+        yield warning("not-told", case="ready", name=source.name)
 
 
 _SPREAD = 0.16
@@ -112,12 +108,10 @@ def _check_model(setup: Setup, server: ServerProbe, where: str) -> Iterator[Find
     named = setup.args.get("served_model_name", setup.target)
     names = [named] if isinstance(named, str) else list(named)
     if server.info.model not in names:
-        text = f"The server serves {server.info.model!r}, but the order has {names[0]!r}."
-        yield Finding.error("runs-otherwise", text, where=where)
+        yield fault("runs-otherwise", case="model", model=server.info.model, name=names[0], where=where)
     wanted, found = setup.args.get("max_model_len"), server.info.max_model_len
     if isinstance(wanted, int) and wanted > 0 and found is not None and found != wanted:
-        text = f"The server takes {found} tokens of context, but the order has {wanted}."
-        yield Finding.error("runs-otherwise", text, where=where)
+        yield fault("runs-otherwise", case="context", found=found, wanted=wanted, where=where)
 
 
 def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:

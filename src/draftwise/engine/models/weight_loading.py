@@ -89,7 +89,7 @@ def load_model(
         _check_place(quantization, place)
         blocks = RoundedBlocks("q8" if quantization == "int8" else "q4")
     if blocks is not None and not _multiplies_blocks():
-        notes.append(_slow(kind))
+        notes.append(warning("no-integer-products", kind=str(kind).removeprefix("torch.")))
         blocks = None
     if blocks is not None:
         kind = torch.float32
@@ -136,10 +136,6 @@ def _check_place(quantization: str, place: torch.device) -> None:
     """Refuse a quantization that a device has no products for."""
     if place.type != "cpu":
         raise refusal("quantization-not-here", quantization=quantization)
-
-
-def _slow(kind: torch.dtype) -> Finding:
-    return warning("no-integer-products", kind=str(kind).removeprefix("torch."))
 
 
 def _layer_types(config: Mapping[str, Any], family: Family, num_layers: int, where: str) -> list[str]:

@@ -23,8 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from draftwise.checkpoints.text_files import read_bytes
 from draftwise.core import Finding, InvalidSetup
-from draftwise.machine.new_process import make_command
-from draftwise.machine.posix import require_posix
+from draftwise.machine.processes import make_command, require_posix
 
 _LONGEST_REASON = 300
 """Maximum characters of another library's message: more would be the text itself."""

@@ -11,7 +11,6 @@ import tokenizers
 from tokenizers import decoders
 
 from draftwise.checkpoints.text_files import check_directory, read_json
-from draftwise.core import InvalidSetup
 from draftwise.engine.text.chat_template import ChatTemplate, failing_as, find_chat_template
 from draftwise.knowledge.messages import refusal
 
@@ -157,15 +156,15 @@ class NoTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         """Raise InvalidSetup."""
-        raise _no_tokenizer("prompt")
+        raise refusal("no-tokenizer-loaded", case="prompt", where="prompt")
 
     def to_json(self) -> str:
         """Raise InvalidSetup."""
-        raise _no_tokenizer("structured_outputs")
+        raise refusal("no-tokenizer-loaded", case="prompt", where="structured_outputs")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **_: Any) -> str:  # noqa: ARG002
-        """Raise InvalidSetup."""
-        raise _no_tokenizer("messages")
+        """Refuse the conversation with InvalidSetup."""
+        raise refusal("no-tokenizer-loaded", case="prompt", where="messages")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         """Return an empty text."""
@@ -179,10 +178,6 @@ def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
         InvalidSetup: the directory does not exist, or one of its files is missing or invalid.
     """
     return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
-
-
-def _no_tokenizer(where: str) -> InvalidSetup:
-    return refusal("no-tokenizer-loaded", case="prompt", where=where)
 
 
 def _existing(directory: str | Path) -> Path:

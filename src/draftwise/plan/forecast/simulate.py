@@ -20,8 +20,7 @@ from draftwise.core import (
     SimulatedService,
 )
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.acceptance_length import find_acceptance
-from draftwise.plan.forecast.calibrated_server import CalibratedServer, match_settings
+from draftwise.plan.forecast.calibrated_server import CalibratedServer, find_acceptance, match_settings
 from draftwise.plan.service import ServerLimits, SimulatedRequest, simulate
 
 REQUESTS = 1000

@@ -20,7 +20,7 @@ from draftwise.knowledge.advice import (
 from draftwise.knowledge.method_advice import AcceptancePrior, SeenAcceptance
 from draftwise.knowledge.methods import get_method
 from draftwise.plan.cost.machine import Drafting, Machine
-from draftwise.plan.forecast.acceptance_length import choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.forecast.calibrated_server import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.proposals import Proposal
 from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.schedule.draft_lengths import Range, choose_lengths

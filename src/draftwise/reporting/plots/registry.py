@@ -14,17 +14,18 @@ from draftwise.deciding.comparison.pooled_acceptance import DEFINITION
 from draftwise.deciding.conclusions import Conclusions
 from draftwise.knowledge.stored import read_data
 from draftwise.reporting.appearance import Plot
-from draftwise.reporting.plots.acceptance_plots import draw_by_position, draw_by_temperature, draw_conversions
-from draftwise.reporting.plots.latency_plots import (
+from draftwise.reporting.plots.plot_data import PlotData, collect
+from draftwise.reporting.plots.replay_plots import draw_by_position, draw_by_temperature, draw_conversions
+from draftwise.reporting.plots.speed_plots import (
     TIMINGS,
+    draw_crossovers,
     draw_distributions,
     draw_latency_over_load,
     draw_pareto,
+    draw_speedups,
     draw_timeline,
     pick_cells,
 )
-from draftwise.reporting.plots.plot_data import PlotData, collect
-from draftwise.reporting.plots.speedup_plots import draw_crossovers, draw_speedups
 from draftwise.reporting.svg import NARROW, WIDTH, to_plot
 from draftwise.reporting.units import format_ratio
 from draftwise.statistics import CONFIDENCE

@@ -11,8 +11,7 @@ from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.step_budget import find_schedule
 from draftwise.plan.check.model.model_config import has_interface, is_text_only
 from draftwise.plan.check.serving.cuda_graphs import find_graphs
-from draftwise.plan.check.serving.request_rules import find_combined, find_requests
-from draftwise.plan.check.serving.settings import find_settings
+from draftwise.plan.check.serving.settings import find_combined, find_requests, find_settings
 from draftwise.plan.check.stages import Context
 
 _DEFAULT_MEDUSA_HEADS = 5

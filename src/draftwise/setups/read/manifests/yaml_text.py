@@ -115,13 +115,9 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
     mark = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark is not None else 0
     if _TEMPLATE.search(text):
-        return _not_rendered(_at(name, line))
+        return refusal("template", where=_at(name, line))
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return InvalidSetup.because("not-yaml", f"The text is not YAML ({problem}).", where=_at(name, line))
-
-
-def _not_rendered(where: str) -> InvalidSetup:
-    return refusal("template", where=where)
 
 
 def _at(name: str, line: int) -> str:
@@ -176,7 +172,7 @@ class _Builder:
                 merged = self._merge(value_node, path) | merged
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _not_rendered(_at(self.name, key_node.start_mark.line + 1))
+                raise refusal("template", where=_at(self.name, key_node.start_mark.line + 1))
             key = str(key_node.value)
             if key in own:
                 self._report_duplicate(key, key_node.start_mark.line + 1, path)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftwise.knowledge.messages import refusal
 from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.open_texts import MAX_CHARS, Hole, Holes, find_holes, is_known, too_long, without_marks
+from draftwise.setups.read.shell.open_texts import MAX_CHARS, Hole, Holes, find_holes, is_known, without_marks
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, Value
 from draftwise.setups.read.shell.syntax import (
     Arithmetic,
@@ -532,7 +533,7 @@ class Expansion:
         """
         self.chars += sum(map(len, texts))
         if self.chars > 8 * MAX_CHARS or any(len(text) > MAX_CHARS for text in texts):
-            raise too_long()
+            raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
 
     def get_pattern(self, word: ShellWord, state: PathState) -> str:
         """Return a pattern in which quoted text is literal."""

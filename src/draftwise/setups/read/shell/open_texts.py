@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
 
 MAX_CHARS = 1_000_000
@@ -24,12 +23,7 @@ def check_length(texts: Iterable[str]) -> None:
         InvalidSetup: they are.
     """
     if sum(map(len, texts)) > MAX_CHARS:
-        raise too_long()
-
-
-def too_long() -> InvalidSetup:
-    """Return the error for a text that is too long after expansion."""
-    return refusal("too-long", case="expanded", max_chars=MAX_CHARS)
+        raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
 
 
 def is_known(text: str) -> bool:
@@ -89,7 +83,7 @@ class Holes:
         mark = self.marks.get(hole)
         if mark is None:
             if len(self.known) == _MOST:
-                raise too_long()
+                raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
             mark = self.marks[hole] = chr(_FIRST + len(self.known))
             self.known.append(hole)
         return mark

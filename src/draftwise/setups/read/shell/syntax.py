@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal as OneOf
 
 from draftwise.core import InvalidSetup
-from draftwise.setups.read.shell.words import Mistake, find_meant_json, unclosed_quote
+from draftwise.knowledge.messages import refusal
+from draftwise.setups.read.shell.words import Mistake, find_meant_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -829,7 +830,7 @@ class _Parser:
         return end
 
     def unclosed(self, quote: str, pos: int) -> InvalidSetup:
-        return unclosed_quote(quote, self.line_at(pos))
+        return refusal("unclosed-quote", quote=quote, line=self.line_at(pos))
 
 
 def _read_body(text: str, line: int) -> tuple[Part, ...]:

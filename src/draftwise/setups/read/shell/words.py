@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
 from draftwise.setups.read.shell.open_texts import MAX_CHARS, OpenText, check_length
 
-__all__ = ["MAX_CHARS", "Mistake", "Word", "check_length", "find_meant_json", "split_words", "unclosed_quote"]
+__all__ = ["MAX_CHARS", "Mistake", "Word", "check_length", "find_meant_json", "split_words"]
 
 Mistake = Literal["", "unquoted-json", "json-in-double-quotes"]
 
@@ -55,11 +54,6 @@ class Word:
         flag = flag or (self.text.partition("=")[0][:80] if self.text.startswith("-") else "")
         line = f"line {self.line}" if self.line else ""
         return " ".join(part for part in (line, self.place, flag) if part)
-
-
-def unclosed_quote(quote: str, line: int) -> InvalidSetup:
-    """Return the error for a quote that is never closed."""
-    return refusal("unclosed-quote", quote=quote, line=line)
 
 
 def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...]:
@@ -111,7 +105,7 @@ def _split(text: str, line: int, place: str) -> Iterator[Word]:
                 yield Word("".join(parts), began, place)
             parts = None
         elif kind == "open":
-            raise unclosed_quote(found[0], line)
+            raise refusal("unclosed-quote", quote=found[0], line=line)
         elif not (kind == "escaped" and found["escaped"] == "\n"):
             if parts is None:
                 parts, began = [], line
