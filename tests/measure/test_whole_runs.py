@@ -188,7 +188,7 @@ def test_the_decision_names_the_traffic_that_gains_and_when_to_roll_back(tmp_pat
 
 def test_where_nothing_pays_the_decision_is_to_keep_plain_decoding(tmp_path: Path) -> None:
     decision = measure(tmp_path / "run", replace(PLAIN, k=3, step_s=0.005))
-    assert "leave code plain: no candidate earned an adoption, the fastest was" in describe_decision(decision)
+    assert "leave code plain: no candidate qualified. The fastest was" in describe_decision(decision)
     assert decision.rollback == ()
 
 

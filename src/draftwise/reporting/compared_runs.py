@@ -155,9 +155,9 @@ def list_notes(compared: RunPair) -> list[str]:
         for name, both, one, other in find_shared(compared.before.results, compared.after.results)
         if both < max(one, other)
     ]
-    found.append("the two ran at different times, so the ratios include changes of the machine")
+    found.append("The two runs are from different times, so the ratios include changes of the machine.")
     if "unpaired" in how:
-        found.append("other prompts on both sides, or not known to be the same: requests count as independent")
+        found.append("The prompts differ, or are not known to be the same, so requests count as independent.")
     return [*found, *compared.left_out[:20]]
 
 

@@ -281,8 +281,8 @@ def _describe_no_gain(decision: Decision) -> str:
     best = max(single, key=lambda each: each.deciding.value)
     where = f"{best.workload} at {best.condition.label}" if several else best.workload
     return (
-        f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
-        f"adoption{_count_shown(single)}, the fastest was {best.candidate} on {where} with "
+        f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate "
+        f"qualified{_count_shown(single)}. The fastest was {best.candidate} on {where} with "
         f"{format_ratio(best.deciding)} on {count_drawn(best)} ({best.verdict}: {describe_reason(best.reason)})"
     )
 

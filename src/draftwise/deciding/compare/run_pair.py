@@ -140,11 +140,11 @@ class VerdictOutcome(StrEnum):
 
     STILL = "still true"
     CHANGED = "no longer true"
-    OPEN = "cannot be told"
+    OPEN = "now undecided"
     """The second measurement is inconclusive or in doubt; the first was not."""
-    NEWLY = "newly told"
+    NEWLY = "newly decided"
     """The first measurement was inconclusive or in doubt; the second is not."""
-    NEITHER = "told by neither"
+    NEITHER = "undecided in both"
     """Both measurements are inconclusive or in doubt."""
 
 
