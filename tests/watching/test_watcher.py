@@ -265,7 +265,8 @@ def test_all_connections_are_closed_in_the_end() -> None:
     assert [page.closed for page in kept] == [True, True]
 
 
-def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None:
+@pytest.mark.parametrize("tell", [lambda start: start, round, lambda start: None], ids=["start", "rounded", "no start"])
+def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not(tell: Any) -> None:
     class Alias:
         """Another address of a server, in another pool."""
 
@@ -276,19 +277,44 @@ def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None
 
         async def look(self) -> Any:
             seen = await self.page.look()
-            return replace(seen, pool=self.pool, instance=self.instance)
+            started = tell(seen.started_s)
+            started = None if started is None else float(started)
+            return replace(seen, pool=self.pool, instance=self.instance, started_s=started)
 
         def close(self) -> None:
             pass
 
     def pages() -> list[Any]:
-        own = spec_pages(2)
+        own = [*spec_pages(1), SimulatedPage("spec", "http://b:8000", replace(SPEC, steps=200.0))]
         return [*own, Alias(own[0])]
 
     seen, _ = observe(pages, 3)
     assert [each.code for each in seen[-1].findings] == ["same-server-twice"]
     assert "http://a:8000 and http://127.0.0.1:8000 are the same server" in seen[-1].findings[0].message
     assert observe(lambda: spec_pages(3), 3)[0][-1].findings == ()
+
+
+@pytest.mark.parametrize(
+    "moves", [lambda look: 3.0 * (look % 2), lambda look: 40.0 * (look > 3), lambda look: -40.0 * (look > 3)]
+)
+def test_a_clock_that_is_set_moves_the_start_of_a_server_whose_counters_go_on(moves: Callable[[int], float]) -> None:
+    class Moved(SimulatedPage):
+        looks = 0
+
+        def text(self) -> str:
+            self.looks += 1
+            start, *rest = super().text().splitlines(keepends=True)
+            return f"process_start_time_seconds {float(start.split()[1]) + moves(self.looks)}\n{''.join(rest)}"
+
+    def make() -> list[SimulatedPage]:
+        page = Moved("spec", "http://a:8000", SPEC)
+        page._started = -5000.0
+        return [page, SimulatedPage("spec", "http://b:8000", replace(SPEC, steps=200.0))]
+
+    seen, _ = observe(make, 9)
+    assert [snapshot.findings for snapshot in seen] == [()] * 9
+    first, _ = seen[-1].recent
+    assert (first.duration_s, first.restarted) == (pytest.approx(90.0), False)
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["starts are told", "no start is told"])

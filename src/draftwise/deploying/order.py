@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Literal
 
-from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import NO_LIMITS, Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
@@ -79,7 +79,8 @@ class RunEvidence:
         if not others:
             return self
         if self.rollback:
-            others.append("When to roll back: the run's limits apply only to the setup that it measured.")
+            why = "; ".join(each.rstrip(".") for each in others)
+            others.append(f"{NO_LIMITS}the run's limits apply only to the setup that it measured ({why}).")
         unmeasured = (*self.unmeasured, *others)
         return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
 

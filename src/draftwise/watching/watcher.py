@@ -28,6 +28,8 @@ _CLOCKS_DIFFER_S = 30.0
 """Allowed difference in seconds between the clocks of two machines."""
 _FASTER = 2.0
 """Largest growth of a server's counters between two looks, as a multiple of its fastest observed rate."""
+_MANY_TOKENS, _ALMOST = 10_000, 1e-3
+"""Tokens from which two processes do not agree by chance, and the share by which one page may be ahead."""
 PLAIN = "plain"
 """Name of the pool whose servers do not speculate."""
 _GATEWAY = (
@@ -156,17 +158,36 @@ def _grow_edges(
 
 def _is_new_start(before: Look, after: Look) -> bool:
     """Return whether a page is another process's: a clock that is set moves the start, and no counter falls."""
-    shift = _find_shift(before, after)
+    if before.started_s is None or after.started_s is None:
+        return False
+    shift = abs(after.started_s - before.started_s)
     if shift <= START_TOLERANCE_S:
         return False
     return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
 
 
-def _find_shift(before: Look, after: Look) -> float:
-    """Return by how many seconds the start moved; 0 where it is not told."""
-    if before.started_s is None or after.started_s is None:
-        return 0.0
-    return abs(after.started_s - before.started_s)
+def _goes_on(before: Look, after: Look, fastest: float) -> bool:
+    """Return whether counters go on at their pace, in tokens a second, though the start moved: a clock was set."""
+    tokens, pairs = _count_tokens(before), list(_pair_engines(before, after))
+    if before.started_s is None or after.started_s is None or len(pairs) != len(before.engines) or not tokens:
+        return False
+    if after.started_s > before.at_s - _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in pairs):
+        return False
+    pace = max(fastest, tokens / max(1.0, before.at_s - before.started_s))
+    return _fits(_count_tokens(after) - tokens, before, after, pace)
+
+
+def _fits(tokens: float, before: Look, after: Look, pace: float) -> bool:
+    """Return whether tokens can be made between two looks at a pace, in tokens a second."""
+    return tokens <= _FASTER * pace * max(after.clock_s - before.clock_s, 0.01)
+
+
+def run_on(looks: Sequence[Look]) -> bool:
+    """Return whether all counters of some looks grow at one pace, as those of one process do."""
+    pairs = list(pairwise(looks))
+    made = sorted(_count_tokens(later) - _count_tokens(earlier) for earlier, later in pairs)
+    falls = any(_falls(*engines) for pair in pairs for engines in _pair_engines(*pair))
+    return len(made) > 2 and not falls and 0 < made[-1] <= _FASTER * made[-2]
 
 
 def _are_several(before: Look, after: Look, fastest: float) -> bool:
@@ -174,24 +195,14 @@ def _are_several(before: Look, after: Look, fastest: float) -> bool:
 
     The start of one process never goes back. A process that was there already at the look before, and did not answer
     then, is another one, unless its clock is late: then it has made no more tokens than fit in between.
-
-    Args:
-        before: the first of them.
-        after: the second.
-        fastest: tokens a second that this server was seen to make.
     """
     if before.started_s is None or after.started_s is None:
         return False
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fresh = _count_tokens(after) < _count_tokens(before) and _is_fresh(before, after, fastest)
+    fresh = _count_tokens(after) < _count_tokens(before) and _fits(_count_tokens(after), before, after, fastest)
     return after.started_s < before.started_s or (was_there and not fresh)
-
-
-def _is_fresh(before: Look, after: Look, pace: float) -> bool:
-    """Return whether a page has no more tokens than a process that began between two looks makes at a pace."""
-    return _count_tokens(after) < _FASTER * pace * (after.clock_s - before.clock_s)
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -424,6 +435,8 @@ class Snapshot:
     """Window of each engine over the last minutes."""
     findings: tuple[Finding, ...] = ()
     """Findings about servers that cannot be read."""
+    gone: frozenset[str] = frozenset()
+    """Servers that no longer report, such as those that a roll-out replaced."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -433,6 +446,10 @@ class Snapshot:
     def of(self, pool: str) -> tuple[Window, ...]:
         """Return the recent windows of one pool, by engine."""
         return tuple(window for window in self.recent if window.pool == pool)
+
+    def serving(self, pool: str) -> tuple[Window, ...]:
+        """Return the same without servers that are gone; all of them if none is left."""
+        return tuple(each for each in self.of(pool) if each.instance not in self.gone) or self.of(pool)
 
 
 class Watching(Protocol):
@@ -509,7 +526,6 @@ class Watcher:
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
-        self._starts: dict[tuple[str, str], deque[float]] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
         self._paces: dict[tuple[str, str], deque[float]] = {}
@@ -571,25 +587,22 @@ class Watcher:
             if look.several:
                 self._several[key] = look.clock_s
             return iter(())
+        if _goes_on(before, look, self._fastest.get(key, 0.0)):
+            look = replace(look, started_s=before.started_s)
         damaged = is_damaged(before, look) and self._damaged.get(key, 0) < DAMAGED
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
         falls, paces = self._falls.setdefault(key, deque(maxlen=FALLS)), self._paces.setdefault(key, deque(maxlen=8))
-        if falls_back(before, look) and _is_fresh(before, look, min(paces, default=0.0)):
+        if falls_back(before, look) and paces and _fits(_count_tokens(look), before, look, min(paces)):
             self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
         elif falls_back(before, look):
             falls.append(look.clock_s)
-        starts = self._starts.setdefault(key, deque(maxlen=8))
-        returns = False
-        if _find_shift(before, look) > START_TOLERANCE_S:
-            returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
-            starts.append(before.started_s or 0.0)
-            if not returns and look.started_s:
-                self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
+        if look.started_s and _is_new_start(before, look):
+            self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
+        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates:
             self._several[key] = look.clock_s
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
@@ -630,18 +643,32 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
-    """Yield a finding per server that answers at two addresses, with equal start time and counters.
+    """Yield a finding per server that answers at two addresses, with equal counters and no other start time.
 
     Args:
         looks: looks of one time.
         fastest: highest tokens per second observed, by (pool, instance).
     """
-    known = sorted((each for each in looks if each.started_s), key=lambda each: (each.started_s, each.clock_s))
+    known = sorted(filter(_count_tokens, looks), key=lambda each: (_count_tokens(each), each.clock_s))
     for first, second in pairwise(known):
-        grown = _count_tokens(second) - _count_tokens(first)
-        few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
-        if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
+        pace = fastest.get((first.pool, first.instance), 0.0)
+        more = _count_tokens(second) - _count_tokens(first)
+        if _fits(more, first, second, pace) and _is_one_process(first, second):
             yield fault("same-server-twice", instance=first.instance, second_instance=second.instance)
+
+
+def _is_one_process(first: Look, second: Look) -> bool:
+    """Return whether two pages tell the same start; if one is rounded or missing, whether all counters agree."""
+    starts = [each.started_s for each in (first, second) if each.started_s is not None]
+    if len(starts) == 2 and (starts[0] == starts[1] or not any(each.is_integer() for each in starts)):
+        return starts[0] == starts[1]
+    pairs = [map(_list_counts, pair) for pair in _pair_engines(first, second)]
+    counts = [(x, y) for a, b in pairs for name, x in a.items() if x and (y := b.get(name)) is not None]
+    return (
+        max(starts, default=0.0) - min(starts, default=0.0) <= _CLOCKS_DIFFER_S
+        and _count_tokens(first) >= _MANY_TOKENS
+        and all(abs(x - y) <= _ALMOST * x for x, y in counts)
+    )
 
 
 def _count_tokens(look: Look) -> int:
