@@ -294,29 +294,6 @@ def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not(tell: Any
     assert observe(lambda: spec_pages(3), 3)[0][-1].findings == ()
 
 
-@pytest.mark.parametrize(
-    "moves", [lambda look: 3.0 * (look % 2), lambda look: 40.0 * (look > 3), lambda look: -40.0 * (look > 3)]
-)
-def test_a_clock_that_is_set_moves_the_start_of_a_server_whose_counters_go_on(moves: Callable[[int], float]) -> None:
-    class Moved(SimulatedPage):
-        looks = 0
-
-        def text(self) -> str:
-            self.looks += 1
-            start, *rest = super().text().splitlines(keepends=True)
-            return f"process_start_time_seconds {float(start.split()[1]) + moves(self.looks)}\n{''.join(rest)}"
-
-    def make() -> list[SimulatedPage]:
-        page = Moved("spec", "http://a:8000", SPEC)
-        page._started = -5000.0
-        return [page, SimulatedPage("spec", "http://b:8000", replace(SPEC, steps=200.0))]
-
-    seen, _ = observe(make, 9)
-    assert [snapshot.findings for snapshot in seen] == [()] * 9
-    first, _ = seen[-1].recent
-    assert (first.duration_s, first.restarted) == (pytest.approx(90.0), False)
-
-
 @pytest.mark.parametrize("told", [True, False], ids=["starts are told", "no start is told"])
 def test_several_servers_behind_one_address_are_no_reading(told: bool) -> None:
     """A balancer in front of two replicas: their pages come in turns."""

@@ -79,12 +79,7 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     found = filter(None, (_find_stall(past, name), _find_fall(past, name)))
-    return Snapshot(
-        at_s=end_s,
-        windows=(last,),
-        recent=tuple(recent.read()),
-        findings=(*died, *stalls.find(), *found),
-    )
+    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()), findings=(*died, *stalls.find(), *found))
 
 
 def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str], int]:

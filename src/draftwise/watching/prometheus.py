@@ -40,7 +40,6 @@ from draftwise.watching.watcher import (
     find_renamed,
     grow,
     leave_out_damaged,
-    run_on,
     tick_every,
     unread,
 )
@@ -206,8 +205,7 @@ class PrometheusWatcher:
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
-        turned = set(list_targets(turns, lambda count: 0 < count < span_s))  # the start of a process never goes back
-        several |= turned - {(each[0].pool, each[0].instance) for each in pages if run_on(each)}
+        several |= set(list_targets(turns, lambda count: 0 < count < span_s))  # the start of a process never goes back
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
         stalls, gone = Stalls(), _list_gone(pages)
         every = (window for each in pairs for windows in each for window in windows)

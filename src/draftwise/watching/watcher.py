@@ -158,36 +158,22 @@ def _grow_edges(
 
 def _is_new_start(before: Look, after: Look) -> bool:
     """Return whether a page is another process's: a clock that is set moves the start, and no counter falls."""
-    if before.started_s is None or after.started_s is None:
-        return False
-    shift = abs(after.started_s - before.started_s)
+    shift = _find_shift(before, after)
     if shift <= START_TOLERANCE_S:
         return False
     return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
 
 
-def _goes_on(before: Look, after: Look, fastest: float) -> bool:
-    """Return whether counters go on at their pace, in tokens a second, though the start moved: a clock was set."""
-    tokens, pairs = _count_tokens(before), list(_pair_engines(before, after))
-    if before.started_s is None or after.started_s is None or len(pairs) != len(before.engines) or not tokens:
-        return False
-    if after.started_s > before.at_s - _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in pairs):
-        return False
-    pace = max(fastest, tokens / max(1.0, before.at_s - before.started_s))
-    return _fits(_count_tokens(after) - tokens, before, after, pace)
+def _find_shift(before: Look, after: Look) -> float:
+    """Return by how many seconds the start moved; 0 where it is not told."""
+    if before.started_s is None or after.started_s is None:
+        return 0.0
+    return abs(after.started_s - before.started_s)
 
 
 def _fits(tokens: float, before: Look, after: Look, pace: float) -> bool:
     """Return whether tokens can be made between two looks at a pace, in tokens a second."""
     return tokens <= _FASTER * pace * max(after.clock_s - before.clock_s, 0.01)
-
-
-def run_on(looks: Sequence[Look]) -> bool:
-    """Return whether all counters of some looks grow at one pace, as those of one process do."""
-    pairs = list(pairwise(looks))
-    made = sorted(_count_tokens(later) - _count_tokens(earlier) for earlier, later in pairs)
-    falls = any(_falls(*engines) for pair in pairs for engines in _pair_engines(*pair))
-    return len(made) > 2 and not falls and 0 < made[-1] <= _FASTER * made[-2]
 
 
 def _are_several(before: Look, after: Look, fastest: float) -> bool:
@@ -523,6 +509,7 @@ class Watcher:
         pools = Counter(page.pool for page in pages)
         alone = [each.instance for each in pages if each.pool != PLAIN and pools[each.pool] == 1]
         self._alone = {name for name in alone if may_be_shared(name)}
+        self._starts: dict[tuple[str, str], deque[float]] = {}
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
@@ -587,8 +574,6 @@ class Watcher:
             if look.several:
                 self._several[key] = look.clock_s
             return iter(())
-        if _goes_on(before, look, self._fastest.get(key, 0.0)):
-            look = replace(look, started_s=before.started_s)
         damaged = is_damaged(before, look) and self._damaged.get(key, 0) < DAMAGED
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
@@ -598,11 +583,16 @@ class Watcher:
             self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
         elif falls_back(before, look):
             falls.append(look.clock_s)
-        if look.started_s and _is_new_start(before, look):
-            self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
+        starts = self._starts.setdefault(key, deque(maxlen=8))
+        returns = False
+        if _find_shift(before, look) > START_TOLERANCE_S:
+            returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
+            starts.append(before.started_s or 0.0)
+            if not returns and look.started_s:
+                self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates:
+        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
             self._several[key] = look.clock_s
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:

@@ -68,8 +68,8 @@ def _is_other(name: str, common: str) -> bool:
 
 
 def _shorten(name: str) -> str:
-    """Return the last part of a model's name or path."""
-    return name.rstrip("/").rpartition("/")[2].casefold()
+    """Return the last part of a model's name or path, without what a twin adds."""
+    return name.rstrip("/").rpartition("/")[2].casefold().removesuffix("-plain")
 
 
 def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
