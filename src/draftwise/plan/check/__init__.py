@@ -192,10 +192,7 @@ def _rank(report: Report) -> int:
 
 
 def _tell_way(way: SetupReading, judged: Report, shown: Report) -> Iterator[Finding]:
-    """Yield what a reader must know of another way than the one that is shown.
-
-    A way that is open only if the caller sets something waits for that input. One that is open anyhow is an error.
-    """
+    """Yield what a reader must know of another way than the shown one. One open only for some callers is no error."""
     path = way.path or "no other variable is set"
     if judged.outcome is CheckOutcome.ACCEPTED:
         yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown.setup), where=way.where)

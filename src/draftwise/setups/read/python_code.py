@@ -28,6 +28,7 @@ _TARGETS = frozenset({"model", _OF_RAY[0]})
 _PACKAGES = ("vllm", "ray")
 _MAX_WORK = 4_000_000
 _NOT_ENGINE = "What stands here"
+_AROUND = "in the environment of the process"
 
 
 def is_python(text: str) -> bool:
@@ -231,17 +232,13 @@ class _Code:
             ) if function.attr == "getenv" or ast.unparse(function.value) in ("os.environ", "environ"):
                 if name in self.given:
                     return self.given[name]
-                return self.evaluate(default[0]) if default else _Unknown((_in_environment(name),))
+                return self.evaluate(default[0]) if default else _Unknown((describe_unknown(name, _AROUND),))
             case ast.Subscript(value=mapping, slice=ast.Constant(value=str(name))) if ast.unparse(mapping) in (
                 "os.environ",
                 "environ",
             ):
-                return self.given.get(name, _Unknown((_in_environment(name),)))
+                return self.given.get(name, _Unknown((describe_unknown(name, _AROUND),)))
         return _left_out(node)
-
-
-def _in_environment(name: str) -> str:
-    return describe_unknown(name, "in the environment of the process")
 
 
 def _left_out(node: ast.expr) -> _Unknown:

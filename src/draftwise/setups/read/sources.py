@@ -19,14 +19,7 @@ from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.input_texts import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.place import Place
-from draftwise.setups.read.setup_reading import (
-    NoServer,
-    SetupReading,
-    choose_release,
-    find_open_parts,
-    no_server,
-    read_launch,
-)
+from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, get_gaps, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.script import evaluate_words, run_script
@@ -376,7 +369,7 @@ def _set_in_image(reading: SetupReading, manifests: Sequence[YamlDocument], aske
     named = (str(each["image"]) for pod in pods for _, each in walk(pod) if each.get("image"))
     launch = Launch(words=(), entry="serve", image=next(named, ""), where=reading.where, place=Place(form="object"))
     version = find_release(launch.image)
-    unknown = dict(find_open_parts(launch, version))
+    unknown = dict(get_gaps(launch, version))
     setup = replace(reading.setup, engine_version=version)
     return replace(reading, setup=setup, findings=(*unknown.values(), *reading.findings), unknown=unknown)
 
