@@ -465,7 +465,7 @@ def _call(
         continuous_usage=includes_usage and bool(options.get("continuous_usage_stats")),
     )
     sampling = model.defaults.sampling | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
-    if "seed" in sampling:  # as in vLLM, -1 is none, and others may be negative
+    if "seed" in sampling:  # as in vLLM, -1 means no seed, and others may be negative
         sampling["seed"] = None if sampling["seed"] == -1 else sampling["seed"] % 2**63
     bad_word_ids = _encode_bad_words(sampling.get("bad_words", ()), model, len(prompts) * fields.get("n", 1))
     requests = [
