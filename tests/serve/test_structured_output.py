@@ -186,6 +186,20 @@ def test_a_grammar_that_is_forgotten_before_its_turn_is_not_compiled_by_the_loop
     assert all(name.startswith("draftwise-grammar") for name in threads)
 
 
+def test_the_completions_of_a_request_share_its_grammar(server, monkeypatch):
+    compile_one, kinds = server.engine.grammars.compile, list[str]()
+
+    def note(params):
+        kinds.append(params.kind)
+        return compile_one(params)
+
+    monkeypatch.setattr(server.engine.grammars, "compile", note)
+    body = {"prompt": "a", "n": 8, "structured_outputs": {"choice": ["shared"]}}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["shared"] * 8
+    assert len(kinds) == 2, "it is compiled, and then found once for all"
+
+
 def test_a_library_that_fails_refuses_one_request(server, monkeypatch):
     def fail(_):
         raise RuntimeError("bug")

@@ -111,6 +111,10 @@ class Grammar:
         self.refused_draft = False
         """Whether the last step had a draft of which not even the first token was allowed."""
 
+    def copy(self) -> Grammar:
+        """Return the grammar of another completion, at the same place."""
+        return Grammar(self.matcher.deep_copy(), self._maskers)
+
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
         """Advance by a step's tokens. Return how many belong to the completion, and why it ends there.
 
