@@ -87,7 +87,7 @@ lower rank counts."""
 _RENAMING_PREFIXES = ("vllm_", "ray_vllm_")
 """Exporters that know no colon in names: OpenTelemetry's, and Ray's, which puts its own name in front
 (vllm 0.33.0 v1/metrics/ray_wrappers.py)."""
-_SPELLINGS = 2 + 2 * len(_RENAMING_PREFIXES)
+_SPELLINGS = 1 + 2 * len(_RENAMING_PREFIXES)
 
 
 @cache
@@ -105,12 +105,11 @@ def read_server_metrics() -> Mapping[str, MetricMeaning]:
 
 def _spell(sample: str) -> Iterator[str]:
     """Yield a sample's name, and what exporters in between make of it. Some leave out that it is a total."""
-    if not sample.startswith(VLLM):
-        yield sample
-        return
-    for prefix in (VLLM, *_RENAMING_PREFIXES):
-        name = prefix + sample.removeprefix(VLLM)
-        yield from dict.fromkeys((name, name.removesuffix("_total")))
+    yield sample
+    if sample.startswith(VLLM):
+        for prefix in _RENAMING_PREFIXES:
+            name = prefix + sample.removeprefix(VLLM)
+            yield from dict.fromkeys((name, name.removesuffix("_total")))
 
 
 def is_renamed(sample: str) -> bool:
