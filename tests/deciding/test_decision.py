@@ -92,7 +92,7 @@ def test_different_settings_for_different_loads() -> None:
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(0.8))}, conditions=LOADS)
     decision = conclude_run(run).decision
-    assert "leave code plain at every load measured: no candidate earned" in describe_decision(decision)
+    assert "leave code plain at every load measured: no candidate qualified" in describe_decision(decision)
     assert (decision.rollback, decision.schedules) == ((), ())
     assert decision.crossovers[0].value is None
 

@@ -21,7 +21,6 @@ NAMES = frozenset(
 )
 ALLOWED: dict[str, int] = {
     "plan/check/engine/model_runner.py": 1,
-    "plan/check/model/hf_config.py": 1,
     "plan/check/spec/detection.py": 2,
     "plan/check/spec/drafter_config.py": 2,
     "plan/check/spec/resolve.py": 1,

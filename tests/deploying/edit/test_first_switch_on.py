@@ -215,7 +215,7 @@ def test_words_stand_before_what_follows_the_command(behind: str) -> None:
 def test_a_service_that_is_based_on_a_config_keeps_its_arguments() -> None:
     """KServe puts a list of arguments in the place of the config's."""
     text = FIRST["llm-d's service without a template"].replace("spec:", "spec:\n  baseRefs: [{name: own}]")
-    with pytest.raises(InvalidSetup, match="no edit"):
+    with pytest.raises(InvalidSetup, match="No edit of"):
         edit(source_of(text), NGRAM, engine_version="0.26.0")
 
 

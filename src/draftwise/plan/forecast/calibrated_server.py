@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from draftwise.core import Acceptance, CalibratedSetting, Calibration, FirstPoint, Profile
-from draftwise.plan.cost.calibrated import CalibratedCosts
 from draftwise.plan.cost.machine import DecodeBatch, DecodeStep, Drafting, Machine
 from draftwise.plan.service import RequestLengths, Service, Waiting, serve_concurrency
+
+if TYPE_CHECKING:  # `pick` needs no numpy
+    from draftwise.plan.cost.calibrated import CalibratedCosts
 
 _CLOSE_ENOUGH = 1e-4
 
