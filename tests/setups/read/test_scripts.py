@@ -182,6 +182,22 @@ def test_a_server_is_accepted_only_if_every_way_is_known(usual: str, other: str,
     assert bool(report.unchecked) is ("not judged" in (usual, other) and report.accepted is None)
 
 
+@pytest.mark.parametrize(
+    ("loop", "outcome"),
+    [
+        ('for a in "$@"; do K=${a#--k=}; done', "not judged"),
+        ("for a; do K=$a; done", "not judged"),
+        ('while [ "$#" -gt 0 ]; do K=$1; shift; done', "not judged"),
+        ("while getopts k: o; do K=$OPTARG; done", "not judged"),
+        ("while read -r k; do K=$k; done < ks", "cannot be judged"),
+        ("for k in $(cat ks); do K=$k; done", "cannot be judged"),
+    ],
+)
+def test_options_of_a_script_wait_for_its_caller(loop: str, outcome: str):
+    (reading,) = read_setups(f"K=4\n{loop}\n{SERVE}", engine_version="0.33.0")
+    assert judge(reading).outcome == outcome
+
+
 def test_ways_that_are_not_followed_are_not_accepted():
     text = "".join(f'[ "$F{n}" = 1 ] && A="$A --seed {n}"\n' for n in range(8)) + "vllm serve Qwen/Qwen3-8B $A"
     assert verdict(text)[0] is None

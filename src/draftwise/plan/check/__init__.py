@@ -166,8 +166,7 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
 
     A setup that is only partly known gets only the findings of the reading. An unknown release is a finding here, so
     that it hides no other setup of the same text. If the text starts the server in several ways, the report is that of
-    one that works, and names the others: a server is rejected only if it fails on every way, and accepted only if no
-    way is unknown.
+    one that works, and names the others: it is rejected only if every way fails, accepted only if no way is unknown.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
     shown, report = max(ways, key=lambda way: _rank(way[1]))

@@ -36,8 +36,7 @@ LAYOUTS: Mapping[str, re.Pattern[str]] = {
     "quadlet": re.compile(r"^\[Container\]\s*$", re.MULTILINE),
     "unit": re.compile(r"^\[Service\]\s*$", re.MULTILINE),
     "dockerfile": re.compile(
-        r"\A(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)",
-        re.IGNORECASE,
+        r"(?i)\A(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)"
     ),
 }
 """Kind of a text -> its beginning after comments, or a line that it has."""

@@ -53,8 +53,11 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
         for key in keys:
             for each in _read_script(document, path, entry, key):
                 image = entry["image"] if isinstance(entry.get("image"), str) else ""  # dstack runs the lines in it
-                inside = find_release(image)
-                yield each if each.image or each.version else replace(each, version=inside or version, image=image)
+                yield (
+                    each
+                    if each.image or each.version
+                    else replace(each, version=find_release(image) or version, image=image)
+                )
 
 
 def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:
