@@ -63,6 +63,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "gbnf": ({"grammar": "what?"}, "GBNF"),
     "endless": ({"grammar": 'start: a\na: a "x"'}, "no text matches it"),
     "never": ({"regex": r"[^\s\S]"}, "no text matches it"),
+    "long gbnf": ({"grammar": "\n" * 2**15 + "what?"}, "GBNF may have 16384"),
     "deep": ({"json": json.loads('{"properties":{"a":' * 200 + "{}" + "}}" * 200)}, "recursion"),
 }
 
@@ -93,6 +94,18 @@ def test_a_long_chain_ends_no_process(case: str, grammars: Grammars) -> None:
     assert grammars.compile(StructuredOutputsParams(**CHAINS[case](5000))).is_slow
     with pytest.raises(InvalidSetup, match="at most 1048576 are compiled"):
         grammars.compile(StructuredOutputsParams(**CHAINS[case](10**5)))
+
+
+KINDS = {
+    "Lark": "\n" * 2**18 + 'start: "a"',
+    "GBNF": ' root ::= "a" | "b" root',
+    "GBNF with a comment": "root ::= [a-c]+ # start",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_kinds_of_grammar_are_told_apart_in_linear_time(kind: str, grammars: Grammars) -> None:
+    assert grammars.compile(StructuredOutputsParams(grammar=KINDS[kind]))
 
 
 def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path) -> None:
