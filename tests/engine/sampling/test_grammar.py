@@ -114,6 +114,12 @@ def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path
         grammars.compile(StructuredOutputsParams(regex="a"))
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_has_no_structured_output(tiny_target: Path) -> None:
+    grammars = Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[0], vocab_size=VOCAB - 100)
+    with pytest.raises(InvalidSetup, match="tokenizer does not fit the model"):
+        grammars.compile(StructuredOutputsParams(regex="a"))
+
+
 def test_forced_tokens_and_a_grammar_do_not_go_together() -> None:
     with pytest.raises(InvalidSetup, match="does not work with"):
         SamplingParams(forced_token_ids=[1], structured_outputs=StructuredOutputsParams(regex="a"))

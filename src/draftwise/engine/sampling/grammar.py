@@ -278,7 +278,10 @@ class Grammars:
             raise refusal("no-end-token")
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
+        try:
+            return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
+        except ValueError as error:
+            raise _invalid("grammar", f"the model's tokenizer does not fit the model: {error}") from None
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         try:
