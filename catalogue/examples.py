@@ -322,15 +322,15 @@ def _reduce(sketch: Sketch, code: str) -> Sketch:
 def _name(text: str) -> str:
     """Return a file name by which a text is read as what it is."""
     kinds = {
-        "Dockerfile": sources.is_dockerfile,
-        "vllm.container": sources.is_quadlet,
-        "vllm.service": sources.is_unit,
-        "serve.py": sources.may_be_python,
-        "vllm.yaml": sources.is_yaml,
+        "Dockerfile": "dockerfile",
+        "vllm.container": "quadlet",
+        "vllm.service": "unit",
+        "serve.py": "python",
+        "vllm.yaml": "yaml",
     }
     if text.lstrip().startswith(("{", "[")):
         return "setup.json"
-    return next((name for name, fits in kinds.items() if fits(text)), "serve.sh")
+    return next((name for name, kind in kinds.items() if sources.LAYOUTS[kind].search(text)), "serve.sh")
 
 
 def find_examples() -> dict[str, dict[str, str]]:

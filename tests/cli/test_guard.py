@@ -137,6 +137,9 @@ def test_without_a_break_even_it_says_so(truth, folder):
     assert result.exit_code == 1
     assert "break-even-unknown" in result.output
     assert not (folder / "told").exists()
+    missing = ("When to roll back: the run measured vLLM 0.25.0.",)
+    (folder / "baseline.json").write_text(make_baseline(rollback=(), missing=missing).to_json())
+    assert "break-even is unknown (the run measured vLLM 0.25.0), so" in " ".join(guard(folder).output.split())
 
 
 def test_json_is_what_its_schema_says(truth, folder):

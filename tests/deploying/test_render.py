@@ -16,6 +16,7 @@ from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.deploying import TARGETS, deploy, make_order
+from draftwise.deploying.observe.promise import make_baseline
 from draftwise.deploying.order import RunEvidence
 from draftwise.deploying.read_back import read_back
 
@@ -189,6 +190,7 @@ def test_numbers_of_another_engine_or_model_do_not_carry_over(change: dict[str, 
     assert left.rollback == ()
     assert told in " ".join(left.unmeasured)
     assert "When to roll back" in left.unmeasured[-1]
+    assert told in make_baseline(left, "").why_no_limits
 
 
 @pytest.mark.parametrize("hardware", [(), ("2 cores of a processor",), ("NVIDIA L4",)])

@@ -1,12 +1,13 @@
 """Whole runs against fakes whose truth is known: the decision must be that truth."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support import virtual_time
 from tests.support.combinations import EVERY_CASE
-from tests.support.fake_server import FakeScript
+from tests.support.fake_server import FakeBackend, FakeScript
 from tests.support.measuring import (
     FASTER,
     PLAIN,
@@ -219,3 +220,36 @@ def test_a_server_that_is_throttled_all_the_time_settles_nothing(
     assert found.verdict is Verdict.INCONCLUSIVE
     assert f"a decoding step of {slow} took" in describe_reason(found.reason)
     assert when in describe_reason(found.reason)
+
+
+class Limited(FakeBackend):
+    """A fake that takes longer once more tokens are asked of it than come back by the second; it refuses nothing."""
+
+    def __init__(self, name: str, script: FakeScript, *, burst: float, per_s: float, slower: float) -> None:
+        super().__init__(name, script)
+        self.usual, self.burst, self.per_s, self.slower = script, burst, per_s, slower
+        self.left, self.at = burst, 0.0
+
+    async def stream(self, path, body, received=None):
+        if body:
+            now = self.now()
+            back = min(self.burst, self.left + self.per_s * (now - self.at))
+            self.left, self.at = back - json.loads(body).get("max_tokens", 1), now
+            step_s = self.usual.step_s * (self.slower if self.left < 0 else 1.0)
+            self.engine.script = self.engine.batch._script = replace(self.usual, step_s=step_s)
+        return await super().stream(path, body, received)
+
+
+@pytest.mark.parametrize("slow", ["plain", "candidate 1"])
+def test_a_limit_that_is_used_up_before_the_first_turn_settles_nothing(tmp_path: Path, slow: str) -> None:
+    """It comes back in part while the other server answers, and the time ends with little to spare."""
+    scripts = {"plain": noisy(PLAIN, 1), "candidate 1": noisy(replace(PLAIN, k=1, accepted=(1,), step_s=0.008), 2)}
+    plan = make_plan(workloads=(make_workload(num_prompts=60),), repeats=1)
+    session = make_session(tmp_path / "run", plan, tuple(scripts.values()), budget_s=12.0)
+    limited = Limited(slow, scripts[slow], burst=200.0, per_s=60.0, slower=1.5)
+    session.backends = [limited if name == slow else FakeBackend(name, each) for name, each in scripts.items()]
+    virtual_time.run(session.run())
+    (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert f"a decoding step of {slow} took" in describe_reason(found.reason)
+    assert "since its warm-up" in describe_reason(found.reason)

@@ -207,6 +207,14 @@ def test_sampling_fields_reach_the_engine(shared):
     assert params.logit_bias == {65: -100.0}
 
 
+def test_seeds_and_biases_have_vllms_limits(shared):
+    for given, seed in ((-1, None), (-7, 2**63 - 7), (2**63 - 1, 2**63 - 1)):
+        shared.client.completions.create(model="m", prompt="a", seed=given, logit_bias={"65": 1e299, "66": -1e299})
+        assert (shared.engine.params[-1].seed, shared.engine.params[-1].logit_bias) == (seed, {65: 100.0, 66: -100.0})
+    chat = {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 0}
+    assert shared.http.post("/v1/chat/completions", json=chat).status_code == 200
+
+
 def test_generation_config_fills_in_what_is_left_out(shared):
     shared.client.completions.create(model="m", prompt="a")
     assert shared.engine.params[-1].temperature == 0.6

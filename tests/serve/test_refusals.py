@@ -88,7 +88,31 @@ REFUSED = {
         *("chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
         *(400, "messages", "tool_calls[0] must have a function"),
     ),
-    "stream options": ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "stream: true"),
+    "stream options": (
+        *("completions", {"prompt": "a", "stream_options": {"include_usage": True}}),
+        *(400, "stream_options", "stream: true"),
+    ),
+    "usage as text": (
+        *("completions", {"prompt": "a", "stream": True, "stream_options": {"include_usage": "false"}}),
+        *(400, "stream_options", "true or false"),
+    ),
+    "streamed prompt": (
+        *("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}),
+        *(400, "prompt_logprobs", "cannot be streamed"),
+    ),
+    "long quote": (
+        *("completions", {"prompt": "a", "response_format": {"type": "x" * 10**6}}),
+        *(400, "response_format", "got 'xxx"),
+    ),
+    "watermark": ("completions", {"prompt": "a", "watermarking": True}, 400, "watermarking", "not supported"),
+    "grammar of each prompt": (
+        *("completions", {"prompt": ["a"] * 9, "structured_outputs": {"regex": "a" * 2**19}}),
+        *(400, "structured_outputs", "over all prompts"),
+    ),
+    "definitions": (
+        *("chat/completions", CHAT | {"tools": [{"function": {"name": "f", "parameters": {"$defs": [1]}}}]}),
+        *(400, "tools", "must be a JSON schema"),
+    ),
     "no messages": ("chat/completions", {}, 400, "messages", "at least one"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "messages[0]"),
     "content": ("chat/completions", {"messages": [{"role": "user", "content": 1}]}, 400, "messages", "text as content"),
@@ -111,10 +135,12 @@ def test_refused(shared, case):
     assert error.keys() == {"message", "type", "param", "code"}
     assert (error["code"], error["param"]) == (status, param)
     assert words in error["message"]
+    assert len(error["message"]) < 2100, "nobody is sent a long request back"
 
 
 def test_harmless_values_of_refused_fields_pass(shared):
     body = {"prompt": "a", "suffix": None, "best_of": 1, "use_beam_search": False, "response_format": {"type": "text"}}
+    body |= {"stream_options": {}, "vllm_xargs": {}, "watermarking": False}
     assert shared.http.post("/v1/completions", json=body).status_code == 200
 
 

@@ -131,7 +131,7 @@ def test_while_it_drains_nothing_is_accepted_and_a_second_signal_ends_that(check
         with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGHUP)
             while client.get("/health").status_code == 200:
                 pass
             refused = client.post("/v1/completions", json={"prompt": "a"})

@@ -123,21 +123,26 @@ def test_a_grammar_beyond_the_librarys_limits_is_refused(server):
 
 def test_while_a_grammar_is_compiled_others_are_answered(server, monkeypatch):
     """And a client that goes away meanwhile leaves nothing behind."""
-    compile_one, may_go_on = server.engine.grammars._compile, threading.Event()
+    compile_one, may_go_on, begun = server.engine.grammars._compile, threading.Event(), list[str]()
 
     def compile_slowly(params: StructuredOutputsParams):
+        begun.append(params.choice[0])
         may_go_on.wait(30)
         return compile_one(params)
 
     monkeypatch.setattr(server.engine.grammars, "_compile", compile_slowly)
     answers = []
-    body = {"model": "m", "prompt": "a", "structured_outputs": {"choice": ["late"]}}
 
-    def ask():
+    def ask(text):
+        body = {"prompt": "a", "structured_outputs": {"choice": [text]}}
         answers.append(server.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
 
-    thread = threading.Thread(target=ask)
-    thread.start()
+    threads = [threading.Thread(target=ask, args=(text,)) for text in ("late", "later")]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while len(begun) < 2 and time.monotonic() < deadline:  # which are all that compile
+        time.sleep(0.01)
     with pytest.raises(openai.APITimeoutError):
         server.client.with_options(timeout=0.3).completions.create(
             model="m", prompt="a", extra_body={"structured_outputs": {"choice": ["gone"]}}
@@ -146,12 +151,53 @@ def test_while_a_grammar_is_compiled_others_are_answered(server, monkeypatch):
     assert other.usage.completion_tokens == 4
     assert not answers
     may_go_on.set()
-    thread.join()
-    assert answers == ["late"]
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == ["late", "later"]
     deadline = time.monotonic() + 30
     while server.engine.has_work() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.engine.stats().num_running == 0
+    assert sorted(begun) == ["late", "later"], "what nobody waits for any more is not compiled"
+    assert not server.worker._unanswered
+
+
+def test_a_grammar_that_is_forgotten_before_its_turn_is_not_compiled_by_the_loop(server, monkeypatch):
+    grammars, threads, forgotten = server.engine.grammars, list[str](), list[bool]()
+    compile_one, compile_new = grammars.compile, grammars._compile
+
+    def compile_and_forget(params):
+        grammar = compile_one(params)
+        if not forgotten:
+            forgotten.append(True)
+            grammars._compiled.clear()
+        return grammar
+
+    def note_thread(params):
+        threads.append(threading.current_thread().name)
+        return compile_new(params)
+
+    monkeypatch.setattr(grammars, "compile", compile_and_forget)
+    monkeypatch.setattr(grammars, "_compile", note_thread)
+    body = {"prompt": ["a", "b"], "structured_outputs": {"choice": ["forgotten"]}}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["forgotten"] * 2
+    assert len(threads) == 2
+    assert all(name.startswith("draftwise-grammar") for name in threads)
+
+
+def test_the_completions_of_a_request_share_its_grammar(server, monkeypatch):
+    compile_one, kinds = server.engine.grammars.compile, list[str]()
+
+    def note(params):
+        kinds.append(params.kind)
+        return compile_one(params)
+
+    monkeypatch.setattr(server.engine.grammars, "compile", note)
+    body = {"prompt": "a", "n": 8, "structured_outputs": {"choice": ["shared"]}}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["shared"] * 8
+    assert len(kinds) == 2, "it is compiled, and then found once for all"
 
 
 def test_a_library_that_fails_refuses_one_request(server, monkeypatch):

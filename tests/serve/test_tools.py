@@ -36,6 +36,17 @@ ANSWERS = {
     "text": ("llama3_json", "It rains {today}.", "It rains {today}.", []),
     "other JSON": ("llama3_json", '{"a": 1} is it', '{"a": 1} is it', []),
     "cut off": ("llama3_json", OSLO[:20], OSLO[:20], []),
+    "half a character": (
+        *("hermes", '<tool_call>{"name": "time", "arguments": {"a": "\\ud800"}}</tool_call>', ""),
+        [("time", {"a": "\ud800"})],
+    ),
+    "half a name": ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', '<tool_call>{"name": "\\ud800"}', []),
+    "no number of JSON": (
+        *("hermes", '<tool_call>{"name": "time", "arguments": 1e999}</tool_call>'),
+        *('<tool_call>{"name": "time", "arguments": 1e999}', []),
+    ),
+    "deep": ("hermes", f"<tool_call>{'[' * 2000}</tool_call>", f"<tool_call>{'[' * 2000}", []),
+    "deep JSON": ("llama3_json", '{"a":' * 1500, '{"a":' * 1500, []),
 }
 
 
@@ -50,6 +61,7 @@ def found_in(parser, pieces):
                 names.append(part.name)
                 arguments.append("")
             arguments[part.index] += part.arguments
+            assert part.arguments.encode()
     return content, list(zip(names, map(json.loads, arguments), strict=True))
 
 
@@ -130,6 +142,9 @@ def test_templates_see_the_tools_and_earlier_calls_as_objects(checkpoint):
         replied = {"role": "tool", "tool_call_id": "1", "content": "rain"}
         server.client.chat.completions.create(model="m", messages=[earlier, replied], tools=TOOLS)
         assert server.engine.tokenizer.decode(server.engine.prompts[-1]) == "weather:Oslo"
+        function["arguments"] = '{"city": "Os\\ud800lo"}'  # which a model may write
+        server.client.chat.completions.create(model="m", messages=[earlier, replied], tools=TOOLS)
+        assert server.engine.tokenizer.decode(server.engine.prompts[-1]) == "weather:Os?lo"
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": "{}"}}

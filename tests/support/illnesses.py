@@ -138,6 +138,22 @@ ILLNESSES: Sequence[Illness] = (
         says="a step takes",
     ),
     Illness(
+        name="newest of three revisions accepts less",
+        spec=({}, {}, {}, {}, {"drift": -0.5}, {"drift": -0.5}),
+        change=_revision("a", "a", "b", "b", "c", "c"),
+        named=_of("revisions-differ"),
+        says="revision c",
+    ),
+    Illness(
+        name="1 of 3 serves the base model",
+        spec=({}, {}, {}),
+        plain=None,
+        change=lambda i, window: replace(window, model="x-8B" if i == 2 else "x-8B-Instruct"),
+        named=_of("models-differ"),
+        says="s2 serves x-8B",
+        never=(),
+    ),
+    Illness(
         name="old revision accepts less",
         spec=({"drift": -0.9}, {"drift": -0.9}, {}, {}),
         change=_revision("a", "a", "b", "b"),

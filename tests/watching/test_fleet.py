@@ -71,7 +71,9 @@ class RecordedAnswer:
         self.series, self.asked = series, list[str]()
         self.told = {
             "(resets": told.get("turns", ()),
+            "(changes": told.get("again", ()),
             "max by (instance)": told.get("down", ()),
+            "max by (instance, service": told.get("never", ()),
             "vector": told.get("now", ()),
         }
 
@@ -188,7 +190,7 @@ def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 6
+    assert len(recorded.asked) == 8
     assert not [query for query in recorded.asked if "bucket" in query]
 
 
@@ -234,6 +236,19 @@ def test_addresses_of_several_servers_and_targets_that_are_down_are_named_and_no
     # An API that answers with something else says nothing of a target.
     odd = {"turns": [_value(1e9, instance="prod-well-0:8000")], "down": [_value(1, instance="prod-well-0:8000")]}
     assert codes(next(each for each in _see_told(series, **odd) if each.name[1] == "well")) == []
+
+
+def test_targets_that_never_answered_and_servers_that_die_again_and_again_are_named() -> None:
+    series = [*record_service([SPEC], "well"), *record_service([SPEC, SPEC], "loop")]
+    told = {
+        "again": [_value(4, instance="prod-loop-1:8000")],
+        "down": [_value(0, instance="new:8000")],
+        "never": [_value(0, instance="new:8000", service="gone", namespace="prod")],
+    }
+    found = {each.name[1]: each for each in _see_told(series, **told)}
+    said = {"well": [], "loop": ["engine-dies"], "gone": ["server-unread"]}
+    assert {name: codes(each) for name, each in found.items()} == said
+    assert len(found["loop"].windows) == 2
 
 
 def test_the_time_is_that_of_prometheus() -> None:

@@ -193,3 +193,34 @@ def test_what_one_rank_accepts_less_is_no_fall() -> None:
         for line in (NEW, slow.replace("Engine 000", "Engine 001"))
     ]
     assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()
+
+
+def write_hour(*changed: tuple[range, str]) -> list[str]:
+    """Return the lines of an hour, a pair each minute, some minutes of which are other ones."""
+    texts = [next((text for minutes, text in changed if minute in minutes), NEW) for minute in range(60)]
+    return "".join(text.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute, text in enumerate(texts)).splitlines()
+
+
+def test_a_fall_that_ended_is_told_with_its_time_and_a_slow_start_is_none() -> None:
+    slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
+    (fall,) = see_log(write_hour((range(20, 30), slow)), name="pod.log", now=NOW).findings
+    assert fall.code == "fell-in-log"
+    assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:19:\d\d, until .* 09:29", fall.message)
+    assert see_log(write_hour((range(10), slow)), name="pod.log", now=NOW).findings == ()
+
+
+def test_an_engine_that_stood_still_and_went_on_is_told() -> None:
+    stalled = re.sub(r"generation throughput: [\d.]+", "generation throughput: 0.0", NEW.splitlines(keepends=True)[0])
+    (found,) = see_log(write_hour((range(20, 25), stalled)), name="pod.log", now=NOW).findings
+    assert (found.code, found.severity) == ("engine-hung", "error")
+    assert re.search(r"no token for 300 s from .* 09:19:\d\d on\. Then it went on", found.message)
+    short = see_log([*NEW.format(10).splitlines(), stalled.format(20), *NEW.format(30).splitlines()], name="x", now=NOW)
+    assert short.findings == ()
+
+
+def test_an_engine_that_died_again_and_again_is_told_also_where_it_works_now() -> None:
+    lines = write_hour()
+    for index in (80, 60, 40):
+        lines[index:index] = ERRORS
+    (found,) = see_log(lines, name="pod.log", now=NOW).findings
+    assert (found.code, found.message) == ("engine-dies", "In pod.log, an engine died with an error 3 times.")

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.production import PLAIN, SPEC, Server
 from tests.support.web import Answer, serving_answers
 
+from draftwise.verbs.diagnosing import add_diagnoses
 from draftwise.watching.prometheus import PrometheusWatcher, Selection
 from draftwise.watching.watcher import Snapshot
 
@@ -173,6 +175,48 @@ def test_a_start_that_went_back_is_several_servers_at_one_address() -> None:
     assert [window.instance for window in snapshot.recent] == ["b:8000"]
 
 
+def roll_out(old: Server, new: Server) -> Snapshot:
+    """Return what is seen of a service whose only server was replaced two minutes ago."""
+    series = [*record(old, "spec", "a:8000"), *record(new, "spec", "b:8000")]
+    for each in series:
+        is_old = each["metric"]["instance"] == "a:8000"
+        each["values"] = [pair for pair in each["values"] if (pair[0] < NOW_S - 120) is is_old]
+    return watch(series)[0]
+
+
+DEAD = replace(SPEC, positions=(0.0, 0.0, 0.0))
+
+
+def test_what_a_replaced_server_did_is_no_part_of_the_pool() -> None:
+    snapshot = roll_out(SPEC, SPEC)
+    (window,) = snapshot.serving("spec")
+    assert (len(snapshot.of("spec")), window.instance) == (2, "b:8000")
+    assert window.output_tokens_per_s == pytest.approx(SPEC.generated, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "codes"), [(DEAD, SPEC, set()), (SPEC, DEAD, {"zero-acceptance"}), (SPEC, SPEC, set())]
+)
+def test_an_illness_ends_with_the_server_that_was_replaced(old: Server, new: Server, codes: set[str]) -> None:
+    found = add_diagnoses(roll_out(old, new), None, None).findings
+    assert {each.code for each in found if each.severity != "info" and not getattr(each, "follows_from", "")} >= codes
+    assert bool(codes) or found == ()
+
+
+def test_a_server_that_is_worse_than_the_replaced_one_is_named() -> None:
+    found = add_diagnoses(roll_out(SPEC, replace(SPEC, positions=(0.2, 0.06, 0.05))), None, None).findings
+    assert ("replica-outlier", "b:8000") in [(each.code, each.where) for each in found]
+
+
+def test_addresses_that_two_clusters_share_are_no_reading() -> None:
+    series = record(SPEC, "spec", "a:8000")
+    east, west = ([{**each, "metric": {**each["metric"], "cluster": name}} for each in series] for name in ("e", "w"))
+    snapshot, _ = watch([*east, *west])
+    assert [each.code for each in snapshot.findings] == ["server-unread"]
+    assert "in several clusters" in snapshot.findings[0].message
+    assert watch(east)[0].findings == ()
+
+
 def test_a_target_that_cannot_be_scraped_is_unread_and_one_that_was_replaced_is_not() -> None:
     gone = record(SPEC, "spec", "b:8000")
     early = [{**each, "values": [pair for pair in each["values"] if pair[0] <= NOW_S - 120]} for each in gone]
@@ -233,6 +277,23 @@ def test_prometheus_takes_the_queries(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_target_that_never_answered_is_unread() -> None:
+    def answer(path: str, _: dict[str, str]) -> Answer:
+        query = parse_qs(urlsplit(path).query)["query"][0]
+        never = [{"metric": {"instance": "new:8000", "pool": "spec"}, "value": [NOW_S, "0"]}]
+        is_named = "__name__=~" in query and "process_start" not in query and "http_requests" not in query
+        result = never if query.startswith("max by") else record(SPEC, "spec", "a:8000") if is_named else []
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+    async def run(url: str) -> Snapshot:
+        return await PrometheusWatcher(url, selection=Selection(service="chat"), now=lambda: NOW_S).look()
+
+    with serving_answers(answer) as url:
+        snapshot = asyncio.run(run(url))
+    assert [(each.code, each.where) for each in snapshot.findings] == [("server-unread", "new:8000")]
+    assert [window.instance for window in snapshot.recent] == ["a:8000"]
 
 
 def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:

@@ -265,7 +265,8 @@ def test_all_connections_are_closed_in_the_end() -> None:
     assert [page.closed for page in kept] == [True, True]
 
 
-def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None:
+@pytest.mark.parametrize("tell", [lambda start: start, round, lambda start: None], ids=["start", "rounded", "no start"])
+def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not(tell: Any) -> None:
     class Alias:
         """Another address of a server, in another pool."""
 
@@ -276,13 +277,15 @@ def test_one_server_at_two_addresses_is_named_and_two_replicas_are_not() -> None
 
         async def look(self) -> Any:
             seen = await self.page.look()
-            return replace(seen, pool=self.pool, instance=self.instance)
+            started = tell(seen.started_s)
+            started = None if started is None else float(started)
+            return replace(seen, pool=self.pool, instance=self.instance, started_s=started)
 
         def close(self) -> None:
             pass
 
     def pages() -> list[Any]:
-        own = spec_pages(2)
+        own = [*spec_pages(1), SimulatedPage("spec", "http://b:8000", replace(SPEC, steps=200.0))]
         return [*own, Alias(own[0])]
 
     seen, _ = observe(pages, 3)

@@ -57,3 +57,8 @@ def test_what_cannot_be_answered_is_said_with_what_would_answer_it() -> None:
     assert ask(Yardstick(baseline=make_baseline(seen=WINDOW)), plain=False) == [no_probe]
     assert len(ask(Yardstick(baseline=make_baseline(curve_ms={})), plain=False)) == 3
     assert any("break-even" in each for each in ask(Yardstick(baseline=make_baseline(rollback=())), plain=True))
+    missing = ("When to roll back: the run measured vLLM 0.25.0.",)
+    (why,) = ask(Yardstick(baseline=make_baseline(rollback=(), missing=missing, seen=WINDOW)), plain=True, probe=True)[
+        :1
+    ]
+    assert "the baseline has no break-even (the run measured vLLM 0.25.0)." in why

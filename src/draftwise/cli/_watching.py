@@ -182,8 +182,8 @@ def _list_services(services: Sequence[ServiceRow]) -> Iterator[Text]:
 
 
 def _rows_of(pool: str, snapshot: Snapshot, yardstick: Yardstick) -> Iterator[Text]:
-    windows = snapshot.of(pool)
-    whole, plain = Window.pooled(windows), Window.pooled(snapshot.of(PLAIN))
+    windows = snapshot.serving(pool)
+    whole, plain = Window.pooled(windows), Window.pooled(snapshot.serving(PLAIN))
     if whole is None:
         return
     parts = [_count_replicas(windows), _number(whole.load.running, "{:.1f} running")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from draftwise.core.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from draftwise.core.baseline import NO_PROBE, Baseline, Expected, ProbeAnswer
+    from draftwise.core.baseline import NO_LIMITS, NO_PROBE, Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.calibration import CalibratedSetting, Calibration, FirstPoint, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Reason, ReasonCode, Verdict
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from draftwise.core.workload import Origin, Prompt, RecordedAnswer, Workload
 
 __all__ = [
-    "NO_PROBE", "Acceptance", "AcceptanceAtK", "Answer", "Arm", "Arrivals", "BackendError", "Band", "Baseline",
-    "Budget", "CalibratedSetting", "Calibration", "CellLook", "CheckOutcome", "ClientHealth", "ClosedLoop",
+    "NO_LIMITS", "NO_PROBE", "Acceptance", "AcceptanceAtK", "Answer", "Arm", "Arrivals", "BackendError", "Band",
+    "Baseline", "Budget", "CalibratedSetting", "Calibration", "CellLook", "CheckOutcome", "ClientHealth", "ClosedLoop",
     "Comparison", "Condition", "Counters", "Crossover", "DecidingMeasure", "Decision", "Device", "Diagnosis",
     "Disturbance", "Divergence", "DraftwiseError", "Effect", "Estimate", "Exactness", "Expectation", "Expected",
     "Finding", "FirstPoint", "Forecast", "ForecastCell", "ForecastCrossover", "Hardware", "HeldAgainst", "Interval",
@@ -91,7 +91,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "baseline": "NO_PROBE Baseline Expected ProbeAnswer",
+    "baseline": "NO_LIMITS NO_PROBE Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration FirstPoint StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Reason ReasonCode Verdict",

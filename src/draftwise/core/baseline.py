@@ -18,6 +18,9 @@ from draftwise.core.window import Window
 NO_PROBE = "Its answers to the probe, and how much they vary by chance: nobody asked it."
 """Entry of `Baseline.missing` if there is no probe."""
 
+NO_LIMITS = "When to roll back: "
+"""Start of the entry of `Baseline.missing` if there is no break-even; the reason follows."""
+
 _FORMAT = Format(
     name="draftwise-baseline",
     version=1,
@@ -97,6 +100,12 @@ class Baseline:
             _need(all(_is_positive(value) for point in points for value in point), f"the curve of {arm} is positive")
         _need(self.probe_null is None or 0 <= self.probe_null <= 1, "probe_null is a share")
         _need(self.seen is None or _is_positive(self.seen.duration_s), "what was seen lasted some time")
+
+    @property
+    def why_no_limits(self) -> str:
+        """Why there is no break-even, as a clause; empty if that is not recorded."""
+        entry = next((each for each in self.missing if each.startswith(NO_LIMITS)), "")
+        return entry.removeprefix(NO_LIMITS).rstrip(".")
 
     def to_json(self) -> str:
         """Return the text of a baseline.json."""

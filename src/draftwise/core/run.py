@@ -324,7 +324,7 @@ class OutputProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmPace:
-    """The fewest seconds that a token of a server took on warm-up prompts, outside of all turns."""
+    """Seconds per decoding step of a server on warm-up prompts: the fewest before, the mean at the end of the run."""
 
     arm: str
     seconds: float

@@ -9,16 +9,16 @@ from hashlib import sha256
 from math import ceil
 from typing import Literal
 
-from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import NO_LIMITS, Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.surroundings import Surroundings
 from draftwise.deploying.twin import Pool, count_device, count_gpus, find_other_hosts, without_speculation
 from draftwise.deploying.weights_layout import IMAGE, Layout, WeightsPlacement
+from draftwise.knowledge.images import find_release
 from draftwise.knowledge.messages import fault, refusal
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
-from draftwise.setups.read.shell.launch import image_version
 from draftwise.setups.write import write_json
 
 Mode = Literal["Standard", "Knative"]
@@ -79,7 +79,8 @@ class RunEvidence:
         if not others:
             return self
         if self.rollback:
-            others.append("When to roll back: the run's limits apply only to the setup that it measured.")
+            why = "; ".join(each.rstrip(".") for each in others)
+            others.append(f"{NO_LIMITS}the run's limits apply only to the setup that it measured ({why}).")
         unmeasured = (*self.unmeasured, *others)
         return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
 
@@ -276,7 +277,7 @@ def make_order(
 def _choose_image(setup: Setup, around: Surroundings) -> str:
     """Return the source's image where it has the release that is deployed, else vLLM's own of that release."""
     release = get_release(setup.engine_version)
-    named = image_version(around.image)
+    named = find_release(around.image)
     if around.image and (not named or str(get_release(named, nearest=True)) == str(release)):
         return around.image
     return f"vllm/vllm-openai:v{release}"

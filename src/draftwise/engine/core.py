@@ -11,7 +11,7 @@ from draftwise.engine.assembly import build
 from draftwise.engine.engine_config import EngineConfig
 from draftwise.engine.engine_outputs import Delta, EngineStats, LogprobsOfToken, RankedRow
 from draftwise.engine.sampling.bad_words import encode_bad_words
-from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.grammar import Grammar, Grammars
 from draftwise.engine.sampling.logits import check_params
 from draftwise.engine.sampling.logprobs import parse
 from draftwise.engine.sampling.params import SamplingParams
@@ -84,7 +84,9 @@ class Engine:
         findings = list(self.admission.check(request, ids_in_use=self._sequences))
         if findings:
             raise InvalidSetup(findings)
-        sequences = [self.admission.make_sequence(request, index) for index in range(request.params.n)]
+        first = self.admission.make_sequence(request, 0)
+        others = range(1, request.params.n)
+        sequences = [first, *(self.admission.make_sequence(request, index, first.grammar) for index in others)]
         self._sequences[request.request_id] = sequences
         self._prompt_tokens += len(request.prompt_token_ids)
         if self.config.enable_prefix_caching and len(sequences) > 1:
@@ -310,8 +312,11 @@ class Admission:
             )
         yield from check_params(request.params, self._vocab_size)
 
-    def make_sequence(self, request: EngineRequest, index: int) -> Sequence:
+    def make_sequence(self, request: EngineRequest, index: int, grammar: Grammar | None = None) -> Sequence:
         """Return completion number `index` of a request, with nothing computed yet.
+
+        Args:
+            grammar: grammar of another completion at its start. It is long to find again.
 
         Raises:
             InvalidSetup: a bad word or the grammar of structured output is invalid.
@@ -321,6 +326,8 @@ class Admission:
             seed = request_seed(self._seed, request.request_id, index)
         else:
             seed = completion_seed(params.seed, index)
+        if params.structured_outputs is not None:
+            grammar = self._grammars.compile(params.structured_outputs) if grammar is None else grammar.copy()
         wanted = self._longest if params.max_tokens is None else num_prompt + params.max_tokens
         sequence = Sequence(
             request=request,
@@ -329,7 +336,7 @@ class Admission:
             max_tokens=min(self._longest, wanted),
             tokens=list(request.prompt_token_ids),
             bad_words=self._encode_bad_words(params),
-            grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
+            grammar=grammar,
             detokenizer=IncrementalDetokenizer(
                 self._tokenizer,
                 stop_strings=params.stop_strings,

@@ -15,7 +15,7 @@ from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, DriftRow, RowArray
 def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
     """Yield findings on a state and a reading for the operator."""
     if not rules.break_even:
-        yield warning("break-even-unknown")
+        yield warning("break-even-unknown", why=f" ({rules.unknown_because})" if rules.unknown_because else "")
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield fault("nothing-is-read")
     for name, window in reading.spec.items():

@@ -127,6 +127,8 @@ class Rules:
     """Steps that an executor can carry out."""
     trickles: bool = False
     """Whether a replica that is out may get a twentieth of the traffic as a trial."""
+    unknown_because: str = ""
+    """Why there is no break-even, as a clause."""
 
     @classmethod
     def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from statistics import median
 
 from draftwise.backends import Backend
@@ -41,8 +40,8 @@ _OPEN_STREAMS = 4
 """Streams of a warm-up for loads that do not fix their number."""
 _FEWEST_ROUNDS = 2
 """The first round makes a server compile and cache. If a second one is no faster, the server is warm."""
-TOKENS_AGAIN = _FEWEST_ROUNDS * _WARMUP_TOKENS
-"""Tokens of each server in the warm-up at the end of a run."""
+STEPS_AGAIN = _FEWEST_ROUNDS * _WARMUP_TOKENS
+"""Maximum number of decoding steps of a server in the warm-up at the end of a run."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
 """Two rounds whose paces differ by less than this ratio count as alike."""
@@ -73,7 +72,7 @@ class WarmUp:
     unsteady: Mapping[str, str]
     """First load under which a server's pace did not become steady, by arm."""
     fastest: Mapping[str, float] = field(default_factory=dict)
-    """Minimum seconds per decoded token under the lightest load, by arm."""
+    """Minimum seconds per decoding step under the lightest load, by arm."""
 
     def prompt_s(self, arm: str, label: str) -> float:
         """Return the seconds of a server's time that a warm-up prompt took until its first token, under a load."""
@@ -97,6 +96,8 @@ class _Round:
     pace: float
     decoding: float
     """Pace while all streams were decoding."""
+    step: float
+    """Seconds per decoding step of a stream."""
 
 
 def make_greeting(plan: RunPlan) -> Prompt:
@@ -160,7 +161,7 @@ async def warm_up(
         decoding={place: median(each.decoding for each in two) for place, two in last.items()},
         counters=grown,
         unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
-        fastest={name: min(each.decoding for each in rounds[name, _find_lightest(plan)]) for name in grown},
+        fastest={name: min(each.step for each in rounds[name, _find_lightest(plan)]) for name in grown},
     )
 
 
@@ -168,17 +169,15 @@ def _find_lightest(plan: RunPlan) -> Condition:
     return min(plan.conditions, key=lambda each: each.concurrency or math.inf)
 
 
-async def warm_up_again(clients: Iterable[Client], plan: RunPlan) -> dict[str, float]:
-    """Return the fewest seconds that a decoded token of warm servers takes on other warm-up prompts, by arm.
+async def warm_up_again(client: Client, plan: RunPlan) -> float:
+    """Return the seconds per decoding step of a warm server on other warm-up prompts (geometric mean).
 
     Raises:
-        BackendError: one does not answer.
+        BackendError: it does not answer.
     """
-    fastest: dict[str, float] = {}
-    for number, client in product(range(_MOST_ROUNDS, _MOST_ROUNDS + _FEWEST_ROUNDS), tuple(clients)):
-        taken, arm = await _take_round(client, _find_lightest(plan), plan, number), client.backend.name
-        fastest[arm] = min(taken.decoding, fastest.get(arm, math.inf))
-    return fastest
+    numbers = range(_MOST_ROUNDS, _MOST_ROUNDS + _FEWEST_ROUNDS)
+    steps = [(await _take_round(client, _find_lightest(plan), plan, number)).step for number in numbers]
+    return math.pow(math.prod(steps), 1 / len(steps))
 
 
 async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, Counters]:
@@ -219,10 +218,13 @@ async def _take_round(client: Client, condition: Condition, plan: RunPlan, numbe
     all_began = max((each[0][0] for each in chunks), default=0.0)
     one_ended = min((each[-1][0] for each in chunks), default=0.0)
     together = [(at, count) for each in chunks for at, count in each if all_began < at <= one_ended]
+    # Without drafts each token is a step: several arrive at once where the client stalls.
+    steps = sum(count if client.backend.name == plan.arms[0].name else 1 for each in chunks for _, count in each[1:])
+    step = sum(each[-1][0] - each[0][0] for each in chunks) / steps if steps else pace
     if not together:
-        return _Round(pace=pace, decoding=pace)
+        return _Round(pace=pace, decoding=pace, step=step)
     decoding = (max(at for at, _ in together) - all_began) / sum(count for _, count in together)
-    return _Round(pace=pace, decoding=decoding)
+    return _Round(pace=pace, decoding=decoding, step=step)
 
 
 async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progress) -> str | None:

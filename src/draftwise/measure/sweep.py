@@ -25,7 +25,7 @@ from draftwise.core import (
 from draftwise.core.progress import check_stop
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.experiment import Experiment
-from draftwise.measure.readiness import TOKENS_AGAIN, warm_up_again
+from draftwise.measure.readiness import STEPS_AGAIN, warm_up_again
 from draftwise.measure.replan import (
     Place,
     describe_lead,
@@ -97,7 +97,7 @@ class Sweep:
         budget: time budget.
         without: candidates left out.
         returned: candidates that an earlier session of the run went on without.
-        fastest: minimum seconds per token on warm-up prompts, by arm.
+        fastest: minimum seconds per decoding step on warm-up prompts, by arm.
         returns: waits for servers that fail. None: a failure ends the run.
     """
 
@@ -116,7 +116,7 @@ class Sweep:
     _looked: int = field(default=0, init=False)
     """Number of looks done."""
     _num_anchored: int = field(default=0, init=False)
-    _is_warm_again: bool = field(default=False, init=False)
+    _warm_again: set[str] = field(default_factory=set, init=False)
     _word_due: float = field(default=math.inf, init=False)
     """Time of the next word on the result, on the clock of the event loop."""
     _settled: list[Settled] = field(default_factory=list, init=False)
@@ -144,7 +144,7 @@ class Sweep:
             self._note_estimate()
             self._report_progress()
             await self._race()
-            await self._warm_up_again()
+            await self._warm_up_again(self.experiment.clients)
         self._lanes = []
         self._note_estimate()
 
@@ -261,8 +261,6 @@ class Sweep:
                 self._add_loads()
             if not self.budget.is_bounded:
                 self._report_lead()
-        if progress >= _ANCHORS_FROM:
-            await self._warm_up_again()
         if progress >= _ANCHORS_FROM and self.budget.is_bounded:
             await self._ask_anchors()
         if asyncio.get_running_loop().time() > self._word_due:
@@ -322,17 +320,8 @@ class Sweep:
                 self._stop(lane, comparison.candidate, "settled")
 
     def _stop(self, lane: _Lane, candidate: str, reason: str) -> None:
-        workload, condition = lane.place
-        self._add_settled(
-            Settled(
-                workload=workload,
-                condition=condition,
-                candidate=candidate,
-                passes=lane.repeat - 1,
-                blocks=lane.blocks,
-                reason=reason,
-            )
-        )
+        place = {"workload": lane.place[0], "condition": lane.place[1], "candidate": candidate}
+        self._add_settled(Settled(**place, passes=lane.repeat - 1, blocks=lane.blocks, reason=reason))
         lane.is_stale = True
 
     def _add_settled(self, cell: Settled) -> None:
@@ -359,17 +348,15 @@ class Sweep:
         if len(run.added) >= _MOST_ROUNDS or not (found := next_conditions(run)):
             return False
         lanes = list(self._open_lanes(found))
-        needed_s = sum(map(self._expect_fewest, lanes))
-        if self._left_s() < needed_s:
-            self._leave_out(_name_search(found, self._left_s()))
+        missing = (self._missing([lane.condition], 1, lane.place[0], most=FEWEST_PROMPTS) for lane in lanes)
+        if self._left_s() < self.estimate.sum(chain(*missing)):
+            loads = ", ".join(condition.label for condition in found)
+            reason = f"only {max(0.0, self._left_s()):.0f} s are left"
+            self._leave_out(Omission(what=f"the loads {loads}, to search for a crossover", reason=reason))
             return False
         self._add(found)
         self._lanes += lanes
         return True
-
-    def _expect_fewest(self, lane: _Lane) -> float:
-        missing = self._missing([lane.condition], 1, lane.place[0], most=FEWEST_PROMPTS)
-        return self.estimate.sum(missing)
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
@@ -380,18 +367,34 @@ class Sweep:
                     place = {"workload": workload.name, "condition": condition.label, "candidate": arm.name}
                     self._add_settled(Settled(**place, passes=0, blocks=0))
 
-    async def _warm_up_again(self) -> None:
-        """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else."""
-        present = {arm: each for arm, each in self.experiment.clients.items() if arm not in self.without}
-        needed_s = _SLOWER * TOKENS_AGAIN * sum(self.fastest.get(arm, 0.0) for arm in present)
-        if self._is_warm_again or not self._done or needed_s > self._left_s():
+    def _is_late(self, block: Sequence[Turn]) -> bool:
+        """Return whether there may be no time to warm the servers up again after the next block."""
+        if not self._lanes:
+            return False
+        ahead = [block, *(lane.queue[0] for lane in self._lanes if lane.queue and not lane.is_closed)]
+        needed_s = self._expect_again(self.fastest) + 2 * max(map(self.estimate.sum, ahead))
+        progress = self._find_progress()
+        return progress >= _ANCHORS_FROM or (progress >= _LOOKS[-1] and self._left_s() < needed_s)
+
+    def _expect_again(self, arms: Iterable[str]) -> float:
+        return _SLOWER * STEPS_AGAIN * sum(self.fastest[arm] for arm in arms)
+
+    async def _warm_up_again(self, arms: Iterable[str]) -> None:
+        """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else.
+
+        A limit may recover while others are asked, so an arm is asked directly after a turn of its own.
+        """
+        present = self.fastest.keys() & self.experiment.clients.keys() - self.without - self._warm_again
+        ahead = [arm for arm in arms if arm in present]
+        if not self._done or self._expect_again(ahead) > self._left_s():
             return
-        self._is_warm_again = True
-        with suppress(BackendError):
-            again = await warm_up_again(present.values(), self._plan)
-            for arm, is_late in product(again, (False, True)):
-                if seconds := (again if is_late else self.fastest).get(arm):
-                    self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
+        self._warm_again.update(ahead)
+        for arm in ahead:
+            with suppress(BackendError):
+                late_s = await warm_up_again(self.experiment.clients[arm], self._plan)
+                for seconds, is_late in ((self.fastest[arm], False), (late_s, True)):
+                    if seconds:
+                        self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
 
     async def _ask_anchors(self) -> None:
         """Ask the first prompts again, in the last tenth of the time."""
@@ -492,7 +495,7 @@ class Sweep:
 
     async def _take(self, block: Sequence[Turn]) -> bool:
         """Measure a paired block, and learn how long its turns take; return whether no server broke."""
-        clock = asyncio.get_running_loop().time
+        clock, is_late = asyncio.get_running_loop().time, self._is_late(block)
         for turn in block:
             check_stop(self._progress)
             await self.experiment.clients[turn.arm].backend.wake()
@@ -509,6 +512,8 @@ class Sweep:
             if is_taken:
                 self.estimate.learn(turn, clock() - began)
                 self._done += 1
+                await self._warm_up_again([turn.arm] if is_late else [])
+        await self._warm_up_again(self.experiment.clients if is_late else [])
         return True
 
     async def _retake(self) -> bool:
@@ -603,13 +608,6 @@ class Sweep:
 
 _WORDS_APART = 5
 """Times the patience between two words on the result."""
-
-
-def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
-    loads = ", ".join(condition.label for condition in found)
-    return Omission(
-        what=f"the loads {loads}, to search for a crossover", reason=f"only {max(0.0, left_s):.0f} s are left"
-    )
 
 
 def _describe_leaver(leaver: Leaver, place: Place) -> str:

@@ -5,7 +5,7 @@
 - `settled.jsonl`: cells that need no more repetitions. `looks.jsonl`: interim looks at cells that could stop them.
 - `conditions.jsonl`: loads added in the search for a crossover. `estimates.jsonl`: expected times for the rest.
 - `divergences.jsonl`: what two servers report where their outputs diverge. `probes.jsonl`: answers outside turns.
-- `paces.jsonl`: seconds per token on warm-up prompts, before and at the end.
+- `paces.jsonl`: seconds per decoding step on warm-up prompts, before and at the end.
 - `asked.jsonl`: prompts about to go to a server that could remember them.
 - `omissions.jsonl`: what was left out; a line strikes it out when the run is resumed.
 

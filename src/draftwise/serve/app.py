@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -42,6 +42,9 @@ _PAUSE_S = 30.0
 """Longest wait for the next piece of a body, in seconds."""
 _SLOWEST = 2**15
 """Minimum bytes of a body per second, after the first pause."""
+
+
+T = TypeVar("T")
 
 
 class BodyReader:
@@ -96,19 +99,20 @@ class BodyReader:
         return RequestError(413, message, headers={"Connection": "close"})
 
 
-async def run_until_disconnect(work: asyncio.Future, receive: Receive) -> None:
-    """Wait until `work` is done or the client disconnects, then cancel the other."""
+async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Return the result of `work`; None if the client disconnects first, which cancels it."""
 
     async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    gone = asyncio.ensure_future(wait_for_disconnect())
+    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else None
     finally:
         gone.cancel()
-        work.cancel()
+        running.cancel()
 
 
 class EventStream(Response):
@@ -123,10 +127,7 @@ class EventStream(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the end or until the client disconnects."""
         with self._generation:
-            work = asyncio.ensure_future(self._send_events(send))
-            await run_until_disconnect(work, receive)
-            if work.done():
-                work.result()
+            await run_until_disconnect(self._send_events(send), receive)
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -140,6 +141,11 @@ logger = logging.getLogger("draftwise.serve")
 _LOG_EVERY_S = 10.0
 _CLIENT_GONE = 499
 """nginx's status for a client that closed the connection. It is only logged."""
+_PERMISSION = {"object": "model_permission", "organization": "*", "group": None, "is_blocking": False} | {
+    f"allow_{what}": what in ("sampling", "logprobs", "view")
+    for what in ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning")
+}
+"""What vLLM says of every model."""
 
 
 def create_app(
@@ -165,8 +171,8 @@ def create_app(
         routes=[
             Route("/v1/completions", endpoints.generate, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.generate, methods=["POST"]),
-            Route("/tokenize", endpoints.tokenize, methods=["POST"]),
-            Route("/detokenize", endpoints.tokenize, methods=["POST"]),
+            Route("/tokenize", endpoints.generate, methods=["POST"]),
+            Route("/detokenize", endpoints.generate, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{name:path}", endpoints.model),
             Route("/health", endpoints.health),
@@ -206,24 +212,21 @@ class _Endpoints:
         if not isinstance(outcome, PlannedCall):
             return _respond(outcome)
         call = outcome.plan.open(self._tokenizer)
-        generation = await self._worker.submit(outcome.requests, arrived=arrived)
+        submitting = self._worker.submit(outcome.requests, arrived=arrived)
+        generation = await run_until_disconnect(submitting, request.receive)
+        if generation is None:
+            return _respond(None)
         if call.stream:
             return EventStream(call, generation)
         with generation:
-            answering = asyncio.ensure_future(make_answer(call, generation))
-            await run_until_disconnect(answering, request.receive)
-            return _respond(answering.result() if answering.done() else None)
-
-    async def tokenize(self, request: Request) -> Response:
-        outcome = await self._read(request)
-        assert not isinstance(outcome, PlannedCall)
-        return _respond(outcome)
+            return _respond(await run_until_disconnect(make_answer(call, generation), request.receive))
 
     async def _read(self, request: Request) -> Outcome | None:
         """Return what the body asks for; None if the client left."""
         try:
             async with self._bodies.read(request) as body:
-                outcome = await self._reader.read(request.scope["path"], body)
+                reading = self._reader.read(request.scope["path"], body)
+                outcome = await run_until_disconnect(reading, request.receive)
         except ClientDisconnect:
             return None
         if isinstance(outcome, ReadError):
@@ -238,15 +241,10 @@ class _Endpoints:
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
-        return {
-            "id": self._name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "draftwise",
-            "root": self._about.config.model,
-            "parent": None,
-            "max_model_len": self._max_model_len,
-        }
+        about = {"id": self._name, "object": "model", "created": self._created, "owned_by": "draftwise"}
+        about |= {"root": self._about.config.model, "parent": None, "max_model_len": self._max_model_len}
+        permission = _PERMISSION | {"id": f"modelperm-{self._name}", "created": self._created}
+        return about | {"permission": [permission]}
 
     async def health(self, _: Request) -> Response:
         return Response(status_code=200 if self._worker.failure is None and not self._in_flight.is_closing else 503)
@@ -343,8 +341,7 @@ def format_spec_line(stats: SpecStats, k: int, elapsed_s: float) -> str:
         f"Mean acceptance length: {stats.acceptance_length:.2f}, "
         f"Accepted throughput: {stats.num_accepted_tokens / elapsed_s:.2f} tokens/s, "
         f"Drafted throughput: {stats.num_draft_tokens / elapsed_s:.2f} tokens/s, "
-        f"Accepted: {stats.num_accepted_tokens} tokens, "
-        f"Drafted: {stats.num_draft_tokens} tokens, "
+        f"Accepted: {stats.num_accepted_tokens} tokens, Drafted: {stats.num_draft_tokens} tokens, "
         f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}, "
         f"Avg Draft acceptance rate: {(stats.acceptance_rate or 0) * 100:.1f}%"
     )

@@ -209,6 +209,7 @@ def _render(fields: Mapping[str, Any], model: ServedModel, tools: list[Any] | No
         text = model.tokenizer.apply_chat_template(messages, **variables)
     except InvalidSetup as error:
         raise RequestError.of_invalid(error) from None
+    text = text.encode(errors="replace").decode()  # arguments of an earlier call may name half a surrogate pair
     last = messages[-1]
     role = "assistant" if begins else last["role"]
     said = last["content"] if last["role"] == role else ""
@@ -315,7 +316,7 @@ def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPlan, li
     """
     fields = read_fields(body, CHAT_FIELDS)
     _check_model(fields, model)
-    if "top_logprobs" in fields and not fields.get("logprobs"):
+    if fields.get("top_logprobs") and not fields.get("logprobs"):
         raise RequestError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     tool_use = read_tools(fields, model.tool_call_parser)
     structured = _read_structured(fields)
@@ -378,10 +379,14 @@ def read_detokenize(body: Mapping[str, Any], model: ServedModel) -> dict[str, An
 _MOST_ITEMS = 2**14
 """Items that a step looks at for a request: those of a list for each completion."""
 _MOST_BIASES = 2**16
+_MOST_CHARACTERS = 2**22
+"""Characters of grammars, which every prompt takes to the engine."""
 
 
 def _check_work(fields: Mapping[str, Any], num_prompts: int, model: ServedModel) -> None:
     """Refuse with 400 the number of completions that never fit, and lists that would hold up every step."""
+    if fields.get("stream") and fields.get("prompt_logprobs"):
+        raise RequestError(400, "prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     wanted = num_prompts * fields.get("n", 1)
     if wanted > model.most_sequences:
         raise RequestError(
@@ -439,11 +444,16 @@ def _call(
     logprobs: int | None,
     max_tokens: int | None,
 ) -> tuple[CallPlan, list[EngineRequest]]:
-    options = fields.get("stream_options")
-    if options is not None and not fields.get("stream"):
+    if structured is not None and (size := len(prompts) * len(structured.key)) > _MOST_CHARACTERS:
+        message = f"The grammar has {size} characters over all prompts; the server takes at most {_MOST_CHARACTERS}."
+        raise RequestError(400, f"{message} Split the request.", param="structured_outputs")
+    options = fields.get("stream_options", {})
+    if options and not fields.get("stream"):
         raise RequestError(400, "stream_options needs stream: true.", param="stream_options")
+    if not all(isinstance(options.get(name), bool | None) for name in ("include_usage", "continuous_usage_stats")):
+        raise RequestError(400, "stream_options must hold true or false.", param="stream_options")
     call_id = f"{id_prefix}-{uuid.uuid4().hex}"
-    includes_usage = bool((options or {}).get("include_usage"))
+    includes_usage = bool(options.get("include_usage"))
     make_call = partial(
         Call,
         call_id=call_id,
@@ -452,9 +462,11 @@ def _call(
         n=fields.get("n", 1),
         stream=fields.get("stream", False),
         include_usage=includes_usage,
-        continuous_usage=includes_usage and bool((options or {}).get("continuous_usage_stats")),
+        continuous_usage=includes_usage and bool(options.get("continuous_usage_stats")),
     )
     sampling = model.defaults.sampling | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
+    if "seed" in sampling:  # as in vLLM, -1 means no seed, and others may be negative
+        sampling["seed"] = None if sampling["seed"] == -1 else sampling["seed"] % 2**63
     bad_word_ids = _encode_bad_words(sampling.get("bad_words", ()), model, len(prompts) * fields.get("n", 1))
     requests = [
         EngineRequest(

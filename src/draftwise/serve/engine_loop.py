@@ -149,7 +149,7 @@ class _EngineLoop:
         """The snapshot that was sent last."""
         self._pending: Pending = ()
         self._compilers = ThreadPoolExecutor(_COMPILERS, "draftwise-grammar")
-        self._compiling: list[tuple[Add, Future]] = []
+        self._compiling: list[tuple[_Entry, Future]] = []
         """Requests whose grammars are still compiling."""
         self._queue: deque[_Entry] = deque()
         """Requests that the engine takes next."""
@@ -169,9 +169,12 @@ class _EngineLoop:
                 stats=self._sent_stats,
             )
         )
-        while True:
-            self._process_messages()
-            self._step()
+        try:
+            while True:
+                self._process_messages()
+                self._step()
+        finally:
+            self._compilers.shutdown(wait=False, cancel_futures=True)  # otherwise the process ends after all of them
 
     def _process_messages(self) -> None:
         """Process the messages; wait for one if there is nothing else to do."""
@@ -179,7 +182,7 @@ class _EngineLoop:
         while (wait and not self._compiling) or self._channel.has_message(_POLL_S if wait else 0):
             message = self._channel.receive()
             if isinstance(message, Add):
-                self._add(message)
+                self._add(_Entry(message))
             elif isinstance(message, Abort):
                 self._abort(frozenset(message.request_ids))
             wait = False
@@ -189,26 +192,33 @@ class _EngineLoop:
     def _abort(self, request_ids: Collection[str]) -> None:
         for request_id in request_ids:
             self._engine.abort(request_id)
-        self._compiling = [each for each in self._compiling if each[0].requests[0].request_id not in request_ids]
-        self._queue = deque(each for each in self._queue if each.message.requests[0].request_id not in request_ids)
 
-    def _add(self, message: Add) -> None:
+        def is_dropped(entry: _Entry) -> bool:
+            return entry.message.requests[0].request_id in request_ids
+
+        for entry, future in self._compiling:
+            if is_dropped(entry):
+                future.cancel()  # unless it has begun
+        self._compiling = [each for each in self._compiling if not is_dropped(each[0])]
+        self._queue = deque(each for each in self._queue if not is_dropped(each))
+
+    def _add(self, entry: _Entry) -> None:
         """Queue requests, once the grammar of all of them is compiled."""
-        wanted = message.requests[0].unpack().params.structured_outputs
+        wanted = entry.message.requests[0].unpack().params.structured_outputs
         if wanted is not None and not self._engine.grammars.has(wanted):
-            self._compiling.append((message, self._compilers.submit(self._engine.grammars.compile, wanted)))
+            self._compiling.append((entry, self._compilers.submit(self._engine.grammars.compile, wanted)))
         else:
-            self._queue.append(_Entry(message))
+            self._queue.append(entry)
 
     def _add_compiled(self) -> None:
         compiling, self._compiling = self._compiling, []
-        for message, future in compiling:
+        for entry, future in compiling:
             if not future.done():
-                self._compiling.append((message, future))
+                self._compiling.append((entry, future))
             elif (failure := future.exception()) is not None:
-                self._channel.send(RequestsRefused(message.number, _describe(failure)))
+                self._refuse(entry, _describe(failure))
             else:
-                self._queue.append(_Entry(message))
+                self._queue.append(entry)
 
     def _enter(self) -> None:
         """Hand requests to the engine for a few milliseconds: more of them wait until the next step is done."""
@@ -216,18 +226,25 @@ class _EngineLoop:
         while self._queue and time.monotonic() < end:
             entry = self._queue[0]
             message = entry.message
+            request = message.requests[entry.num_added].unpack()
+            wanted = request.params.structured_outputs
+            if wanted is not None and not self._engine.grammars.has(wanted):  # as others took its place
+                self._add(self._queue.popleft())
+                continue
             try:
-                self._engine.add(message.requests[entry.num_added].unpack())
+                self._engine.add(request)
             except InvalidSetup as error:
-                self._queue.popleft()
-                for earlier in message.requests[: entry.num_added]:
-                    self._engine.abort(earlier.request_id)
-                self._channel.send(RequestsRefused(message.number, error.findings))
+                self._refuse(self._queue.popleft(), error.findings)
                 continue
             entry.num_added += 1
             if entry.num_added == len(message.requests):
                 self._queue.popleft()
                 self._channel.send(RequestsAccepted(message.number))
+
+    def _refuse(self, entry: _Entry, findings: Sequence[Finding]) -> None:
+        for earlier in entry.message.requests[: entry.num_added]:
+            self._engine.abort(earlier.request_id)
+        self._channel.send(RequestsRefused(entry.message.number, findings))
 
     def _step(self) -> None:
         if self._pace is not None:

@@ -178,7 +178,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
 
 def main(descriptor: int) -> None:
     """Build the engine described by the first message, and run it. `descriptor` is this end of a socket pair."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     sys.setswitchinterval(_SWITCH_S)

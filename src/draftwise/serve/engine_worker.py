@@ -138,6 +138,7 @@ class EngineWorker:
         try:
             await generation.wait_until_accepted()
         except asyncio.CancelledError:
+            self._unanswered.pop(number, None)
             self._abort(generation)
             raise
         return generation
@@ -164,12 +165,14 @@ class EngineWorker:
             self.stats = message.stats  # first, so that every answer is counted before it is sent
             for delta in message.unpack():
                 self._deal_out(delta, message)
-        elif isinstance(message, RequestsAccepted):
-            self._unanswered.pop(message.number).accept()
-        elif isinstance(message, RequestsRefused):
-            generation = self._unanswered.pop(message.number)
-            self._forget(generation)
-            generation.fail(InvalidSetup(message.findings))
+        elif isinstance(message, RequestsAccepted | RequestsRefused):
+            if (generation := self._unanswered.pop(message.number, None)) is None:
+                return  # its client has left
+            if isinstance(message, RequestsAccepted):
+                generation.accept()
+            else:
+                self._forget(generation)
+                generation.fail(InvalidSetup(message.findings))
         elif isinstance(message, EngineFailure):
             self._break(message.reason)
 

@@ -27,6 +27,10 @@ _TYPES = {
 }
 
 
+_LONGEST = 2000
+"""Most characters of a message, which may quote a request."""
+
+
 class RequestError(Exception):
     """A rejected request: HTTP status, message, and the field at fault."""
 
@@ -35,7 +39,7 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
         self.param = param
         self.headers = headers
 

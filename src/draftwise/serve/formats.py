@@ -171,7 +171,7 @@ class CompletionFormat:
         if self._streamed:
             return choice
         of_prompt = self._prompt_logprobs.get(prompt_index) if delta.index == 0 else None
-        return choice | {"prompt_logprobs": of_prompt or None, "routed_experts": None}
+        return choice | {"prompt_logprobs": of_prompt or None, "routed_experts": None, "weight_versions": None}
 
     def _write(
         self, sent: Logprobs, offset: int, tokens: Iterable[int], positions: Sequence[LogprobsOfToken | None]
@@ -268,7 +268,7 @@ class ChatFormat:
             "stop_reason": delta.stop_reason,
             "token_ids": None if self._prompt is None else delta.token_ids,
         }
-        return choice if self._streamed else choice | {"routed_experts": None}
+        return choice if self._streamed else choice | {"routed_experts": None, "weight_versions": None}
 
     def _make_message(self, delta: Delta) -> tuple[dict[str, Any], str | None]:
         """Return the message or the change to it, with the calls in its text, and the finish reason."""
@@ -321,13 +321,11 @@ def _no_logprobs() -> Logprobs:
 
 def _encode_candidates(candidates: LogprobsOfToken | None) -> str:
     """Return the candidates at a position of a prompt as vLLM writes them."""
-    return encode(
-        candidates
-        and {
-            token: {"logprob": _clamp(each), "rank": each.rank, "decoded_token": each.decoded_token}
-            for token, each in candidates.items()
-        }
-    )
+    told = {
+        token: {"logprob": _clamp(each), "rank": each.rank, "decoded_token": each.decoded_token}
+        for token, each in (candidates or {}).items()
+    }
+    return encode(candidates and told)
 
 
 def _clamp(each: Logprob) -> float:

@@ -156,7 +156,8 @@ async def make_answer(call: Call, generation: Generation) -> bytes:
         choice = call.format.make_choice(prompt_index, _join(deltas), logprobs[index])
         choices.append({"index": index} | choice)
         await pause.after(len(deltas))
-    answer = call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_answer()
+    usage = call.make_usage() | {"completion_tokens_details": None}
+    answer = call.wrap(call.format.whole_object, choices) | {"usage": usage} | call.format.describe_answer()
     pieces = []
     for piece in _encode_in_pieces(answer):
         pieces.append(piece)

@@ -76,7 +76,7 @@ def serve(
     on_phase: Callable[[StartupPhase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then until running requests have ended.
+    """Serve until SIGTERM, SIGINT or SIGHUP, then until running requests have ended.
 
     Args:
         spec: speculative config. None: no speculation.
@@ -119,6 +119,8 @@ def serve(
         # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.end())
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(signal.SIGHUP, lambda *_: server.end())
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)

@@ -26,7 +26,7 @@ from draftwise.knowledge.messages import refusal
 from draftwise.machine.processes import make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
-from draftwise.serve.reading import BodyKind, Outcome, ReadError, read_body
+from draftwise.serve.reading import TOO_MUCH, BodyKind, Outcome, ReadError, read_body
 
 logger = logging.getLogger("draftwise.serve")
 
@@ -272,7 +272,7 @@ def _describe_end(number: int) -> ReadError:
 
 def main(descriptor: int) -> None:
     """Load the tokenizer, then fork readers until the server ends. `descriptor` is this end of a socket pair."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     control = Channel(socket.socket(fileno=descriptor))
@@ -348,4 +348,7 @@ def _run(channel: Channel, model: ServedModel, cpu_s: float) -> None:
             signal.setitimer(signal.ITIMER_PROF, cpu_s + _CPU_S_A_MB * len(job.body) / 2**20)
             outcome = read_body(job.kind, job.body, model)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            channel.send(outcome)
+            try:
+                channel.send(outcome)
+            except (MemoryError, RecursionError):
+                channel.send(TOO_MUCH)

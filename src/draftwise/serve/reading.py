@@ -39,6 +39,7 @@ class ReadError(NamedTuple):
     param: str | None = None
 
 
+TOO_MUCH = ReadError(400, "Reading the request takes too much memory, or it is nested too deep. Shorten it.")
 Outcome = PlannedCall | ReadError | bytes
 """Bytes are a complete answer as JSON."""
 
@@ -65,18 +66,11 @@ def read_body(kind: BodyKind, body: bytes, model: ServedModel) -> Outcome:
             return json.dumps(_ANSWERS[kind](given, model), ensure_ascii=False, separators=(",", ":")).encode()
         plan, requests = _CALLS[kind](given, model)
         return PlannedCall(plan, [PackedRequest.pack(request) for request in requests])
-    except RequestError as error:
-        return ReadError(error.status, error.message, error.param)
-    except InvalidSetup as error:
-        return read_error_of(error)
-    except MemoryError:
-        return ReadError(400, "Reading the request takes too much memory. Shorten it.")
+    except (RequestError, InvalidSetup) as error:
+        refused = error if isinstance(error, RequestError) else RequestError.of_invalid(error)
+        return ReadError(refused.status, refused.message, refused.param)
+    except (MemoryError, RecursionError):
+        return TOO_MUCH
     except Exception:
         logger.exception("A request could not be read.")
         return ReadError(500, "The server failed; see its log.")
-
-
-def read_error_of(error: InvalidSetup) -> ReadError:
-    """Return the error for values that the engine rejects."""
-    refused = RequestError.of_invalid(error)
-    return ReadError(refused.status, refused.message, refused.param)

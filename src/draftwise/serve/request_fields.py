@@ -47,142 +47,89 @@ def _integers(value: Any) -> Any:
 
 
 def _bias(value: Any) -> Any:
-    """JSON keys are strings; token ids are integers."""
+    """JSON keys are strings; token ids are integers. Biases are cut as in vLLM: a float32 cannot hold larger ones."""
     if not isinstance(value, dict) or any(_number(bias) is _WRONG for bias in value.values()):
         return _WRONG
     if wrong := [token[:20] for token in value if not re.fullmatch(r"-?\d{1,18}", token)]:
         raise RequestError(400, f"logit_bias has keys that are not token ids: {wrong[:8]}.", param="logit_bias")
-    return {int(token): float(bias) for token, bias in value.items()}
+    return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in value.items()}
 
 
 def _any(value: Any) -> Any:
     return value
 
 
-_KINDS: dict[Check, str] = {
-    _boolean: "true or false",
-    _number: "a finite number",
-    _integer: "an integer of at most 64 bits",
-    _string: "a string",
-    _object: "an object",
-    _list: "a list",
-    _strings: "a string or a list of strings",
-    _integers: "a list of integers",
-    _bias: "an object from token ids to numbers",
+_STRING = {"type": "string"}
+_KINDS: dict[Check, tuple[str, dict[str, Any]]] = {
+    _boolean: ("true or false", {"type": "boolean"}),
+    _number: ("a finite number", {"type": "number"}),
+    _integer: ("an integer of at most 64 bits", {"type": "integer"}),
+    _string: ("a string", _STRING),
+    _object: ("an object", {"type": "object"}),
+    _list: ("a list", {"type": "array"}),
+    _strings: ("a string or a list of strings", {"anyOf": [_STRING, {"type": "array", "items": _STRING}]}),
+    _integers: ("a list of integers", {"type": "array", "items": {"type": "integer"}}),
+    _bias: ("an object from token ids to numbers", {"type": "object", "additionalProperties": {"type": "number"}}),
 }
-
-_SCHEMAS: dict[Check, dict[str, Any]] = {
-    _boolean: {"type": "boolean"},
-    _number: {"type": "number"},
-    _integer: {"type": "integer"},
-    _string: {"type": "string"},
-    _object: {"type": "object"},
-    _list: {"type": "array"},
-    _strings: {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-    _integers: {"type": "array", "items": {"type": "integer"}},
-    _bias: {"type": "object", "additionalProperties": {"type": "number"}},
-}
+"""What a value must be, in words and as a JSON schema."""
 
 SAMPLING_FIELDS: dict[str, Check] = {
-    "n": _integer,
-    "temperature": _number,
-    "top_p": _number,
-    "top_k": _integer,
-    "min_p": _number,
-    "repetition_penalty": _number,
-    "presence_penalty": _number,
-    "frequency_penalty": _number,
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _number),
+    **dict.fromkeys(("n", "top_k", "min_tokens", "num_speculative_tokens", "seed", "prompt_logprobs"), _integer),
+    **dict.fromkeys(("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"), _boolean),
     "logit_bias": _bias,
     "bad_words": _strings,
     "stop": _strings,
     "stop_token_ids": _integers,
-    "include_stop_str_in_output": _boolean,
-    "ignore_eos": _boolean,
-    "min_tokens": _integer,
-    "num_speculative_tokens": _integer,
-    "seed": _integer,
-    "prompt_logprobs": _integer,
-    "skip_special_tokens": _boolean,
 }
 """Fields of `SamplingParams` with the same name."""
 
 _COMMON: dict[str, Check] = {
-    "model": _string,
-    "stream": _boolean,
-    "stream_options": _object,
-    "max_tokens": _integer,
-    "return_token_ids": _boolean,
-    "return_tokens_as_token_ids": _boolean,
-    "add_special_tokens": _boolean,
-    "cache_salt": _string,
-    "truncate_prompt_tokens": _integer,
-    "truncation_side": _string,
-    "response_format": _object,
-    "structured_outputs": _object,
+    **dict.fromkeys(("model", "cache_salt", "truncation_side"), _string),
+    **dict.fromkeys(("stream", "return_token_ids", "return_tokens_as_token_ids", "add_special_tokens"), _boolean),
+    **dict.fromkeys(("stream_options", "response_format", "structured_outputs"), _object),
+    **dict.fromkeys(("max_tokens", "truncate_prompt_tokens"), _integer),
 }
 COMPLETION_FIELDS = SAMPLING_FIELDS | _COMMON | {"prompt": _any, "echo": _boolean, "logprobs": _integer}
-CHAT_FIELDS = (
-    SAMPLING_FIELDS
-    | _COMMON
-    | {
-        "messages": _list,
-        "logprobs": _boolean,
-        "top_logprobs": _integer,
-        "max_completion_tokens": _integer,
-        "echo": _boolean,
-        "add_generation_prompt": _boolean,
-        "continue_final_message": _boolean,
-        "chat_template_kwargs": _object,
-        "tools": _list,
-        "tool_choice": _any,
-        "parallel_tool_calls": _boolean,
-    }
-)
-
-TOKENIZE_FIELDS: dict[str, Check] = {
-    "model": _string,
-    "prompt": _string,
+_CONVERSATION: dict[str, Check] = {
     "messages": _list,
-    "add_special_tokens": _boolean,
-    "return_token_strs": _boolean,
+    "tools": _list,
     "add_generation_prompt": _boolean,
     "continue_final_message": _boolean,
     "chat_template_kwargs": _object,
-    "tools": _list,
+}
+CHAT_FIELDS = (
+    (SAMPLING_FIELDS | _COMMON | _CONVERSATION)
+    | dict.fromkeys(("logprobs", "echo", "parallel_tool_calls"), _boolean)
+    | {"top_logprobs": _integer, "max_completion_tokens": _integer, "tool_choice": _any}
+)
+TOKENIZE_FIELDS: dict[str, Check] = _CONVERSATION | {
+    "model": _string,
+    "prompt": _string,
+    "add_special_tokens": _boolean,
+    "return_token_strs": _boolean,
 }
 DETOKENIZE_FIELDS: dict[str, Check] = {"model": _string, "tokens": _integers}
 
-_MOST = {
-    "n": 128,
-    "logprobs": 20,
-    "top_logprobs": 20,
-    "prompt_logprobs": 20,
-    "stop": 64,
-    "stop_token_ids": 1024,
-    "bad_words": 1024,
-}
+_MOST = {"n": 128, "stop": 64} | dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), 20)
+_MOST |= dict.fromkeys(("stop_token_ids", "bad_words"), 1024)
 """Largest value or number of items: OpenAI's for n, vLLM's default max_logprobs, and limits on the work per step."""
 _LONGEST = {"stop": 2**14, "bad_words": 2**14, "cache_salt": 2**10}
 """Most characters, of all items together: each is compared with the output as it grows."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),  # vLLM before 0.12
+    **dict.fromkeys(("prompt_embeds", "allowed_token_ids", "logprob_token_ids", "repetition_detection"), ()),
+    **dict.fromkeys(("chat_template", "documents", "audio"), ()),
+    **dict.fromkeys(("use_beam_search", "watermarking", "return_prompt_text", "return_weight_versions"), (False,)),
+    **dict.fromkeys(("vllm_xargs", "kv_transfer_params", "ec_transfer_params"), ({},)),
     "suffix": ("",),
-    "use_beam_search": (False,),
     "best_of": (1,),
-    "guided_json": (),  # vLLM before 0.12; `structured_outputs` since
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "tools": ([],),  # of a completion
     "functions": ([],),
-    "prompt_embeds": (),
-    "allowed_token_ids": (),
-    "logprob_token_ids": (),
     "thinking_token_budget": (-1,),
-    "chat_template": (),
-    "documents": (),
     "modalities": (["text"],),
-    "audio": (),
 }
 """Known fields that are not supported, with the values that have no effect."""
 
@@ -191,7 +138,7 @@ _IGNORED = frozenset(
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"),
         *("parallel_tool_calls", "tool_choice", "function_call", "reasoning_effort", "prediction"),
         *("request_id", "session_id", "priority", "length_penalty", "include_reasoning"),
-        "spaces_between_special_tokens",
+        *("spaces_between_special_tokens", "stream_interval"),
     )
 )
 """Known fields that have no effect here."""
@@ -199,7 +146,7 @@ _IGNORED = frozenset(
 
 def describe_field(name: str, check: Check) -> dict[str, Any]:
     """Return the JSON schema of a field."""
-    schema = _SCHEMAS.get(check, {})
+    _, schema = _KINDS.get(check, ("", {}))
     most = {} if name not in _MOST else {"maximum" if schema.get("type") == "integer" else "maxItems": _MOST[name]}
     return schema | most
 
@@ -250,7 +197,7 @@ def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str
 def _checked(name: str, value: Any, check: Check, faults: list[tuple[str, str]]) -> Any:
     value = check(value)
     if value is _WRONG:
-        faults.append((name, f"must be {_KINDS[check]}"))
+        faults.append((name, f"must be {_KINDS[check][0]}"))
     elif name in _MOST and (size := len(value) if isinstance(value, list) else value) > _MOST[name]:
         items = " items" if isinstance(value, list) else ""
         faults.append((name, f"must be at most {_MOST[name]}{items}, got {size}"))
@@ -264,18 +211,16 @@ def _refuse_constant(name: str) -> None:
 
 
 _OBJECT = {"type": "object"}
+_INTEGER = {"type": "integer"}
 _PROMPT = {
-    "anyOf": [
-        {"type": "string"},
-        *({"type": "array", "minItems": 1, "items": items} for items in ({"type": "string"}, {"type": "integer"})),
-        {"type": "array", "minItems": 1, "items": {"type": "array", "items": {"type": "integer"}}},
+    "anyOf": [_STRING]
+    + [
+        {"type": "array", "minItems": 1, "items": items}
+        for items in (_STRING, _INTEGER, {"type": "array", "items": _INTEGER})
     ]
 }
-_MESSAGES = {
-    "type": "array",
-    "minItems": 1,
-    "items": {"type": "object", "required": ["role"], "properties": {"role": {"type": "string"}}},
-}
+_MESSAGE = _OBJECT | {"required": ["role"], "properties": {"role": _STRING}}
+_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
 _OWN_SCHEMAS: dict[str, dict[str, Any]] = {"prompt": _PROMPT, "messages": _MESSAGES, "tokens": _TOKENS}
 """Schemas of fields that a check alone does not describe."""
@@ -315,9 +260,7 @@ def make_document() -> dict[str, Any]:
     for path, summary in gets.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(_kind_of(path))}}
     paths["/ping"]["post"] = paths["/ping"]["get"]
-    paths["/v1/models/{name}"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    ]
+    paths["/v1/models/{name}"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _STRING}]
     return {
         "openapi": "3.1.0",
         "info": {"title": "draftwise serve", "version": __version__},

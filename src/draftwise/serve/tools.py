@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -82,12 +83,8 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
         return ToolUse(tools=tools, make_parser=TOOL_CALL_PARSERS[auto_parser], parallel=parallel)
     if choice == "required":
         schema = _schema_of_calls(parameters, parallel=parallel)
-        return ToolUse(
-            tools=tools,
-            make_parser=partial(_ListedCalls, ending="]"),
-            structured_outputs=_demand(schema),
-            parallel=parallel,
-        )
+        make_parser = partial(_ListedCalls, ending="]")
+        return ToolUse(tools=tools, make_parser=make_parser, structured_outputs=_demand(schema), parallel=parallel)
     named = choice.get("function") if isinstance(choice, dict) else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
@@ -95,12 +92,8 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
         raise RequestError(400, message, param="tool_choice")
     if name not in parameters:
         raise RequestError(400, f"tool_choice names {name!r}, which is not one of the tools.", param="tool_choice")
-    return ToolUse(
-        tools=tools,
-        make_parser=partial(_NamedCall, name),
-        structured_outputs=_demand(parameters[name]),
-        ends_in_calls=False,
-    )
+    make_named, wanted = partial(_NamedCall, name), _demand(parameters[name])
+    return ToolUse(tools=tools, make_parser=make_named, structured_outputs=wanted, ends_in_calls=False)
 
 
 def _read_function(where: str, tool: Any) -> tuple[str, dict[str, Any]]:
@@ -110,7 +103,7 @@ def _read_function(where: str, tool: Any) -> tuple[str, dict[str, Any]]:
         message = f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}.'
         raise RequestError(400, message, param="tools")
     schema = function.get("parameters")
-    if not isinstance(schema, dict | None):
+    if not isinstance(schema, dict | None) or not isinstance((schema or {}).get("$defs", {}), dict):
         raise RequestError(400, f"{where}.function.parameters must be a JSON schema.", param="tools")
     return function["name"], schema or {"type": "object", "properties": {}}
 
@@ -181,6 +174,9 @@ class _ListedCalls:
                 found, end = json.JSONDecoder().raw_decode(rest)
             except ValueError:
                 return "", calls  # not complete
+            except RecursionError:
+                self._is_text = True
+                break
             call = _as_call(found, self._num_calls)
             if call is None:
                 self._is_text = True
@@ -237,7 +233,7 @@ class _TaggedCalls:
         """Add the call of a block; return the block as content if it is no call."""
         try:
             call = _as_call(json.loads(block), self._num_calls)
-        except ValueError:
+        except (ValueError, RecursionError):
             call = None
         if call is None:
             return self._BEGIN + block
@@ -246,12 +242,20 @@ class _TaggedCalls:
         return ""
 
 
+_HALF = re.compile(r"[\ud800-\udfff]")
+"""Half of a surrogate pair: JSON may name one by an escape, but no answer can hold it."""
+
+
 def _as_call(found: Any, index: int) -> CallPart | None:
     """Return the call that a JSON value describes; None if it describes no call."""
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str) or _HALF.search(name):
         return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    return CallPart(index=index, name=found["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+    try:
+        text = json.dumps(found.get("arguments", found.get("parameters", {})), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    arguments = _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return CallPart(index=index, name=name, arguments=arguments)
 
 
 TOOL_CALL_PARSERS: dict[str, Callable[[], ToolParser]] = {

@@ -34,11 +34,17 @@ def add_diagnoses(
         fingerprints: results of the probed servers.
         earlier: window of a healthy time, such as before a roll-out; None for the baseline's.
     """
-    pools = {pool: snapshot.of(pool) for pool in snapshot.pools if pool != PLAIN}
+    pools = {pool: snapshot.serving(pool) for pool in snapshot.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
+    info = replace(asked or SideInfo(), probe=probe)
     seen = None if baseline is None else baseline.seen
     expected = PoolExpectation(yardstick=Yardstick(baseline=baseline), earlier=earlier or seen)
-    found = diagnose(pools, expected, snapshot.of(PLAIN), replace(asked or SideInfo(), probe=probe))
+    found = diagnose(pools, expected, snapshot.serving(PLAIN), info)
+    if snapshot.gone:  # of servers that were replaced, only what their successors do worse counts
+        known, all_pools = {each.code for each in found}, {pool: snapshot.of(pool) for pool in pools}
+        names = {each.instance for windows in pools.values() for each in windows}
+        also = diagnose(all_pools, expected, snapshot.serving(PLAIN), info)
+        found += tuple(each for each in also if each.where in names and each.code not in known)
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = (note for whole in wholes for note in find_misleading(whole))
     gone = [each for each in snapshot.findings if each.code in _OF_SERVERS]

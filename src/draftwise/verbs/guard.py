@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -205,6 +205,8 @@ def _make_guard(
         min_spec=max(len(spec) - len(plain), 0) if request.min_spec is None else request.min_spec,
         trickles=request.trickle,
     )
+    if baseline is not None:
+        rules = replace(rules, unknown_because=baseline.why_no_limits)
     executors = tuple(parse_executor(text, patch_file=store.patch) for text in request.act)
     for executor in executors:
         executor.prove(spec)

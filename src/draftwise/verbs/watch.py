@@ -393,7 +393,7 @@ def _describe(of: _Service, snapshot: Snapshot) -> WatchResult:
             break_even=of.yardstick.break_even,
             crossover=of.yardstick.crossover,
         ),
-        pools=tuple(describe_pool(snapshot.of(pool)) for pool in snapshot.pools),
+        pools=tuple(describe_pool(snapshot.serving(pool)) for pool in snapshot.pools),
         findings=snapshot.findings,
         unanswered=of.unanswered if snapshot.pools else (),
         is_only=of.once,

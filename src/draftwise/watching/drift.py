@@ -192,12 +192,6 @@ def _fit_limits(
 
     A day keeps what wanders for hours. A month without an alarm has the probability exp(-alarms_per_month), and either
     form can raise one, so that each gets half.
-
-    Args:
-        added: by `_increments`, of rows without a fall.
-        days: of the same rows.
-        alarms_per_month: to be expected of both forms together.
-        margin: factor on the limits, for what three weeks do not show of a month.
     """
     blocks = np.split(np.arange(len(days)), np.flatnonzero(np.diff(days)) + 1)
     blocks = [block for block in blocks if len(block) > ROWS_PER_DAY // 2]

@@ -14,17 +14,7 @@ from math import comb, exp, log, sqrt
 from statistics import fmean, stdev
 
 from draftwise.backends.backend import ServerProbe
-from draftwise.core import (
-    NO_PROBE,
-    Answer,
-    Baseline,
-    ClosedLoop,
-    Condition,
-    Expected,
-    Finding,
-    ProbeAnswer,
-    Window,
-)
+from draftwise.core import NO_PROBE, Answer, Baseline, ClosedLoop, Condition, Expected, Finding, ProbeAnswer, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.messages import refusal
 

@@ -7,12 +7,11 @@ the model name or the job stands in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 
 from draftwise.core import (
-    BackendError,
     Baseline,
     Condition,
     Counters,
@@ -33,15 +32,19 @@ from draftwise.knowledge.messages import fault
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
+    NEVER,
+    RESTARTS,
     TURNS,
     PrometheusApi,
     Selection,
     Series,
     leave_out_copies,
+    list_targets,
     put_together,
     select,
+    tell_unread,
 )
-from draftwise.watching.watcher import PLAIN, Look, grow, unread
+from draftwise.watching.watcher import PLAIN, Look, grow
 from draftwise.watching.yardstick import Yardstick
 
 _KEPT = (
@@ -124,27 +127,29 @@ async def see_fleet(
         now_s = float(told[0]["value"][1])
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
     of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
-    looked, starts, constants, turns, down = (
+    looked, starts, constants, turns, again, down, never = (
         await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
         await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
         await api.query(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]") + of_services, at_s=now_s),
+        await api.query(RESTARTS + of_services, at_s=now_s),
         await api.query(_DOWN, at_s=now_s),
+        await api.query(NEVER.format(selection.of_targets, "instance, service, namespace", span_s), at_s=now_s),
     )
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     faults = {
-        each: fault("several-behind-url", where=each)
-        for each in _list_instances(turns, lambda value: 0 < value < span_s)
+        name: fault("engine-dies", case="restarts", where=name, count=count, span="an hour")
+        for (_, name), count in list_targets(again, lambda count: 2 < count < 3600).items()
     }
-    for each in _list_instances(down, lambda value: value == 0):
-        faults[each] = unread(each, BackendError(f"{api.url} no longer gets the counters of {each}."))
-    services = [_judge(*each, began, known, faults, now_s - span_s) for each in _group(looked)]
+    for _, name in list_targets(turns, lambda count: 0 < count < span_s):
+        faults[name] = fault("several-behind-url", where=name)
+    for _, name in list_targets(down, lambda value: value == 0):
+        faults[name] = tell_unread(api.url, name)
+    groups = _group(looked)
+    for labels in (each["metric"] for each in never if each["metric"].get("instance") in faults):
+        groups[name_service(labels)].append({"metric": {**labels, "__name__": "up"}, "values": ()})
+    services = [_judge(*each, began, known, faults, now_s - span_s) for each in groups.items()]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
-
-
-def _list_instances(series: Sequence[Series], holds: Callable[[float], bool]) -> list[str]:
-    """Return the targets whose value is one that the query asks for: some APIs answer with something else."""
-    return [each["metric"].get("instance", "") for each in series if holds(float(each.get("value", (0, -1))[1]))]
 
 
 def _pair(looks: Sequence[Look], since_s: float) -> Sequence[Look]:
@@ -155,12 +160,12 @@ def _pair(looks: Sequence[Look], since_s: float) -> Sequence[Look]:
     return looks
 
 
-def _group(looked: Sequence[Series]) -> Iterator[tuple[ServiceName, list[Series]]]:
-    """Yield the series of each service; targets that are scraped twice count once."""
+def _group(looked: Sequence[Series]) -> dict[ServiceName, list[Series]]:
+    """Return the series of each service; targets that are scraped twice count once."""
     groups: dict[ServiceName, list[Series]] = defaultdict(list)
     for each in leave_out_copies(looked):
         groups[name_service(each["metric"])].append(each)
-    yield from groups.items()
+    return groups
 
 
 def _judge(
@@ -179,7 +184,8 @@ def _judge(
     ]
     began = [start for instance in instances for start in starts.get(instance, ())]
     pairs = [_pair(each, since_s) for each in put_together(series, began)]
-    looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in faults]
+    hidden = {instance for instance, each in faults.items() if each.code != "engine-dies"}
+    looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in hidden]
     windows = tuple(window for before, after in looks for window in grow(before, after))
     revisions = {window.revision for window in windows}
     said = [constants.get((name[1], revision)) for revision in revisions]

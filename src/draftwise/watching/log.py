@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, pairwise
-from math import log, sqrt
+from itertools import accumulate, combinations, groupby, pairwise
+from math import inf, log, sqrt
 
 from draftwise.backends.vllm_log import find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.knowledge.messages import fault, warning
-from draftwise.watching.stalls import Stalls
+from draftwise.watching.stalls import Stalls, describe_stall, stands_still
 from draftwise.watching.watcher import Recent, Snapshot
 from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
 
@@ -26,6 +26,13 @@ _LEAST_DRAFTS = 400
 """Minimum number of drafts on each side of a fall."""
 _FALLEN = 0.85
 """A fall leaves at most this share of the acceptance length."""
+_SURE = 19.0
+"""3.5 standard errors of requests with 180 drafts each and a spread of 40 %, times the root of the drafts."""
+_PARTS = 60
+"""Parts of a log between which a fall that ended is looked for."""
+_STOOD_S = 60.0
+"""Seconds without a token that are no long prompt."""
+_DEATHS = 2
 _TAIL = 2000
 """Number of lines after the last statistics to search for an error."""
 _ZONES = timedelta(days=1)
@@ -55,11 +62,13 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
     now = now or datetime.now(tz=UTC)
     wrapped = (LogLine(number=n, where=name, value=parse_line(text.rstrip())) for n, text in enumerate(lines, 1))
-    head, kept, tail = _keep_statistics(str(line.value) for line in unwrap(wrapped))
+    head, kept, tail, deaths = _keep_statistics(str(line.value) for line in unwrap(wrapped))
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
-    died = () if told is None else (fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told),)
+    died = [] if told is None else [fault("engine-dies", case="log", name=name, cause=find_root_cause(tail) or told)]
+    if deaths >= _DEATHS:
+        died.append(fault("engine-dies", case="again", name=name, count=deaths + len(died)))
     for window in read_log(kept, instance=name, now=now):
         recent.add([window])
         stalls.add([window])
@@ -69,26 +78,23 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
-    fall = _find_fall(past, name)
-    return Snapshot(
-        at_s=end_s,
-        windows=(last,),
-        recent=tuple(recent.read()),
-        findings=(*died, *stalls.find(), *(() if fall is None else (fall,))),
-    )
+    found = filter(None, (_find_stall(past, name), _find_fall(past, name)))
+    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()), findings=(*died, *stalls.find(), *found))
 
 
-def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the lines with statistics, those before all of them, and the last ones after all of them."""
+def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str], int]:
+    """Return the lines before, with, and after statistics, and between how many of them an engine died."""
     facts, kept, head, tail = read_stats_log(), list[str](), list[str](), deque[str](maxlen=_TAIL)
+    deaths = 0
     for line in lines:
         if facts.begins.search(line) or facts.drafts.search(line):
             head = head if kept else list(tail)
+            deaths += bool(kept) and any(map(facts.dies.search, tail))
             kept.append(line)
             tail.clear()
         else:
             tail.append(line)
-    return head, kept, list(tail)
+    return head, kept, list(tail), deaths
 
 
 def _is_newest_first(lines: list[str], now: datetime) -> bool:
@@ -99,40 +105,65 @@ def _is_newest_first(lines: list[str], now: datetime) -> bool:
     return falls > rises
 
 
+def _find_stall(windows: Sequence[Window], name: str) -> Finding | None:
+    """Return the longest time in which an engine stood still and after which it went on."""
+    runs = []
+    for each in group_by(lambda window: window.engine, windows).values():
+        for still, run in groupby(each, key=stands_still):
+            stood = list(run)
+            if still and stood[-1] is not each[-1]:
+                runs.append((sum(window.duration_s for window in stood), stood[0].start_s, stood[-1]))
+    seconds, start_s, last = max(runs, key=lambda run: run[0], default=(0.0, 0.0, None))
+    if last is None or seconds < _STOOD_S:
+        return None
+    at = datetime.fromtimestamp(start_s, tz=UTC)
+    text = f"{describe_stall(last, seconds)[:-1]} from {at:%Y-%m-%d %H:%M:%S} on. Then it went on."
+    return fault("engine-hung", text=text, where=name)
+
+
 def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
     falls = (_split(each) for each in group_by(lambda window: window.engine, windows).values())
-    surest = max(filter(None, falls), default=None)
-    if surest is None or surest[2] >= _FALLEN * surest[1]:
+    surest = max(filter(None, falls), key=lambda fall: fall[0], default=None)
+    if surest is None:
         return None
-    _, before, after, at_s, engine = surest
+    _, before, after, at_s, until_s, engine = surest
     of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
-    at = datetime.fromtimestamp(at_s, tz=UTC)
-    return warning("fell-in-log", of=of, before=before, after=after, at=at, name=name)
+    at, until = (datetime.fromtimestamp(each or 0.0, tz=UTC) for each in (at_s, until_s))
+    ended = "" if until_s is None else f", until {until:%Y-%m-%d %H:%M:%S}"
+    return warning("fell-in-log", of=of, before=before, after=after, at=at, until=ended, name=name)
 
 
-def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, str] | None:
-    """Return the split of one engine's windows with the surest fall: how sure, lengths, time and engine."""
+def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, float | None, str] | None:
+    """Return an engine's surest fall: how sure, lengths before and in it, start, end if any, and the engine."""
     known = [each for each in windows if each.counters.spec.num_drafts]
-    drafts = list(accumulate(each.counters.spec.num_drafts for each in known))
-    accepted = list(accumulate(each.counters.spec.num_accepted_tokens for each in known))
+    drafts = [0, *accumulate(each.counters.spec.num_drafts for each in known)]
+    accepted = [0, *accumulate(each.counters.spec.num_accepted_tokens for each in known)]
+    end = len(known)
 
-    def compare(index: int) -> tuple[float, float]:
-        later = (accepted[-1] - accepted[index]) / (drafts[-1] - drafts[index])
-        return 1 + accepted[index] / drafts[index], 1 + later
+    def measure(first: int, last: int) -> float:
+        return 1 + (accepted[last] - accepted[first]) / (drafts[last] - drafts[first])
 
-    def weigh(index: int) -> float:
-        """Return the certainty of a fall after a window: a split near an end compares few drafts with many."""
-        before, after = compare(index)
-        return log(before / after) * sqrt(min(drafts[index], drafts[-1] - drafts[index]))
+    def weigh(fall: tuple[int, int]) -> float:
+        """Return the certainty of a fall: a part that is near an end compares few drafts with many."""
+        others = [(0, fall[0]), *([] if fall[1] == end else [(fall[1], end)])]
+        fewest = min(drafts[last] - drafts[first] for first, last in (*others, fall))
+        if fewest < _LEAST_DRAFTS:
+            return -inf
+        change = log(min(measure(*each) for each in others) / measure(*fall))
+        sure = change * sqrt(fewest)
+        return sure if change > -log(_FALLEN) and (fall[1] == end or sure > _SURE) else -inf
 
-    splits = [
-        index for index in range(len(known) - 1) if min(drafts[index], drafts[-1] - drafts[index]) >= _LEAST_DRAFTS
-    ]
-    index = max(splits, key=weigh, default=None)
-    if index is None:
+    step = max(1, end // _PARTS)
+    falls = [(first, end) for first in range(1, end)] + [*combinations(range(step, end, step), 2)]
+    best = max(falls, key=weigh, default=None)
+    if best is None or weigh(best) == -inf:
         return None
-    return weigh(index), *compare(index), known[index + 1].start_s, known[index].engine
+    if best[1] < end:
+        best = max(((first, best[1]) for first in range(best[0] - step + 1, best[0] + step)), key=weigh)
+        best = max(((best[0], min(last, end - 1)) for last in range(best[1] - step + 1, best[1] + step)), key=weigh)
+    until_s = None if best[1] == end else known[best[1]].start_s
+    return weigh(best), measure(0, best[0]), measure(*best), known[best[0]].start_s, until_s, known[0].engine
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

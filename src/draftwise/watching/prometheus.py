@@ -48,14 +48,21 @@ _TIMEOUT_S = 30.0
 """Timeout in seconds. A query over five minutes takes milliseconds, unless the server is overloaded."""
 _LATE_S, _LATE = 60.0, 3.0
 """Seconds, and scrape intervals, after which a target is late."""
+_GONE = 2.5
+"""Scrape intervals behind the newest server after which a server is gone."""
 Series = Mapping[str, Any]
 """A series of the API: labels under `metric`, (seconds, text) pairs under `values`."""
 
 
 TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
 """Query: how often a target's start time decreased by more than its rounding."""
-_RESTARTS = "changes(process_start_time_seconds[1h]) >= 3"
-"""Query: targets whose process restarted repeatedly within an hour."""
+RESTARTS = (
+    "(changes(process_start_time_seconds[1h]) >= 3) and (max_over_time(process_start_time_seconds[1h]) "
+    "- min_over_time(process_start_time_seconds[1h]) > 30)"
+)
+"""Query: targets whose process restarted repeatedly within an hour: a clock that is set moves its start less."""
+NEVER = "max by ({1}) (max_over_time(up{{{0}}}[{2:.0f}s])) == 0 and max by ({1}) (up{{{0}}} offset {2:.0f}s) == 0"
+"""Query: targets that could not be scraped for as long."""
 _ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0f}s])'
 """Requests by HTTP status; these series name no model."""
 _READ_LABELS = frozenset(
@@ -81,6 +88,11 @@ class Selection:
         """Label matchers, to append to others."""
         wanted = {"model_name": self.model, "service": self.service, "namespace": self.namespace}
         return "".join(f",{label}={json.dumps(value)}" for label, value in wanted.items() if value is not None)
+
+    @property
+    def of_targets(self) -> str:
+        """The same for series of the targets themselves, which name no model: those that `draftwise deploy` labels."""
+        return 'service!="",pool!=""' + replace(self, model=None).matchers
 
 
 class PrometheusApi:
@@ -187,33 +199,29 @@ class PrometheusWatcher:
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
             turns = await self._ask_starts(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
-            starts = await self._ask_starts(_RESTARTS)
-            again = {
-                _place(each["metric"]): count
-                for each in starts
-                if 2 < (count := float(each.get("value", (0, 0))[1])) < 3600
-            }
+            again = list_targets(await self._ask_starts(RESTARTS), lambda count: 2 < count < 3600)
             pages = await self._leave_unknown(list(looks))
-            gone = await self._find_gone(pages)
+            unread_targets = await self._find_unread(pages)
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
-        # The start of one process never goes back; some APIs answer what they do not understand with something else.
-        several |= {_place(each["metric"]) for each in turns if 0 < float(each.get("value", (0, 0))[1]) < span_s}
+        several |= set(list_targets(turns, lambda count: 0 < count < span_s))  # the start of a process never goes back
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
-        stalls = Stalls()
-        stalls.add(window for each in pairs for windows in each for window in windows)
+        stalls, gone = Stalls(), _list_gone(pages)
+        every = (window for each in pairs for windows in each for window in windows)
+        stalls.add(window for window in every if window.instance not in gone)
         return Snapshot(
             at_s=self._now(),
+            gone=gone,
             findings=(
-                *gone,
+                *unread_targets,
                 *(fault("several-behind-url", where=instance) for _, instance in sorted(several)),
                 *(
                     fault("engine-dies", case="restarts", where=place[1], count=count, span="an hour")
                     for place, count in again.items()
                     if place not in several
                 ),
-                *find_renamed(each[-1] for each in pages),
+                *find_renamed(each[-1] for each in pages if each[-1].instance not in gone),
                 *stalls.find(),
             ),
             windows=tuple(windows[-1] for each in pairs for windows in each),
@@ -232,23 +240,23 @@ class PrometheusWatcher:
             [_without_drafts(look, unknown.get((look.pool, look.instance), ())) for look in looks] for looks in pages
         ]
 
-    async def _find_gone(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
+    async def _find_unread(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
-        late = {}
         now_s = max([self._now(), *(looks[-1].at_s for looks in pages)])  # whose clock is later, of the two machines
-        for looks in pages:
-            first, last = looks[0], looks[-1]
-            usual_s = (last.at_s - first.at_s) / max(len(looks) - 1, 1)
-            if now_s - last.at_s > max(_LATE_S, _LATE * usual_s):
-                late[last.pool, last.instance] = last.instance
-        if not late:
-            return []
-        names = json.dumps("|".join(map(re.escape, late.values())))
-        down = {_place(each["metric"]) for each in await self.api.query(f"up{{instance=~{names}}} == 0")}
-        return [
-            unread(late[place], BackendError(f"{self.api.url} no longer gets the counters of {late[place]}."))
-            for place in sorted(down & late.keys())
-        ]
+        late = {
+            (looks[-1].pool, looks[-1].instance)
+            for looks in pages
+            if now_s - looks[-1].at_s > max(_LATE_S, _LATE * _find_interval(looks))
+        }
+        down = set[tuple[str, str]]()
+        if late:
+            names = json.dumps("|".join(re.escape(name) for _, name in sorted(late)))
+            down = late & {_place(each["metric"]) for each in await self.api.query(f"up{{instance=~{names}}} == 0")}
+        if self._selection.service:
+            query = NEVER.format(self._selection.of_targets, "instance, pool", self._span_s)
+            known = {(looks[0].pool, looks[0].instance) for looks in pages}
+            down |= set(list_targets(await self.api.query(query), lambda value: value == 0)) - known
+        return [tell_unread(self.api.url, name) for _, name in sorted(down)]
 
     async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
         """Return the roll-out derived from the servers' start times, and the windows of the minutes before it.
@@ -297,6 +305,10 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
         values = sorted({each["metric"].get(label, "") for each in series} - {""})
         if len(values) > 1:
             raise BackendError(f"{url} recorded several services. Choose one with {option}: {', '.join(values)}.")
+    places = {(each["metric"].get("instance", ""), each["metric"].get("cluster", "")) for each in series}
+    if len(places) > len({instance for instance, _ in places}):
+        clusters = ", ".join(sorted({cluster for _, cluster in places}))
+        raise BackendError(f"{url} recorded the same addresses in several clusters. Ask one cluster's own: {clusters}.")
     models = sorted({each["metric"].get("model_name", "") for each in series} - {""})
     if len(models) > 1:
         raise BackendError(f"{url} recorded several models. Choose one with --model: {', '.join(models)}.")
@@ -368,6 +380,29 @@ def _add_answers(windows: Sequence[Window], answers: Iterable[Series]) -> tuple[
             window = replace(window, sums=sums)
         added.append(window)
     return tuple(added)
+
+
+def _find_interval(looks: Sequence[Look]) -> float:
+    """Return the mean seconds between the looks at one target."""
+    return (looks[-1].at_s - looks[0].at_s) / max(len(looks) - 1, 1)
+
+
+def _list_gone(pages: Sequence[Sequence[Look]]) -> frozenset[str]:
+    """Return the targets whose counters ended scrapes before the newest ones."""
+    newest_s = max((looks[-1].at_s for looks in pages), default=0.0)
+    gone = [looks[-1] for looks in pages if newest_s - looks[-1].at_s > _GONE * _find_interval(looks)]
+    return frozenset(look.instance for look in gone)
+
+
+def list_targets(series: Iterable[Series], holds: Callable[[float], bool]) -> dict[tuple[str, str], float]:
+    """Return the targets with a value that a query asks for: some APIs answer with something else."""
+    values = {_place(each["metric"]): float(each.get("value", (0, -1.0))[1]) for each in series}
+    return {place: value for place, value in values.items() if holds(value)}
+
+
+def tell_unread(url: str, instance: str) -> Finding:
+    """Return the finding for a target that a Prometheus cannot scrape."""
+    return unread(instance, BackendError(f"{url} no longer gets the counters of {instance}."))
 
 
 def _write_labels(labels: Mapping[str, str]) -> str:

@@ -28,6 +28,8 @@ _CLOCKS_DIFFER_S = 30.0
 """Allowed difference in seconds between the clocks of two machines."""
 _FASTER = 2.0
 """Largest growth of a server's counters between two looks, as a multiple of its fastest observed rate."""
+_MANY_TOKENS, _ALMOST = 10_000, 1e-3
+"""Tokens from which two processes do not agree by chance, and the share by which one page may be ahead."""
 PLAIN = "plain"
 """Name of the pool whose servers do not speculate."""
 _GATEWAY = (
@@ -169,29 +171,24 @@ def _find_shift(before: Look, after: Look) -> float:
     return abs(after.started_s - before.started_s)
 
 
+def _fits(tokens: float, before: Look, after: Look, pace: float) -> bool:
+    """Return whether tokens can be made between two looks at a pace, in tokens a second."""
+    return tokens <= _FASTER * pace * max(after.clock_s - before.clock_s, 0.01)
+
+
 def _are_several(before: Look, after: Look, fastest: float) -> bool:
     """Say whether two looks at one address met different processes that run side by side.
 
     The start of one process never goes back. A process that was there already at the look before, and did not answer
     then, is another one, unless its clock is late: then it has made no more tokens than fit in between.
-
-    Args:
-        before: the first of them.
-        after: the second.
-        fastest: tokens a second that this server was seen to make.
     """
     if before.started_s is None or after.started_s is None:
         return False
     if not _is_new_start(before, after):
         return False
     was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fresh = _count_tokens(after) < _count_tokens(before) and _is_fresh(before, after, fastest)
+    fresh = _count_tokens(after) < _count_tokens(before) and _fits(_count_tokens(after), before, after, fastest)
     return after.started_s < before.started_s or (was_there and not fresh)
-
-
-def _is_fresh(before: Look, after: Look, pace: float) -> bool:
-    """Return whether a page has no more tokens than a process that began between two looks makes at a pace."""
-    return _count_tokens(after) < _FASTER * pace * (after.clock_s - before.clock_s)
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -424,6 +421,8 @@ class Snapshot:
     """Window of each engine over the last minutes."""
     findings: tuple[Finding, ...] = ()
     """Findings about servers that cannot be read."""
+    gone: frozenset[str] = frozenset()
+    """Servers that no longer report, such as those that a roll-out replaced."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -433,6 +432,10 @@ class Snapshot:
     def of(self, pool: str) -> tuple[Window, ...]:
         """Return the recent windows of one pool, by engine."""
         return tuple(window for window in self.recent if window.pool == pool)
+
+    def serving(self, pool: str) -> tuple[Window, ...]:
+        """Return the same without servers that are gone; all of them if none is left."""
+        return tuple(each for each in self.of(pool) if each.instance not in self.gone) or self.of(pool)
 
 
 class Watching(Protocol):
@@ -506,10 +509,10 @@ class Watcher:
         pools = Counter(page.pool for page in pages)
         alone = [each.instance for each in pages if each.pool != PLAIN and pools[each.pool] == 1]
         self._alone = {name for name in alone if may_be_shared(name)}
+        self._starts: dict[tuple[str, str], deque[float]] = {}
         self._several: dict[tuple[str, str], float] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
-        self._starts: dict[tuple[str, str], deque[float]] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
         self._paces: dict[tuple[str, str], deque[float]] = {}
@@ -576,7 +579,7 @@ class Watcher:
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
         falls, paces = self._falls.setdefault(key, deque(maxlen=FALLS)), self._paces.setdefault(key, deque(maxlen=8))
-        if falls_back(before, look) and _is_fresh(before, look, min(paces, default=0.0)):
+        if falls_back(before, look) and paces and _fits(_count_tokens(look), before, look, min(paces)):
             self._began.setdefault(key, deque(maxlen=8)).append(look.at_s)
         elif falls_back(before, look):
             falls.append(look.clock_s)
@@ -630,18 +633,32 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
-    """Yield a finding per server that answers at two addresses, with equal start time and counters.
+    """Yield a finding per server that answers at two addresses, with equal counters and no other start time.
 
     Args:
         looks: looks of one time.
         fastest: highest tokens per second observed, by (pool, instance).
     """
-    known = sorted((each for each in looks if each.started_s), key=lambda each: (each.started_s, each.clock_s))
+    known = sorted(filter(_count_tokens, looks), key=lambda each: (_count_tokens(each), each.clock_s))
     for first, second in pairwise(known):
-        grown = _count_tokens(second) - _count_tokens(first)
-        few = _FASTER * fastest.get((first.pool, first.instance), 0.0) * max(second.clock_s - first.clock_s, 0.01)
-        if first.started_s == second.started_s and _count_tokens(first) and 0 <= grown <= few:
+        pace = fastest.get((first.pool, first.instance), 0.0)
+        more = _count_tokens(second) - _count_tokens(first)
+        if _fits(more, first, second, pace) and _is_one_process(first, second):
             yield fault("same-server-twice", instance=first.instance, second_instance=second.instance)
+
+
+def _is_one_process(first: Look, second: Look) -> bool:
+    """Return whether two pages tell the same start; if one is rounded or missing, whether all counters agree."""
+    starts = [each.started_s for each in (first, second) if each.started_s is not None]
+    if len(starts) == 2 and (starts[0] == starts[1] or not any(each.is_integer() for each in starts)):
+        return starts[0] == starts[1]
+    pairs = [map(_list_counts, pair) for pair in _pair_engines(first, second)]
+    counts = [(x, y) for a, b in pairs for name, x in a.items() if x and (y := b.get(name)) is not None]
+    return (
+        max(starts, default=0.0) - min(starts, default=0.0) <= _CLOCKS_DIFFER_S
+        and _count_tokens(first) >= _MANY_TOKENS
+        and all(abs(x - y) <= _ALMOST * x for x, y in counts)
+    )
 
 
 def _count_tokens(look: Look) -> int:

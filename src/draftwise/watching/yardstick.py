@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from draftwise.core import Baseline, Finding, RollbackBasis, Window
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
 _MUCH = 0.1
@@ -17,31 +19,14 @@ _FEW_DRAFTS = 200
 
 def find_misleading(window: Window) -> Iterator[Finding]:
     """Yield notes on a pool's misleading ratios."""
-    first, tokens = window.sums.first_tokens, window.output_tokens
-    if first and tokens and first >= _MUCH * tokens and window.tokens_per_decode_step and window.tokens_per_step:
-        yield _note(
-            "first-tokens-count",
-            f"Prefill emits the first token of each answer: {first:.0f} of {tokens} tokens here. Tokens per step "
-            f"are {window.tokens_per_step:.2f} with them and {window.tokens_per_decode_step:.2f} in decoding "
-            "alone.",
-            window,
-            "Compare it with a break-even measured on answers of the same length.",
-        )
+    first, tokens, decoding = window.sums.first_tokens, window.output_tokens, window.tokens_per_decode_step
+    ratios: dict[str, Any] = {"pool": window.pool, "per_step": window.tokens_per_step, "decoding": decoding}
+    if first and tokens and first >= _MUCH * tokens and decoding and window.tokens_per_step:
+        yield note("first-tokens-count", first=first, tokens=tokens, **ratios)
     drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
-    decoding = None if steps is None else steps - (first or 0)
-    if decoding and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoding:
-        yield _note(
-            "drafts-on-some-steps",
-            f"Only {drafts / decoding:.0%} of the steps have a draft. Acceptance length "
-            f"{window.acceptance_length:.2f} covers only these. All steps together give "
-            f"{window.tokens_per_step:.2f} tokens each.",
-            window,
-            "Judge by tokens per step. Acceptance length and rate ignore the steps without a draft.",
-        )
-
-
-def _note(code: str, message: str, window: Window, fix: str) -> Finding:
-    return Finding.info(code, message, where=window.pool, fix=fix)
+    decoded = None if steps is None else steps - (first or 0)
+    if decoded and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoded:
+        yield note("drafts-on-some-steps", share=drafts / decoded, length=window.acceptance_length, **ratios)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +98,9 @@ class Yardstick:
                 )
             return
         if self.break_even is None:
+            why = f" ({self.baseline.why_no_limits})" if self.baseline.why_no_limits else ""
             yield (
-                "Cannot tell whether it pays: the baseline has no break-even. Deploy from a run that adopted "
+                f"Cannot tell whether it pays: the baseline has no break-even{why}. Deploy from a run that adopted "
                 "the candidate."
             )
         if not self.baseline.curve_ms and not has_plain:

@@ -63,6 +63,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "gbnf": ({"grammar": "what?"}, "GBNF"),
     "endless": ({"grammar": 'start: a\na: a "x"'}, "no text matches it"),
     "never": ({"regex": r"[^\s\S]"}, "no text matches it"),
+    "long gbnf": ({"grammar": "\n" * 2**15 + "what?"}, "GBNF may have 16384"),
     "deep": ({"json": json.loads('{"properties":{"a":' * 200 + "{}" + "}}" * 200)}, "recursion"),
 }
 
@@ -95,9 +96,27 @@ def test_a_long_chain_ends_no_process(case: str, grammars: Grammars) -> None:
         grammars.compile(StructuredOutputsParams(**CHAINS[case](10**5)))
 
 
+KINDS = {
+    "Lark": "\n" * 2**18 + 'start: "a"',
+    "GBNF": ' root ::= "a" | "b" root',
+    "GBNF with a comment": "root ::= [a-c]+ # start",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_kinds_of_grammar_are_told_apart_in_linear_time(kind: str, grammars: Grammars) -> None:
+    assert grammars.compile(StructuredOutputsParams(grammar=KINDS[kind]))
+
+
 def test_a_model_without_an_end_token_has_no_structured_output(tiny_target: Path) -> None:
     grammars = Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[], vocab_size=VOCAB)
     with pytest.raises(InvalidSetup, match="an end token, but the model names none"):
+        grammars.compile(StructuredOutputsParams(regex="a"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_no_structured_output(tiny_target: Path) -> None:
+    grammars = Grammars((tiny_target / "tokenizer.json").read_text, end_ids=[0], vocab_size=VOCAB - 100)
+    with pytest.raises(InvalidSetup, match="tokenizer does not fit the model"):
         grammars.compile(StructuredOutputsParams(regex="a"))
 
 

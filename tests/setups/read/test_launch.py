@@ -1,7 +1,8 @@
 import pytest
 
+from draftwise.knowledge.images import find_release
 from draftwise.setups.read import read_setups
-from draftwise.setups.read.shell.launch import find_launches, has_own_entry, image_version, is_vllm_image
+from draftwise.setups.read.shell.launch import find_launches, has_own_entry, is_vllm_image
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_several_servers_of_one_script():
     ],
 )
 def test_reads_a_release_off_a_tag(image, version):
-    assert image_version(image) == version
+    assert find_release(image) == version
 
 
 def test_knows_images_by_name():

@@ -199,3 +199,44 @@ def test_a_group_joined_by_ray_alone_is_refused_from_the_release_that_counts_the
     report = judge(reading)
     assert report.outcome is outcome
     assert ("world-beyond-node" in {each.code for each in report.findings}) == (outcome is CheckOutcome.REJECTED)
+
+
+UNNAMED = {
+    "compose": "services:\n  a:\n    build: ./vllm\n    command: vllm serve Qwen/Qwen3-8B\n",
+    "pod": "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - {name: a, command: [vllm, serve, Qwen/Qwen3-8B]}\n",
+    "llm service": SERVICE.format(container="").replace("      image: vllm/vllm-openai:v0.20.0\n", ""),
+    "runtime": "apiVersion: production-stack.vllm.ai/v1alpha1\nkind: VLLMRuntime\nmetadata: {name: a}\n"
+    "spec: {model: {modelURL: Qwen/Qwen3-8B}, vllmConfig: {port: 8000}}\n",
+    "modelservice": "modelArtifacts: {uri: 'hf://Qwen/Qwen3-8B', name: q}\n"
+    "decode: {containers: [{name: a, modelCommand: vllmServe}]}\n",
+    "rayservice": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: a}\nspec:\n  serveConfigV2: |\n"
+    "    applications: [{args: {llm_configs: [{model_loading_config: {model_id: Qwen/Qwen3-8B},\n"
+    "      engine_kwargs: {seed: 1}}]}}]\n"
+    "  rayClusterConfig: {headGroupSpec: {template: {spec: {containers: [{image: 'rayproject/ray-llm:2.49.0'}]}}}}\n",
+    "dstack": "type: service\nimage: registry.local/team/llm:7\ncommands:\n- vllm serve Qwen/Qwen3-8B\n",
+}
+
+
+@pytest.mark.parametrize("text", UNNAMED.values(), ids=UNNAMED)
+def test_a_container_whose_release_nothing_tells_is_not_judged_by_the_newest(text: str):
+    (reading,) = read_setups(text)
+    assert "engine_version" in reading.unknown
+    assert judge(reading).outcome is CheckOutcome.NOT_JUDGED
+    (reading,) = read_setups(text, engine_version="0.26.0")
+    assert (reading.unknown, judge(reading).outcome) == ({}, CheckOutcome.ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("field", "is_read"),
+    [
+        ("replicas: 2", True),
+        ("baseRefs: [{name: defaults}]", False),
+        ("kvCacheOffloading: {}", False),
+        ("speculator: {config: {method: eagle3}}", False),
+        ("newerField: 1", False),
+    ],
+)
+def test_fields_that_bring_arguments_to_an_llm_service_are_not_accepted_unread(field: str, *, is_read: bool):
+    (reading,) = read_setups(SERVICE.format(container="").replace("spec:\n", f"spec:\n  {field}\n"))
+    assert [each.code for each in reading.findings] == ([] if is_read else ["service-fields-unread"])
+    assert judge(reading).outcome is (CheckOutcome.ACCEPTED if is_read else CheckOutcome.NOT_JUDGED)

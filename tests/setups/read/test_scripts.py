@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,50 @@ def test_only_what_fails_on_every_way_is_rejected():
     )  # fmt: skip
     assert verdict(f'K=0\n[ "$D" = 1 ] && K=-1\n{SERVE}')[0] is False
     assert verdict(f'K=$(nproc)\n[ "$D" = 1 ] && K=0\n{SERVE}')[0] is None
+
+
+SPECS = {
+    "cannot be judged": '"$(cat spec.json)"',
+    "not judged": """'{"method":"eagle3","model":"org/head","num_speculative_tokens":3}'""",
+    "accepted": """'{"method":"ngram","num_speculative_tokens":4}'""",
+    "fails later": """'{"method":"eagle3","model":"Qwen/Qwen3-0.6B","num_speculative_tokens":3}'""",
+    "rejected": """'{"method":"ngram","num_speculative_tokens":0}'""",
+}
+"""Outcome -> what leads to it, the least known first."""
+
+
+@pytest.mark.parametrize(("test", "is_of_caller"), [('[ "$D" = 1 ]', True), ("[ -f spec.json ]", False)])
+@pytest.mark.parametrize(("usual", "other"), [*product(SPECS, repeat=2)])
+def test_a_server_is_accepted_only_if_every_way_is_known(usual: str, other: str, test: str, *, is_of_caller: bool):
+    text = f'S={SPECS[usual]}\nif {test}; then S={SPECS[other]}; fi\nvllm serve Qwen/Qwen3-8B --speculative-config "$S"'
+    (reading,) = read_setups(text, engine_version="0.33.0")
+    report = judge(reading)
+    waits = is_of_caller and other == "cannot be judged" and usual in ("not judged", "accepted")
+    ways = {usual, "not judged" if waits else other}
+    assert report.outcome == next(each for each in SPECS if each in ways)
+    assert report.fails("error") is (report.outcome not in ("not judged", "accepted"))
+    assert bool(report.unchecked) is ("not judged" in (usual, other) and report.accepted is None)
+
+
+@pytest.mark.parametrize(
+    ("loop", "outcome"),
+    [
+        ('for a in "$@"; do K=${a#--k=}; done', "not judged"),
+        ("for a; do K=$a; done", "not judged"),
+        ('while [ "$#" -gt 0 ]; do K=$1; shift; done', "not judged"),
+        ("while getopts k: o; do K=$OPTARG; done", "not judged"),
+        ("while read -r k; do K=$k; done < ks", "cannot be judged"),
+        ("for k in $(cat ks); do K=$k; done", "cannot be judged"),
+    ],
+)
+def test_options_of_a_script_wait_for_its_caller(loop: str, outcome: str):
+    (reading,) = read_setups(f"K=4\n{loop}\n{SERVE}", engine_version="0.33.0")
+    assert judge(reading).outcome == outcome
+
+
+def test_ways_that_are_not_followed_are_not_accepted():
+    text = "".join(f'[ "$F{n}" = 1 ] && A="$A --seed {n}"\n' for n in range(8)) + "vllm serve Qwen/Qwen3-8B $A"
+    assert verdict(text)[0] is None
 
 
 def test_a_setup_that_is_built_on_needs_one_way():

@@ -466,6 +466,25 @@ def test_engine_arguments_of_ray_serve():
     assert dict(reading.setup.args) == {"seed": 1, "served_model_name": ["q"]}
 
 
+LIST = f"import shlex\ncmd = ['vllm', 'serve', 'org/model', '-sc', '{SPEC_TEXT}']\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "is_whole"),
+    [
+        ("subprocess.run(cmd)", True),
+        ("print(' '.join(cmd))\nsubprocess.run(cmd)", True),
+        ("subprocess.run(shlex.join(cmd), shell=True)", True),
+        ("subprocess.Popen(' '.join(cmd), shell=True)", False),
+        ("line = ' '.join(cmd)\nos.system(line)", False),
+    ],
+)
+def test_a_list_that_a_program_joins_for_a_shell_loses_its_quotes(call: str, tmp_path: Path, *, is_whole: bool):
+    (reading,) = read_setups(write(tmp_path, "serve.py", LIST + call))
+    assert (codes(reading) == []) is is_whole
+    assert ("flag-json-invalid" in codes(reading)) is not is_whole
+
+
 def test_severities_come_with_the_rules():
     (reading,) = read_setups("docker run vllm/vllm-openai m --no-such-flag")
     assert {finding.code: finding.severity for finding in reading.findings} == {

@@ -462,7 +462,7 @@ def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array]) -> PaceDoubt 
     arms, taken = (cell.baseline, cell.candidate), group_by(lambda each: (each.arm, each.is_late), run.warm_paces)
     if len(paces[0]) < 2 or not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
         return None
-    logs = {key: math.log(min(each.seconds for each in mine)) for key, mine in taken.items()}
+    logs = {key: math.log((max if key[1] else min)(each.seconds for each in mine)) for key, mine in taken.items()}
     changes = [logs[arm, True] - logs[arm, False] for arm in arms]
     error = math.hypot(*(float(each.std(ddof=1)) for each in paces))
     for own, arm in enumerate(arms):

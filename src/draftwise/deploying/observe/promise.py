@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from draftwise.core import NO_PROBE, Baseline, Expected, Rollback, RollbackBasis
+from draftwise.core import NO_LIMITS, NO_PROBE, Baseline, Expected, Rollback, RollbackBasis
 from draftwise.deploying.order import RunEvidence, ServiceOrder
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import find_method
@@ -196,6 +196,7 @@ def _list_missing(evidence: RunEvidence) -> Iterator[str]:
     if not evidence.curve_ms:
         yield "Duration of a step: no run measured it at a fixed concurrency for this model, release and GPU."
     if not evidence.rollback:
-        yield "When to roll back: no run adopted this setup for this model, release and GPU."
+        none = f"{NO_LIMITS}no run adopted this setup for this model, release and GPU."
+        yield next((each for each in evidence.unmeasured if each.startswith(NO_LIMITS)), none)
     yield NO_PROBE
     yield "Values to expect by hour of the week: they need three weeks of this service's traffic."

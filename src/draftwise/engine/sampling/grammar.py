@@ -51,6 +51,12 @@ _COMPILERS, _NICE = 2, 10
 """Number of grammars compiled in parallel, and the nice value of their threads. A step's threads often wait for each
 other, each time as long as one of them lacks a core.
 """
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.M)
+"""A line that only Lark has. llguidance looks for it in quadratic time, and all threads wait for a regex of Python."""
+_LONGEST_GBNF = 2**14
+"""Maximum characters of a GBNF grammar, which is converted in Python: a chain of rules takes quadratic time."""
+_SLICE = 2**12
+"""Characters between which other threads may go on."""
 _STACK, _LONGEST = 2**30, 2**20
 """Bytes of a compiler's stack, of which only what is used takes memory, and characters of a grammar at most: llguidance
 recurses along a chain of rules or references, 1 to 8 KiB each, and an overflow would end the process."""
@@ -104,6 +110,10 @@ class Grammar:
         self.mask: Future[bytes] | None = None  # compiling has found the first one
         self.refused_draft = False
         """Whether the last step had a draft of which not even the first token was allowed."""
+
+    def copy(self) -> Grammar:
+        """Return the grammar of another completion, at the same place."""
+        return Grammar(self.matcher.deep_copy(), self._maskers)
 
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
         """Advance by a step's tokens. Return how many belong to the completion, and why it ends there.
@@ -268,7 +278,10 @@ class Grammars:
             raise refusal("no-end-token")
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
+        try:
+            return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)
+        except ValueError as error:
+            raise _invalid("grammar", f"the model's tokenizer does not fit the model: {error}") from None
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         try:
@@ -306,22 +319,39 @@ class Grammars:
 
 def _to_llguidance(params: StructuredOutputsParams) -> str:
     """Return the grammar in llguidance's own form; raises ValueError where it cannot be read."""
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if len(params.key) > _LONGEST:
         raise ValueError(f"it has {len(params.key)} characters, and at most {_LONGEST} are compiled")
     if params.choice is not None:
         # As a regex, since a grammar may have no more than 2,000 alternatives.
-        return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(r"\\\1", each) for each in params.choice))
+        return LLMatcher.grammar_from_regex("|".join(map(_escape, params.choice)))
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.grammar is not None:
-        return grammar_from("grammar", params.grammar)
+        return LLMatcher.grammar_from_lark(params.grammar if _LARK.search(params.grammar) else _to_lark(params.grammar))
     schema = '{"type": "object"}' if params.json is None else str(params.json)
     options: JsonCompileOptions = {"whitespace_flexible": False}
     if not params.disable_any_whitespace:
         options = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _escape(text: str) -> str:
+    """Return a regex that matches a text."""
+    return "".join(_SPECIAL.sub(r"\\\1", text[at : at + _SLICE]) for at in range(0, len(text), _SLICE))
+
+
+def _to_lark(gbnf: str) -> str:
+    """Return a GBNF grammar in Lark's form; raises ValueError where it cannot be read."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(gbnf) > _LONGEST_GBNF:
+        raise ValueError(f"it has {len(gbnf)} characters, and GBNF may have {_LONGEST_GBNF}; write it in Lark")
+    try:
+        return gbnf_to_lark(gbnf)
+    except Exception as error:
+        raise ValueError(f"it cannot be read as GBNF: {error}") from None
 
 
 _NO_TEXT = "NoExtension"

@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
@@ -136,7 +136,7 @@ def _find_stops(context: Context) -> Iterator[Ruling]:
 
 def _forget_doubted(resolved: Resolved, findings: Iterable[Finding]) -> Resolved:
     """Return the config without the values that rest on rules of which nobody knows whether they still hold."""
-    unknown = {each.code for each in findings if isinstance(each, Ruling) and each.effect is Effect.UNKNOWN}
+    unknown = {each.code for each in findings if _is_unknown(each)}
     rules = (all_rules()[code] for code in unknown & all_rules().keys())
     nothing: dict[str, Any] = {name: None for rule in rules for name in rule.decides}
     return replace(resolved, **nothing)
@@ -166,45 +166,42 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
 
     A setup that is only partly known gets only the findings of the reading. An unknown release is a finding here, so
     that it hides no other setup of the same text. If the text starts the server in several ways, the report is that of
-    one that works, and names the others: a server is rejected only if it fails on every way.
+    one that works, and names the others: it is rejected only if every way fails, accepted only if no way is unknown.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
     shown, report = max(ways, key=lambda way: _rank(way[1]))
     if len(ways) == 1:
         return report
-    rank = _rank(report)
-    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report.setup, rank)]
-    told.sort(key=lambda each: each.severity is not Severity.WARNING)  # what fails before what differs
-    return replace(report, findings=(*report.findings, *told[:_MOST_WAYS]))
+    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report)]
+    told.sort(key=lambda each: [*Severity].index(each.severity))
+    waits = {name: count for _, each in ways if each.accepted is None for name, count in each.unchecked.items()}
+    return replace(report, findings=(*report.findings, *told[:_MOST_WAYS]), unchecked={**waits, **report.unchecked})
 
 
 _MOST_WAYS = 8
 
 
+def _is_unknown(finding: Finding) -> bool:
+    return isinstance(finding, Ruling) and finding.effect is Effect.UNKNOWN
+
+
 def _rank(report: Report) -> int:
     """Return how much of a setup works: nothing, only its start, what nobody can say, or all of it."""
-    unknown = 2 if _find_failures(report) else 3
-    ranks = {"rejected": 0, "fails later": 1, "cannot be judged": 2, "not judged": unknown, "accepted": 4}
-    return ranks[report.outcome]
+    return ["rejected", "fails later", "cannot be judged", "not judged", "accepted"].index(report.outcome)
 
 
-def _find_failures(report: Report) -> list[Finding]:
-    return [
-        each
-        for each in report.findings
-        if each.severity is Severity.ERROR or (isinstance(each, Ruling) and each.effect is Effect.UNKNOWN)
-    ]
-
-
-def _tell_way(way: SetupReading, judged: Report, shown: Setup, rank: int) -> Iterator[Finding]:
-    """Yield what a reader must know of another way than the one that is shown, which has a rank."""
+def _tell_way(way: SetupReading, judged: Report, shown: Report) -> Iterator[Finding]:
+    """Yield what a reader must know of another way than the shown one. One open only for some callers is no error."""
     path = way.path or "no other variable is set"
-    failures, own = _find_failures(judged), _rank(judged)
-    if not failures:
-        yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown), where=way.where)
-    elif own < rank:
-        code = "unknown-on-a-way" if judged.accepted is None else "fails-on-a-way"
-        yield get_rule(code).ruling(path=path, why=failures[0].message, where=failures[0].where)
+    if judged.outcome is CheckOutcome.ACCEPTED:
+        yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown.setup), where=way.where)
+    elif _rank(judged) < _rank(shown):
+        is_of_caller = judged.outcome is CheckOutcome.NOT_JUDGED or (way.launch is not None and way.launch.deviations)
+        code = "not-judged-on-a-way" if is_of_caller else "unknown-on-a-way"
+        why = min(judged.findings, key=lambda each: (each.severity is not Severity.ERROR, not _is_unknown(each)))
+        yield get_rule("fails-on-a-way" if judged.accepted is not None else code).ruling(
+            path=path, why=why.message, where=why.where, fix=why.fix
+        )
 
 
 def _compare(setup: Setup, shown: Setup) -> list[str]:

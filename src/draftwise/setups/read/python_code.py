@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from draftwise.core import InvalidSetup
@@ -16,6 +17,7 @@ from draftwise.setups.read.json_setup import read_keywords, read_ray_config
 from draftwise.setups.read.setup_reading import SetupReading
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.script import evaluate_words
 from draftwise.setups.read.shell.words import Word
 
 _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
@@ -26,6 +28,7 @@ _TARGETS = frozenset({"model", _OF_RAY[0]})
 _PACKAGES = ("vllm", "ray")
 _MAX_WORK = 4_000_000
 _NOT_ENGINE = "What stands here"
+_AROUND = "in the environment of the process"
 
 
 def is_python(text: str) -> bool:
@@ -75,6 +78,7 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
     own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     parts = [part for node in code.nodes for part in _list_parts(node, {"chain", "list", *own})]
     held, grown = {id(part) for part in parts}, {*map(_name_of, parts), *_find_changed(code.nodes)}
+    read_again = {id(each) for each in _find_joined(code)}
     for node in code.nodes:
         if not isinstance(node, ast.List) or any(isinstance(each, ast.Starred) for each in node.elts):
             continue
@@ -85,9 +89,21 @@ def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
             Word("", line, unknown=value.names) if isinstance(value, _Unknown) else Word(str(value), line)
             for value, line in values
         ]
+        if id(node) in read_again:
+            again = ([word] if word.unknown else evaluate_words(word.text, line=word.line) for word in words)
+            words = [*chain.from_iterable(again)]
         launch = find_launch(words) if any("vllm" in word.text for word in words) else None
         if launch is not None:
             yield replace(launch, where=f"line {node.lineno}")
+
+
+def _find_joined(code: _Code) -> Iterator[ast.expr]:
+    """Yield the lists that a program joins to a text for a shell, which reads their words again."""
+    for call in (node for node in code.nodes if isinstance(node, ast.Call) and node.args):
+        if _name_of(call.func) == "system" or "shell=True" in [ast.unparse(each) for each in call.keywords]:
+            match code.resolve(call.args[0]):
+                case ast.Call(func=ast.Attribute(value=ast.Constant(), attr="join"), args=[joined]):
+                    yield code.resolve(joined)
 
 
 def _list_parts(node: ast.AST, joining: Set[str]) -> Iterator[ast.expr | None]:
@@ -153,6 +169,10 @@ class _Code:
         engine = {key.partition(".")[2]: known.pop(key) for key in list(known) if key.startswith("engine_kwargs.")}
         return (known | {"engine_kwargs": engine} if self.name_of(call) == _RAY else known), unknown
 
+    def resolve(self, node: ast.expr) -> ast.expr:
+        """Return the value of a name that is set once, else the expression itself."""
+        return self.values.get(node.id, node) if isinstance(node, ast.Name) else node
+
     def evaluate(self, node: ast.expr) -> Any:
         """Return the value of an expression, with an `_Unknown` for each part that is computed.
 
@@ -212,17 +232,13 @@ class _Code:
             ) if function.attr == "getenv" or ast.unparse(function.value) in ("os.environ", "environ"):
                 if name in self.given:
                     return self.given[name]
-                return self.evaluate(default[0]) if default else _Unknown((_in_environment(name),))
+                return self.evaluate(default[0]) if default else _Unknown((describe_unknown(name, _AROUND),))
             case ast.Subscript(value=mapping, slice=ast.Constant(value=str(name))) if ast.unparse(mapping) in (
                 "os.environ",
                 "environ",
             ):
-                return self.given.get(name, _Unknown((_in_environment(name),)))
+                return self.given.get(name, _Unknown((describe_unknown(name, _AROUND),)))
         return _left_out(node)
-
-
-def _in_environment(name: str) -> str:
-    return describe_unknown(name, "in the environment of the process")
 
 
 def _left_out(node: ast.expr) -> _Unknown:

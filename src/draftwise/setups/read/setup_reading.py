@@ -29,6 +29,7 @@ _DECIDING = frozenset(
 """Variables that a release's judgement depends on."""
 _MENTIONS = re.compile(r"\bvllm\b")
 _MAX_NAMED = 10
+_IN_IMAGES = ("object", "services", "values")
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "target": ("model", "model_loading_config"),
     "spec": ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
@@ -159,7 +160,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     words = [_mark_open(word, left) for word in launch.words]
     reach = (None, {}) if launch.image else (folder, launch.files)
     found = read_arguments(words, release, launch.entry, folder=reach[0], files=reach[1])
-    unknown = dict(_find_unknown(launch, version))
+    unknown = dict(get_gaps(launch, version))
     if "engine_version" in unknown:
         found.findings = [each for each in found.findings if _holds_always(each)]
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
@@ -237,14 +238,15 @@ _OF_RELEASES = frozenset(
 """Rules of every release whose findings differ from one to the next."""
 
 
-def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
+def get_gaps(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
     """Yield the unknowns besides the arguments: the release, and variables that decide what the server does."""
     if launch.image_unknown and not version:
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
-    elif launch.image and not version:
+    elif not version and (launch.image or (launch.place is not None and launch.place.form in _IN_IMAGES)):
         code = "image-tag-no-release" if has_half_a_release(launch.image) else "image-release-unknown"
-        yield "engine_version", get_rule(code).ruling(image=launch.image, where=launch.where)
+        image = launch.image or "An image that is not named here"
+        yield "engine_version", get_rule(code).ruling(image=image, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
         described = (describe_unknown(name, launch.env.unknown[name]),)
         yield name, explain_unknown("The server", described, where=launch.where)

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.knowledge.images import find_release
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.input_texts import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
-from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, no_server, read_launch
+from draftwise.setups.read.place import Place
+from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, get_gaps, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.script import evaluate_words, run_script
@@ -26,74 +28,25 @@ from draftwise.setups.read.shell.words import MAX_CHARS
 if TYPE_CHECKING:
     from draftwise.setups.read.manifests.yaml_text import YamlDocument
 
-_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|(?:-[ ]+)*(?:[\w./-]+|\"[^\"\n]*\"|'[^'\n]*')[ ]*:(?:\s|$))")
-_PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
-_QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
-_UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
+LAYOUTS: Mapping[str, re.Pattern[str]] = {
+    "yaml": re.compile(
+        r"\A(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|(?:-[ ]+)*(?:[\w./-]+|\"[^\"\n]*\"|'[^'\n]*')[ ]*:(?:\s|$))"
+    ),
+    "python": re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE),
+    "quadlet": re.compile(r"^\[Container\]\s*$", re.MULTILINE),
+    "unit": re.compile(r"^\[Service\]\s*$", re.MULTILINE),
+    "dockerfile": re.compile(
+        r"(?i)\A(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)"
+    ),
+}
+"""Kind of a text -> its beginning after comments, or a line that it has."""
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
 _PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
 _PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
 _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
 """What supervisord fills in: a variable of its own or of the environment."""
-_DOCKERFILE = re.compile(
-    r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.IGNORECASE
-)
 _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
-
-
-def is_yaml(text: str) -> bool:
-    """Return whether a text begins like YAML, after blank lines and comments."""
-    return _YAML.match(text) is not None
-
-
-def may_be_python(text: str) -> bool:
-    """Return whether a line is a Python import of vLLM or Ray."""
-    return _PYTHON.search(text) is not None
-
-
-def is_quadlet(text: str) -> bool:
-    """Return whether a text is a container file of Podman's Quadlet."""
-    return _QUADLET.search(text) is not None
-
-
-def is_unit(text: str) -> bool:
-    """Return whether a text is a unit file of a service."""
-    return _UNIT.search(text) is not None
-
-
-def is_dockerfile(text: str) -> bool:
-    """Return whether a text begins with FROM, after comments and ARG."""
-    return _DOCKERFILE.match(text) is not None
-
-
-def is_manifest(value: Any) -> bool:
-    """Return whether a YAML document is a Kubernetes object."""
-    return isinstance(value, Mapping) and {"apiVersion", "kind"} <= set(value)
-
-
-def holds_documents(value: Any) -> bool:
-    """Return whether a Kubernetes object may hold other documents: configs of Ray Serve, values of a chart."""
-    return isinstance(value, Mapping) and str(value.get("kind")) in _HOLDING
-
-
-def is_compose(value: Mapping[str, Any]) -> bool:
-    """Return whether a YAML document has the layout of a compose file."""
-    services = value.get("services")
-    return isinstance(services, Mapping) and bool(services) and "apiVersion" not in value
-
-
-def is_stack(value: Mapping[str, Any]) -> bool:
-    """Return whether a YAML document has the layout of values for vLLM's production-stack chart."""
-    engine = value.get("servingEngineSpec")
-    return isinstance(engine, Mapping) and isinstance(engine.get("modelSpec"), list)
-
-
-def is_modelservice(value: Mapping[str, Any]) -> bool:
-    """Return whether a YAML document has the layout of values for llm-d's modelservice chart."""
-    return isinstance(value.get("modelArtifacts"), Mapping) and ("decode" in value or "prefill" in value)
-
-
 _OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama-server")
 """What every text of another engine holds."""
 _LINE = re.compile(r"line (\d+)(?: |$)")
@@ -208,21 +161,21 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
-    if suffix == ".py" or (not suffix and may_be_python(text)):
+    if suffix == ".py" or (not suffix and LAYOUTS["python"].search(text)):
         from draftwise.setups.read.python_code import find_commands, is_python, read_engines
 
         if suffix or is_python(text):
             engines = list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
             return engines or _read_launches(find_commands(text, given=asked.given), asked, source.folder)
-    if is_quadlet(text):
+    if LAYOUTS["quadlet"].search(text):
         from draftwise.setups.read.manifests.systemd import find_containers
 
         return _read_launches(find_containers(text, asked.given), asked, source.folder)
-    if is_unit(text):
+    if LAYOUTS["unit"].search(text):
         from draftwise.setups.read.manifests.systemd import find_units
 
         return _read_launches(find_units(text, asked.given), asked, source.folder)
-    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or is_yaml(text):
+    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or LAYOUTS["yaml"].search(text):
         from draftwise.setups.read.manifests.yaml_text import read_yaml
 
         return _read_documents(read_yaml(text, name=name), asked, source)
@@ -233,7 +186,7 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
     bare = text.lstrip("\ufeff \t\r\n")
-    if is_dockerfile(text):
+    if LAYOUTS["dockerfile"].search(text):
         from draftwise.setups.read.dockerfile import find_image
 
         return _read_launches(find_image(text, asked.given), asked, source.folder)
@@ -321,7 +274,9 @@ def _is_evident(setup: Setup) -> bool:
 
 
 def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, source: SourceText) -> list[SetupReading]:
-    manifests = [document for document in documents if is_manifest(document.value)]
+    manifests = [
+        each for each in documents if isinstance(each.value, Mapping) and {"apiVersion", "kind"} <= {*each.value}
+    ]
     inner = _find_embedded(manifests)
     readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
     for document in (*documents, *inner):
@@ -335,7 +290,7 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
             readings += _read_launches(launches, asked, source.folder)
         else:
             version = asked.engine_version
-            found = _read_ray(document, version)
+            found = [_set_in_image(each, manifests, version) for each in _read_ray(document, version)]
             found = found or (_read_config_file(document, version, source) if asked.is_config else [])
             readings += found or _read_tasks(document, asked, source)
     if readings:
@@ -364,16 +319,17 @@ def _find_in_values(
     document: YamlDocument, manifests: Sequence[YamlDocument], asked: _SourceHints, folder: Path
 ) -> Iterator[Launch] | None:
     """Return the servers of a compose file or of a chart's values. None for another document."""
-    if is_compose(document.value):
+    services, engine = document.value.get("services"), document.value.get("servingEngineSpec")
+    if isinstance(services, Mapping) and services and "apiVersion" not in document.value:
         from draftwise.setups.read.manifests.compose import find_services
 
         return find_services(document, folder, asked.given)
-    if is_stack(document.value):
+    if isinstance(engine, Mapping) and isinstance(engine.get("modelSpec"), list):
         from draftwise.setups.read.manifests.containers import read_stores
         from draftwise.setups.read.manifests.helm_values import find_model_specs
 
         return find_model_specs(document, read_stores((), asked.given))
-    if is_modelservice(document.value):
+    if isinstance(document.value.get("modelArtifacts"), Mapping) and {"decode", "prefill"} & {*document.value}:
         from draftwise.setups.read.manifests.containers import read_stores
         from draftwise.setups.read.manifests.helm_values import find_pods
 
@@ -382,7 +338,7 @@ def _find_in_values(
 
 
 def _find_embedded(manifests: Sequence[YamlDocument]) -> Sequence[YamlDocument]:
-    if not any(holds_documents(each.value) for each in manifests):
+    if not any(str(each.value.get("kind")) in _HOLDING for each in manifests):
         return ()
     from draftwise.setups.read.manifests.kubernetes import find_embedded
 
@@ -400,6 +356,21 @@ def _read_ray(document: YamlDocument, engine_version: str | None) -> list[SetupR
             where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
             readings.append(read_ray_config(mapping, where=where, engine_version=engine_version))
     return readings
+
+
+def _set_in_image(reading: SetupReading, manifests: Sequence[YamlDocument], asked: str | None) -> SetupReading:
+    """Return a server of Ray with the release in the image of a RayService's pods; as unknown if that tells none."""
+    pods = [each.value["spec"] for each in manifests if each.value["kind"] == "RayService" and each.value.get("spec")]
+    if not pods or asked:
+        return reading
+    from draftwise.setups.read.manifests.parts import walk
+
+    named = (str(each["image"]) for pod in pods for _, each in walk(pod) if each.get("image"))
+    launch = Launch(words=(), entry="serve", image=next(named, ""), where=reading.where, place=Place(form="object"))
+    version = find_release(launch.image)
+    unknown = dict(get_gaps(launch, version))
+    setup = replace(reading.setup, engine_version=version)
+    return replace(reading, setup=setup, findings=(*unknown.values(), *reading.findings), unknown=unknown)
 
 
 _CALLED_CONFIG = re.compile(r"(?:^|[._-])(?:vllm|config|args)(?:[._-]|$)", re.IGNORECASE)

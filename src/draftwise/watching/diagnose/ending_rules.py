@@ -8,14 +8,7 @@ from functools import partial
 from math import inf, log, sqrt
 
 from draftwise.core import Window
-from draftwise.watching.diagnose.pool_case import (
-    MIN_REQUESTS,
-    SIGMAS,
-    DiagnosisRule,
-    PoolCase,
-    RuleMatch,
-    tell,
-)
+from draftwise.watching.diagnose.pool_case import MIN_REQUESTS, SIGMAS, DiagnosisRule, PoolCase, RuleMatch, tell
 
 _ALL_BUT = 0.999
 """Cap on the share of requests, which keeps the loss finite."""

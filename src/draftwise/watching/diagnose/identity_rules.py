@@ -45,9 +45,10 @@ def leave_out_models(
     windows: Sequence[Window], plain: Window | None
 ) -> tuple[RuleMatch | None, tuple[Window, ...], Window | None]:
     """Return the match for servers of another model, and the windows of the common one (none without a majority)."""
-    counts = Counter(each.model for each in windows if each.model)
-    common = max(counts, key=lambda name: counts[name], default="")
-    strange = [each for each in windows if _is_other(each.model, common)]
+    counts = Counter(_shorten(each.model) for each in windows if each.model)
+    most = max(counts, key=lambda name: counts[name], default="")
+    common = next((each.model for each in windows if _shorten(each.model) == most), "")
+    strange = [each for each in windows if each.model and _shorten(each.model) != most]
     odd = [*strange, *([plain] if plain is not None and _is_other(plain.model, common) else [])]
     if not odd:
         return None, tuple(windows), plain
@@ -62,8 +63,13 @@ def leave_out_models(
 
 def _is_other(name: str, common: str) -> bool:
     """Return whether two names are of two models; a plain twin may add to the name of its service."""
-    a, b = (each.rstrip("/").rpartition("/")[2].casefold() for each in (name, common))
+    a, b = _shorten(name), _shorten(common)
     return bool(a and b) and a not in b and b not in a
+
+
+def _shorten(name: str) -> str:
+    """Return the last part of a model's name or path, without what a twin adds."""
+    return name.rstrip("/").rpartition("/")[2].casefold().removesuffix("-plain")
 
 
 def find_mute(windows: Sequence[Window]) -> tuple[Window, ...]:
@@ -169,20 +175,19 @@ def _find_wanted_k(case: PoolCase) -> int | None:
 
 def _find_revisions_differ(case: PoolCase) -> RuleMatch | None:
     groups = _group_by_revision(case.replicas)
-    if len(groups) != 2:
-        return None
-    (new_name, new), (old_name, old) = groups.items()
-    for (name, ill), (other_name, well) in (((new_name, new), (old_name, old)), ((old_name, old), (new_name, new))):
-        pooled, rest = Window.pooled(ill), Window.pooled(well)
-        if pooled is not None and rest is not None and (found := _tell_worse(name, ill, pooled, other_name, rest)):
+    for name, ill in groups.items():
+        others = [other for other in groups if other != name]
+        pooled, rest = Window.pooled(ill), Window.pooled(each for other in others for each in groups[other])
+        label = others[0] if len(others) == 1 else "the other revisions"
+        if pooled is not None and rest is not None and (found := _tell_worse(name, ill, pooled, label, rest)):
             return found
     return None
 
 
 def _group_by_revision(replicas: Mapping[str, Window]) -> Mapping[str, Sequence[Window]]:
-    """Return the servers of a new and of an old revision: by their labels, else by when they started."""
+    """Return the servers of each revision, the newest first: by their labels, else by when they started."""
     labels = group_by(lambda each: each.revision, replicas.values())
-    if len(labels) == 2 and "" not in labels:
+    if len(labels) > 1 and "" not in labels:
         return {f"revision {name}": each for name, each in sorted(labels.items(), key=lambda pair: _age(pair[1]))}
     ages = [window.uptime_s for window in replicas.values()]
     if len(labels) > 1 or None in ages or len(ages) < 3:

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from draftwise.knowledge.images import find_release
 from draftwise.setups.read.manifests.containers import Stores, get_container_words, read_container
 from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mapping, get_words
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.launch import Launch, image_version, run_image
+from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
 _ROLES = ("decode", "prefill")
@@ -175,7 +176,7 @@ def _launch(
         entry="serve",
         env=env,
         image=image,
-        version=image_version(image),
+        version=find_release(image),
         num_gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,
         where=f"line {document.line(path)} {get_text(path)}",
         findings=tuple(found),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import Finding
+from draftwise.knowledge.images import find_release
 from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.manifests.containers import (
@@ -26,7 +27,7 @@ from draftwise.setups.read.manifests.parts import Findings, get_gpus, get_mappin
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
-from draftwise.setups.read.shell.launch import Launch, image_version, run_image
+from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.script import evaluate_words
 from draftwise.setups.read.shell.words import Word
 
@@ -280,6 +281,20 @@ def find_llm_services(document: YamlDocument, stores: Stores) -> Iterator[Launch
             yield launch
 
 
+_READ = frozenset({
+    "annotations", "labels", "model", "parallelism", "prefill", "replicas", "router", "scaling", "storageInitializer",
+    "template", "worker",
+})  # fmt: skip
+"""Fields of an LLMInferenceService that are read here, or that change no argument of vLLM."""
+
+
+def _find_unread(document: YamlDocument) -> Iterator[Finding]:
+    """Yield a finding about fields from which KServe takes arguments, an image or variables."""
+    names = [f"spec.{name}" for name in get_mapping(document.value, "spec") if name not in _READ]
+    if names:
+        yield get_rule("service-fields-unread").ruling(names=names, where=f"line {document.line(('spec',))} spec")
+
+
 def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> tuple[Word, ...]:
     additional = f"${_ADDITIONAL}" if _ADDITIONAL in env.unknown else env.values.get(_ADDITIONAL, "")
     text = " ".join([additional, *(word.text for word in args)])
@@ -290,7 +305,7 @@ def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch | None:
     """Return the server of an LLMInferenceService's container. None where its own command starts none."""
-    found: Findings = []
+    found: Findings = [*_find_unread(document)]
     env = stores.read_env(document, path, container)
     args = get_container_words(document, (*path, "args"), container, env, found)
     command = get_container_words(document, (*path, "command"), container, env, found)
@@ -314,7 +329,7 @@ def _read_llm_container(
         entry="serve",
         env=env,
         image=image,
-        version=image_version(image),
+        version=find_release(image),
         num_gpus=num_gpus,
         where=where,
         findings=tuple(found),

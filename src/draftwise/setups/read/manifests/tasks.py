@@ -14,18 +14,12 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.images import find_release
 from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, walk
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.launch import (
-    Launch,
-    find_launch,
-    find_launches,
-    image_version,
-    is_vllm_image,
-    run_image,
-)
+from draftwise.setups.read.shell.launch import Launch, find_launch, find_launches, is_vllm_image, run_image
 from draftwise.setups.read.shell.script_runner import PINNED
 from draftwise.setups.read.shell.words import Word, split_words
 
@@ -58,8 +52,12 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
         yield from () if launch is None else (launch,)
         for key in keys:
             for each in _read_script(document, path, entry, key):
-                inside = image_version(str(entry.get("image") or ""))  # dstack runs the lines in it
-                yield each if each.image or each.version else replace(each, version=inside or version)
+                image = entry["image"] if isinstance(entry.get("image"), str) else ""  # dstack runs the lines in it
+                yield (
+                    each
+                    if each.image or each.version
+                    else replace(each, version=find_release(image) or version, image=image)
+                )
 
 
 def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:

@@ -37,11 +37,6 @@ def has_own_entry(image: str) -> bool:
     return _OWN_ENTRY.search(split_image(image)[0]) is not None
 
 
-def image_version(image: str) -> str:
-    """Return the vLLM release in an image, e.g. 0.19.1 for `vllm/vllm-openai:v0.19.1-cu128`; empty if unknown."""
-    return find_release(image)
-
-
 MAX_LAUNCHES = 200
 """Maximum number of servers read from one source."""
 
@@ -93,6 +88,8 @@ class Launch:
     """Its surroundings; None for a bare command line."""
     path: str = ""
     """Decisions of the text that lead to it, e.g. `MODE=spec, line 12`; empty without any."""
+    deviations: int = 0
+    """Number of these decisions that need a caller who sets something."""
     assumed: tuple[str, ...] = ()
     """Variables assumed to be unset, each with the source of a value."""
     others: tuple[Launch, ...] = ()
@@ -140,6 +137,7 @@ def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, p
                     version=each.version or way.version,
                     findings=(*each.findings, *_slips(command)),
                     path="; ".join(part for part in (way.where, each.path) if part),
+                    deviations=way.deviations + each.deviations,
                     assumed=tuple(dict.fromkeys((*each.assumed, *way.assumed))),
                     files={**way.files, **each.files},
                     others=(),
@@ -307,7 +305,7 @@ def run_image(
         launch = launch.each(lambda one: replace(one, findings=(*one.findings, repeated)))
     if launch is None:
         return None
-    version = "" if image.unknown else image_version(name)
+    version = "" if image.unknown else find_release(name)
     return launch.each(
         lambda one: replace(
             one,

@@ -305,13 +305,9 @@ class Shell(Conditions):
         behind: list[PathState] = []
         for state in states:
             around = state.turn
-            question = OpenQuestion(
-                ("loop", str(id(node)), *map(str, around)),
-                "the loop runs",
-                "the loop does not run",
-                None,
-                line=node.line,
-            )
+            fact = ("loop", str(id(node)), *map(str, around))
+            usual = False if state.arguments is None and _reads_arguments(node) else None
+            question = OpenQuestion(fact, "the loop runs", "the loop does not run", usual, line=node.line)
             skipped, entered = (state.decide(question, holds) for holds in (False, True))
             self._forget(node, entered, f"set in a loop, line {node.line}")
             if isinstance(node, For) and node.name:
@@ -678,6 +674,15 @@ def _find_in_words(node: Simple) -> Iterator[str]:
         if word.parts and isinstance(word.parts[0], Literal) and _is_assignment(word):
             yield re.split(r"[\[+=]", word.parts[0].text)[0]
         yield from (part.name for part in word.parts if isinstance(part, Parameter) and part.operator in ("=", ":="))
+
+
+def _reads_arguments(loop: For | While) -> bool:
+    """Say whether a loop goes over the arguments of the script: a caller that passes none skips it."""
+    if isinstance(loop, For):
+        head = ["$@" if loop.name else ""] if loop.words is None else [*map(_show, loop.words)]
+    else:
+        head = [_describe(loop.condition)[1]]
+    return all(re.search(r"\$[@*#1]|\bgetopts\b", each) for each in head)
 
 
 def _describe(node: Node) -> tuple[int, str]:
