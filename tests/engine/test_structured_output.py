@@ -290,5 +290,5 @@ def test_a_grammar_that_cannot_be_used_is_refused_and_leaves_nothing_behind(tiny
 
 def test_without_a_tokenizer_there_is_none(tiny_target: Path) -> None:
     llm = LLM(str(tiny_target), skip_tokenizer_init=True, **SETTINGS)
-    with pytest.raises(InvalidSetup, match="Text prompts need a tokenizer, but skip_tokenizer_init"):
+    with pytest.raises(InvalidSetup, match="Text prompts need a tokenizer, but skip_tokenizer_init is set"):
         llm.generate([[1, 2]], SamplingParams(structured_outputs=FORMS["choice"]))
