@@ -128,17 +128,18 @@ def make_baseline(**changes: Any) -> Baseline:
 
 @contextmanager
 def serving_counters(*servers: Server) -> Iterator[list[str]]:
-    """Yield the URLs of servers whose counters grow by 1000 s from look to look."""
+    """Yield the URLs of servers whose counters grow by 1000 s from look to look; each has served 100 s longer than
+    the one before, as equal counters are one server's."""
 
-    def answer(server: Server) -> Callable[[str, dict[str, str]], tuple[int, str]]:
+    def answer(server: Server, served_s: float) -> Callable[[str, dict[str, str]], tuple[int, str]]:
         looks = count(1)
 
         def say(path: str, headers: dict[str, str]) -> tuple[int, str]:
-            grown_s = 1000.0 * next(looks)
+            grown_s = served_s + 1000.0 * next(looks)
             samples = {**{name: rate * grown_s for name, rate in server.count().items()}, **server.read_gauges()}
             return 200, "".join(f"vllm:{name} {value}\n" for name, value in samples.items())
 
         return say
 
     with ExitStack() as stack:
-        yield [stack.enter_context(serving_answers(answer(server))) for server in servers]
+        yield [stack.enter_context(serving_answers(answer(server, 100.0 * n))) for n, server in enumerate(servers)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from draftwise.core import Baseline, Finding, RollbackBasis, Window
 from draftwise.knowledge.messages import note
@@ -20,13 +19,19 @@ _FEW_DRAFTS = 200
 def find_misleading(window: Window) -> Iterator[Finding]:
     """Yield notes on a pool's misleading ratios."""
     first, tokens, decoding = window.sums.first_tokens, window.output_tokens, window.tokens_per_decode_step
-    ratios: dict[str, Any] = {"pool": window.pool, "per_step": window.tokens_per_step, "decoding": decoding}
-    if first and tokens and first >= _MUCH * tokens and decoding and window.tokens_per_step:
-        yield note("first-tokens-count", first=first, tokens=tokens, **ratios)
+    per_step, pool = window.tokens_per_step, window.pool
+    if first and tokens and first >= _MUCH * tokens and decoding and per_step:
+        yield note("first-tokens-count", first=first, tokens=tokens, per_step=per_step, decoding=decoding, pool=pool)
     drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
     decoded = None if steps is None else steps - (first or 0)
     if decoded and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoded:
-        yield note("drafts-on-some-steps", share=drafts / decoded, length=window.acceptance_length, **ratios)
+        yield note(
+            "drafts-on-some-steps",
+            share=drafts / decoded,
+            length=window.acceptance_length,
+            per_step=per_step,
+            pool=pool,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
