@@ -120,7 +120,8 @@ def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, be
     run = timed.run()
     assert timed.ended_s < 1.1 * BUDGET_S
     assert run.turns
-    assert BUDGET_S - timed.ended_s < 13, "a block of the slow machine would take 12 s"
+    least = 0.78 if (begin_s, end_s) == (12.0, FOREVER) else 0.8  # there the next block would take 12 s
+    assert timed.ended_s > least * BUDGET_S
 
 
 def test_servers_that_start_late_take_their_time_from_the_measurement(tmp_path: Path) -> None:
