@@ -8,15 +8,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.cli._loads import load_options
-from draftwise.cli._options import Duration
+from draftwise.cli._loads import LOAD_TYPES
+from draftwise.cli._options import Duration, options
 from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
 from draftwise.core.documents import from_json, to_json
 from draftwise.verbs.decide import DecideRequest, read_conditions
 
 
 @click.command()
-@load_options
+@options("load", **LOAD_TYPES)
 def show(**asked) -> None:
     for condition in read_conditions(DecideRequest(**asked)):
         click.echo(f"{condition.label}|{json.dumps(to_json(condition))}")

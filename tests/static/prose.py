@@ -137,6 +137,10 @@ def find_help(root: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path.name}:{value.lineno}", text
             elif isinstance(node, ast.FunctionDef) and node.name.endswith("_command"):
                 yield f"{path.name}:{node.lineno}", (ast.get_docstring(node) or "").replace("\b", "")
+    for path in sorted((root / "src/draftwise/cli/options").glob("*.json")):
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if found := re.search(r'"help": ("(?:[^"\\]|\\.)*")', text):
+                yield f"{path.name}:{line}", json.loads(found[1])
 
 
 def find_docstrings(root: Path) -> Iterator[tuple[str, str]]:

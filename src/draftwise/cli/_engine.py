@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options, option
+from draftwise.cli._options import options
 from draftwise.core.progress import Silent
-from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, PARALLEL_SIZES, QUANTIZATIONS
+from draftwise.verbs.engine import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS
 
 if TYPE_CHECKING:
     from draftwise.verbs.engine import StartupPhase
@@ -24,46 +24,11 @@ def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -
         raise click.BadParameter("give numbers, such as 1,2,4,8.") from None
 
 
-_LOADING = (
-    option("--dtype", "Type of weights and KV cache.", type=click.Choice(DTYPES)),
-    option("--quantization", "-q", "Quantize the weights while loading.", type=click.Choice(QUANTIZATIONS)),
-    option("--load-format", "auto, or dummy: random weights, to measure speed.", type=click.Choice(LOAD_FORMATS)),
-    option("--skip-tokenizer-init", "Use token ids only: no tokenizer, no text.", is_flag=True, default=None),
-    option("--device", "Device to run on.", type=click.Choice(DEVICES)),
-    option("--enforce-eager", "Capture no CUDA graphs.", is_flag=True, default=None),
-    click.option("--cudagraph-capture-sizes", multiple=True, callback=_read_sizes, metavar="N,N,...",
-                 help="Batch sizes to capture as CUDA graphs  [default: 1, 2, 4, 8 ... max-num-seqs]"),
+engine_options = options(
+    "engine", cudagraph_capture_sizes={"callback": _read_sizes}, dtype=click.Choice(DTYPES),
+    quantization=click.Choice(QUANTIZATIONS), load_format=click.Choice(LOAD_FORMATS), device=click.Choice(DEVICES),
+    kv_cache_dtype=click.Choice(KV_CACHE_DTYPES),
 )  # fmt: skip
-_LIMITS = (
-    option("--max-model-len TOKENS", "Longest prompt plus output.", type=click.IntRange(1)),
-    option("--max-num-seqs N", "Sequences that decode together  [default: 256 on a GPU of 70 GiB, else 128; CPU: 16]",
-           type=click.IntRange(1)),
-    option("--max-num-batched-tokens TOKENS", "Tokens per step  [default: 8192 on a GPU of 70 GiB, else 2048]",
-           type=click.IntRange(1)),
-    option("--gpu-memory-utilization SHARE", "Share of GPU memory to use.  [default: 0.9]", type=float),
-    option("--kv-cache-memory-bytes BYTES", "Size of the KV cache, instead of a share.", type=click.IntRange(1)),
-    option("--num-gpu-blocks-override N", "Number of KV blocks, instead of a share.", type=click.IntRange(1)),
-    option("--kv-cache-dtype", "KV cache type; fp8 takes one byte per value.", type=click.Choice(KV_CACHE_DTYPES)),
-    option("--block-size TOKENS", "Tokens per KV block.", type=click.IntRange(1)),
-    click.option("--no-enable-prefix-caching", "enable_prefix_caching", is_flag=True, flag_value=False, default=None,
-                 help="Compute every prompt from its start, without prefix cache."),
-    option("--hidden-states-folder DIR", "Output folder of the method extract_hidden_states."),
-    option("--seed", "Seed for requests without one.", type=int),
-)  # fmt: skip
-_PARALLEL = tuple(
-    click.option(
-        f"--{name.replace('_', '-')}",
-        short,
-        name,
-        type=click.IntRange(1),
-        metavar="N",
-        help="Only 1 works here; for more, use vLLM.",
-    )
-    for name, short in zip(PARALLEL_SIZES, ("-tp", "-pp", "-dp"), strict=True)
-)
-
-
-engine_options = add_options(*_LOADING, *_LIMITS, *_PARALLEL)
 """Flags of the engine's settings, with vLLM's names; None if not given."""
 
 

@@ -14,7 +14,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options, option
 from draftwise.core import Effect, Finding, Ruling, Severity
 
 if TYPE_CHECKING:
@@ -33,19 +32,6 @@ MARKS: Mapping[Severity, tuple[str, str]] = {
     Severity.WARNING: ("!", "bold yellow"),
     Severity.INFO: ("·", "cyan"),
 }
-
-
-shape_options = add_options(
-    click.option(
-        "--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
-        show_default=True, help="Output format: SARIF 2.1.0, GitHub annotations, GitLab code quality report.",
-    ),
-    option("--json", "as_json", "Same as --format json.", is_flag=True),
-)  # fmt: skip
-fail_option = option(
-    "--fail-on", "Lowest severity that sets exit code 1; unknown means not fully judged.",
-    type=click.Choice(["error", "unknown", "warning", "never"]), default="error", show_default=True,
-)  # fmt: skip
 
 
 def show_judgements(result: Judgements, shape: str) -> None:

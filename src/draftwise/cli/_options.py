@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -17,6 +21,7 @@ _SECONDS: Mapping[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_FOLDER = Path(__file__).with_name("options")
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 
 
@@ -126,11 +131,68 @@ class Duration(Finite):
 
 
 MINUTES, MILLISECONDS = (Duration(0, min_open=True, unit=unit) for unit in ("m", "ms"))
-context_option = click.option(
-    "--context",
-    "notes",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Facts that draftwise cannot see: hardware, precision, model, hardware.ARM, command.ARM.",
-)
-"""What cannot be seen from here: while a run is measured, or afterwards."""
+_TYPES: Mapping[Any, Any] = {
+    "text": str, "int": int, "count": click.IntRange(1), "float": float, "path": PATH, "file": FILE,
+    "minutes": MINUTES, "milliseconds": MILLISECONDS,
+}  # fmt: skip
+
+
+def options(name: str, *, of: Any = None, **more: Any) -> Callable[[_F], _F]:
+    """Return a decorator that adds the options of `options/NAME.json`, or of that name in `options/shared.json`.
+
+    A row has the flag as in the help, the help text, and whatever the field of the request does not say. A row that is
+    a name stands for shared ones.
+
+    Args:
+        of: class of the request.
+        more: parameter -> its type, or attributes of its option, which depend on code.
+    """
+    rows, hints = list(_read_rows(name)), {} if of is None else get_type_hints(of, include_extras=True)
+
+    def add(function: _F) -> _F:
+        for row in reversed(rows):
+            flag, _, metavar = row["flag"].partition(" ")
+            spellings = row.get("names", ())
+            field = next((each for each in spellings if each[0] != "-"), flag[2:].partition("/")[0].replace("-", "_"))
+            attributes: dict[str, Any] = {"metavar": metavar or None}
+            if field in hints:
+                attributes |= _describe(hints[field], of.__dataclass_fields__[field].default)
+            attributes |= {key: value for key, value in row.items() if key not in ("flag", "names")}
+            said = more.get(field, {})
+            attributes |= said if isinstance(said, dict) else {"type": said}
+            kind = attributes.get("type")
+            attributes["type"] = click.Choice(kind) if isinstance(kind, list) else _TYPES.get(kind, kind)
+            function = click.option(flag, *spellings, **attributes)(function)
+        return function
+
+    return add
+
+
+def _read_rows(name: str) -> Iterator[Mapping[str, Any]]:
+    for row in _read("shared").get(name) or _read(name):
+        yield from _read_rows(row) if isinstance(row, str) else (row,)
+
+
+@cache
+def _read(name: str) -> Any:
+    return json.loads((_FOLDER / f"{name}.json").read_bytes())
+
+
+def _describe(hint: Any, default: Any) -> dict[str, Any]:
+    """Return the attributes of an option whose field has this type and default."""
+    said: dict[str, Any] = {"required": True} if default is MISSING else {}
+    if default not in (MISSING, None, (), False):
+        said = {"default": default} | ({"show_default": True} if default != "" else {})
+    for kind in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if origin is Sequence:
+            return _describe(arguments[0], default) | {"multiple": True}
+        if origin is bool:
+            return said | {"is_flag": True}
+        if origin is Annotated and arguments[0] is int:
+            return said | {"type": click.IntRange(arguments[1].least, arguments[1].most)}
+        if origin is Literal:
+            return said | {"type": click.Choice(arguments)}
+        if origin in (int, float, Path):
+            return said | {"type": PATH if origin is Path else origin}
+    return said

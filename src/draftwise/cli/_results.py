@@ -12,13 +12,13 @@ from rich.console import Console
 
 from draftwise.cli._console import UNBROKEN, open_console
 from draftwise.cli._group import AS_JSON
-from draftwise.cli._options import option
+from draftwise.cli._options import options
 from draftwise.core.progress import Silent
 from draftwise.verbs.verb import Result
 
 R = TypeVar("R", bound=Result)
 
-json_option = option("--json", "as_json", "Print JSON.", is_flag=True)
+json_option = options("json")
 
 
 def show(

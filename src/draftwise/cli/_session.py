@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.cli._console import open_console
-from draftwise.cli._options import add_options, option
 from draftwise.core import BackendError, Finding, Severity, StorageError
 from draftwise.core.exit_codes import exit_code_of
 from draftwise.core.progress import Silent, Stopped
-from draftwise.verbs.measuring import ENGINES
 from draftwise.verbs.verb import Verb
 
 _QUIET_S = 30
@@ -27,33 +25,6 @@ _LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
-access_options = add_options(
-    option("--url URL", "Server of the baseline, if it already runs (instead of TARGET)."),
-    option("--candidate-url URL", "candidate_urls", "Server that speculates; repeat for more.", multiple=True),
-    click.option("--metrics-url", "metrics_urls", multiple=True, metavar="[ARM=]URL",
-                 help="Metrics URL, if the gateway hides /metrics: one per server in order, or by arm (the baseline "
-                 "is `plain`)."),
-    click.option("--header", "headers", multiple=True, metavar="[ARM=]'NAME: VALUE'",
-                 help="Header for the URLs; ${VARIABLE} is expanded. ARM.metrics= is for a --metrics-url on another "
-                 "host."),
-    option("--switch 'COMMAND {arm}'",
-           "Command that restarts the server at --url as another arm; runs without a shell."),
-    option("--leave ARM", "Arm that --switch leaves running at the end  [default: plain]"),
-    option("--api-key-env [ARM=]NAME", "key_variables",
-           "Environment variable with the API key of the URLs, or of one arm.", multiple=True),
-)  # fmt: skip
-"""How servers that run already are reached; secrets come from variables."""
-launch_options = add_options(
-    option("--engine", "Engine that serves TARGET.",
-           type=click.Choice(ENGINES), default="draftwise", show_default=True),
-    option("--vllm-command COMMAND", "vllm", "Command that starts vLLM: a path, `python -m vllm...`, `docker run ...`.",
-           default="vllm", show_default=True),
-    option("--gpus ID[,ID...]", "GPUs for the servers  [default: all]"),
-    option("--one-at-a-time", "Start and stop the servers in turn (A B, B A ...), to measure on one GPU.",
-           is_flag=True),
-    option("--serve-args ARGS", "Arguments for the engine's `serve`, e.g. '--dtype float32'.", default=""),
-)  # fmt: skip
-"""How a measurement starts its own servers."""
 RENAMED = {"--vllm": "--vllm-command"}
 """Earlier spelling -> today's: elsewhere, `--vllm` is a release."""
 

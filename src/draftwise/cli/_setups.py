@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from draftwise.cli._options import PanelCommand, add_options, option
+from draftwise.cli._options import PanelCommand
 from draftwise.verbs.sources import find_command, flags_of_vllm, hint_kustomize, join_command
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -72,43 +71,14 @@ class _SetupCommand(PanelCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ENGINE FLAGS]"]
 
 
-_of_setups = add_options(
-    click.argument("sources", nargs=-1, metavar="[SOURCE]..."),
-    option("--target MODEL", "Model to judge as SOURCE's target, e.g. if SOURCE names a mount."),
-    option("--speculative-config JSON|FILE", "-sc", "The speculative config, as for vLLM, or a file with it."),
-    option("--gpu NAME", "GPU, e.g. H200, or its memory, e.g. 48GiB  [default: SOURCE's, else any]"),
-    option("--tp N", "tensor_parallel_size", "GPUs for tensor parallelism, as `--tensor-parallel-size` after `--`.",
-           type=click.IntRange(1)),
-    click.option("--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
-                 help="File of NAME=value lines for variables that SOURCE uses, such as compose's .env."),
-    click.option("--usual-vllm", hidden=True),
-    click.option("--usual-gpu", hidden=True),
-    option("--skip-other-files", "Skip files that start no vLLM server, e.g. in a hook that passes every changed file.",
-           is_flag=True),
-)  # fmt: skip
-
-
-config_options = add_options(
-    option("--config-from DIR|FILE|URL",
-           "Location of the target's config.json, and of its tensor index if it has one."),
-    option("--hub", "Fetch config.json and tensor index of unknown models from the Hugging Face hub.", is_flag=True),
-)  # fmt: skip
-
-
 def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that turns a function into a command, with the options and arguments of a `SetupRequest`."""
+    """Return a decorator that turns a function into a command, with the sources of a `SetupRequest`."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        return click.command(cls=_SetupCommand, short_help=short_help)(_of_setups(function))
+        function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
+        return click.command(cls=_SetupCommand, short_help=short_help)(function)
 
     return make
-
-
-def nearest_option(function: _F) -> _F:
-    """Add --nearest to a verb."""
-    return option("--nearest", "Judge an unknown release by the nearest known one, with a warning.", is_flag=True)(
-        function
-    )
 
 
 def report_skipped(names: Sequence[str], *, verbose: bool) -> None:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import PATH, option
+from draftwise.cli._options import options
 from draftwise.cli._results import json_option, show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.bundle import BundleRequest, BundleResult
@@ -42,16 +42,7 @@ def bundle() -> None:
 
 @bundle.command(short_help="Write a bundle; `make` can be left out.")
 @click.argument("setup", type=click.Path(path_type=Path))
-@option("--out DIR", "New folder for the bundle.", required=True, type=PATH)
-@click.option("--from", "sources", multiple=True, metavar="NAME=DIR",
-              help="Directory of a checkpoint  [default: a folder of that name, else the hub's cache]")  # fmt: skip
-@option("--image IMAGE@DIGEST", "Container image of the server  [default: vLLM's own, by tag]", default="")
-@option("--modelcar IMAGE", "Name of the image to build from the weights.", default="models:1", show_default=True)
-@option("--claim NAME", "Name of the volume claim for the weights.", default="models", show_default=True)
-@option("--wheel", "wheels", "Package that the method needs and the image lacks.",
-        multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))  # fmt: skip
-@option("--mirror URL|modelscope", "Source of models on the other machine  [default: none, offline]", default="")
-@json_option
+@options("bundle", of=BundleRequest, wheels=click.Path(path_type=Path, exists=True, dir_okay=False))
 def make(sources: Sequence[str], as_json: bool, **given: Any) -> None:
     """Write the bundle of SETUP: a folder of `draftwise deploy`, or a setup.json.
 

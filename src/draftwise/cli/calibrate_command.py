@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,17 +14,16 @@ from rich.table import Table
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import WHOLE_NUMBERS
-from draftwise.cli._options import FILE, MINUTES, PATH, PanelCommand, context_option, option
+from draftwise.cli._options import PanelCommand, options
 from draftwise.cli._session import (
     RENAMED,
-    access_options,
     end_measurement,
-    launch_options,
     refuse_others,
     run_measurement,
 )
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
+from draftwise.verbs.measuring import ENGINES
 
 _OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "candidates", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
@@ -36,22 +34,7 @@ _LARGE_ERROR = 0.10
 @click.command(cls=PanelCommand, renamed=RENAMED,
                short_help="Measure how long steps take, with and without drafting, for a forecast.")  # fmt: skip
 @click.argument("target", required=False)
-@option("--candidate [NAME=]JSON", "candidates",
-        "A speculative config, with the largest k to forecast; repeat for more.", multiple=True)  # fmt: skip
-@access_options
-@option("--target DIR", "model", "Model at --url, if the server does not report it: directory or known id.")
-@option("--concurrency N,...", "Requests in flight  [default: 1,8,64; 1,4 for the embedded engine]", type=WHOLE_NUMBERS)
-@option("--minutes", "Time budget, server starts included.", type=MINUTES, default=5.0, show_default=True)
-@option("--workload SOURCE", "workloads", "Prompts, as for `decide`  [default: code and rewrite]", multiple=True)
-@option("--max-tokens N", "Cap on each prompt's max_tokens.", type=click.IntRange(1))
-@launch_options
-@context_option
-@option("--run DIR", "Run directory, for the raw readings  [default: runs/TIME]", type=PATH)
-@option("--resume DIR", "Continue an unfinished run.", type=PATH)
-@option("--from DIR", "from_run", "Measure nothing: use the steps of a finished run of `calibrate` or `decide`.",
-        type=PATH)  # fmt: skip
-@option("--out FILE", "Calibration file to write.", type=FILE, default=Path("calibration.json"), show_default=True)
-@option("--json", "as_json", "Print the calibration as JSON on stdout.", is_flag=True)
+@options("calibrate", of=CalibrateRequest, engine=click.Choice(ENGINES), concurrency=WHOLE_NUMBERS)
 @click.pass_context
 def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """Measure how long your servers' decoding steps take, as input for `draftwise forecast`.

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from draftwise.cli._findings import fail_option, quiet_line, render, shape_options, show_judgements
-from draftwise.cli._options import option
-from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
+from draftwise.cli._findings import quiet_line, render, show_judgements
+from draftwise.cli._options import options
+from draftwise.cli._setups import report_skipped, setup_command
 from draftwise.verbs.check import CheckRequest
 from draftwise.verbs.check import check as run_check
 
@@ -17,15 +17,7 @@ __all__ = ["check", "render"]
 
 
 @setup_command(short_help="Predict what a vLLM release makes of a speculative config.")
-@option("--vllm VERSION", "Release to judge by; repeatable, or `all`  [default: the file's, else the newest]",
-        multiple=True)  # fmt: skip
-@nearest_option
-@config_options
-@shape_options
-@option("--quiet", "-q", "Print one line per server.", is_flag=True)
-@option("--verbose", "-v", "Name the files that start no server.", is_flag=True)
-@option("--installed PACKAGE,...", "Optional packages that the server has, e.g. arctic-inference  [default: unknown]")
-@fail_option
+@options("check", of=CheckRequest)
 def check(shape: str, as_json: bool, quiet: bool, verbose: bool, installed: str | None, **given: Any) -> None:
     """Predict whether vLLM accepts, rejects or silently changes a setup, or fails later, with a fix for each problem.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._options import option
+from draftwise.cli._options import options
 from draftwise.cli._results import show
 from draftwise.reporting.compared_runs import (
     CELL_HEADER,
@@ -30,16 +30,7 @@ _MOST_ROWS = 60
 @click.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option(
-    "--changed",
-    multiple=True,
-    type=click.Choice(KINDS),
-    default=("version",),
-    show_default=True,
-    help="Intended difference; repeat for more. With any other difference, the comparison is not like for like.",
-)
-@option("--json", "as_json", "Print JSON on stdout.", is_flag=True)
-@option("--markdown", "as_markdown", "Print Markdown for a pull request on stdout.", is_flag=True)
+@options("compare", of=CompareRequest, changed=click.Choice(KINDS))
 def compare(as_json: bool, as_markdown: bool, **given: Any) -> None:
     """Check whether the verdicts of BEFORE still hold in AFTER.
 

@@ -11,18 +11,17 @@ from rich.console import Console
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_outcome
 from draftwise.cli._group import BEGAN
-from draftwise.cli._loads import load_options
-from draftwise.cli._options import MILLISECONDS, MINUTES, PATH, Finite, PanelCommand, context_option, option
+from draftwise.cli._loads import LOAD_TYPES
+from draftwise.cli._options import Finite, PanelCommand, options
 from draftwise.cli._session import (
     RENAMED,
-    access_options,
     end_measurement,
-    launch_options,
     refuse_others,
     run_measurement,
 )
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
+from draftwise.verbs.measuring import ENGINES
 
 _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minutes", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
@@ -43,34 +42,7 @@ _PANELS = {
 
 @click.command(cls=PanelCommand, panels=_PANELS, renamed=RENAMED)
 @click.argument("target", required=False)
-@option("--candidate [NAME=]JSON", "candidates", "A --speculative-config to measure; repeat for more.", multiple=True)
-@click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
-              help="Prompts: code, prose, rewrite, a log or trace, or synthetic:...; repeat for more.")  # fmt: skip
-@option("--out DIR", "Run directory  [default: runs/TIME]", type=PATH)
-@option("--resume DIR", "Continue an unfinished run.", type=PATH)
-@option("--prompts N", "Prompts per workload.", type=click.IntRange(1))
-@option("--minutes", "Time budget, server starts included; the most promising candidates come first  [default: 10]",
-        type=MINUTES)  # fmt: skip
-@option("--repeats", "Repetitions of the prompts.", type=click.IntRange(1), default=5, show_default=True)
-@option("--warmup", "Requests per server to discard first.", type=click.IntRange(1), default=3, show_default=True)
-@option("--seed", "Random seed for turn order and sampling.", type=int, default=0, show_default=True)
-@load_options
-@option("--adaptive/--no-adaptive", "Stop settled cells early, and search for the load where speculation stops paying.",
-        default=True, show_default=True)  # fmt: skip
-@option("--profile PATH", "Acceptance profile of this traffic; skips candidates that cannot win.", type=PATH)
-@option("--calibration FILE", "Calibration file; skips candidates that cannot win, and with --profile also loads.",
-        type=PATH)  # fmt: skip
-@option("--max-tokens N", "Cap on each prompt's max_tokens.", type=click.IntRange(1))
-@access_options
-@context_option
-@launch_options
-@option("--processes N", "Processes of the load generator  [default: as many as the load needs]",
-        type=click.IntRange(1))  # fmt: skip
-@option("--margin", "Smallest change worth making  [default: 0.03]", type=Finite(0, 1, max_open=True))
-@option("--slo-ttft-ms", "SLO: time to first token, for goodput.", type=MILLISECONDS)
-@option("--slo-tpot-ms", "SLO: time per output token, for goodput.", type=MILLISECONDS)
-@option("--slo-e2e-ms", "SLO: time to the last token, for goodput.", type=MILLISECONDS)
-@option("--json", "as_json", "Print the summary as JSON on stdout.", is_flag=True)
+@options("decide", of=DecideRequest, margin=Finite(0, 1, max_open=True), engine=click.Choice(ENGINES), **LOAD_TYPES)
 @click.pass_context
 def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """Measure whether speculation pays for TARGET, a checkpoint directory.

@@ -16,8 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._options import option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
@@ -65,8 +65,7 @@ def _list_commands(words: str, command: click.Command | None) -> Iterator[tuple[
     context_settings={"ignore_unknown_options": True},  # NAME may be a flag
 )
 @click.argument("name", nargs=-1)
-@option("--list", "list_names", "List every name that can be explained.", is_flag=True)
-@json_option
+@options("explain", of=ExplainRequest)
 def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Show what NAME means, which vLLM releases have it, and the sources.
 

@@ -9,20 +9,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._options import PATH, option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.verbs.export import ExportRequest, ExportResult
 from draftwise.verbs.export import export as run_export
 
 
 @click.command(short_help="Write a drafter for vLLM or in the speculators format.")
 @click.argument("drafter", type=click.Path(path_type=Path))
-@option("--out DIR", "New directory for the result.", required=True, type=PATH)
-@option("--target DIR", "The target's checkpoint.", required=True, type=PATH)
-@option("--format", "vLLM's plain layout, or the speculators library's.",
-        type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True)  # fmt: skip
-@option("--num-speculative-tokens K", "Draft tokens per step  [default: as trained]", type=click.IntRange(1))
-@json_option
+@options("export", of=ExportRequest)
 def export(as_json: bool, **given: Any) -> None:
     """Write DRAFTER, a drafter's directory, in a format that a server loads.
 

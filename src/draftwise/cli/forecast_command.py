@@ -18,8 +18,8 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import FILE, MILLISECONDS, PATH, ParsedOption, option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import ParsedOption, options
+from draftwise.cli._results import show
 from draftwise.core import Calibration, Forecast, ForecastCell, ForecastCrossover, Outlook
 from draftwise.verbs.forecast import ForecastRequest, ForecastResult, HeldRow
 from draftwise.verbs.forecast import forecast as run_forecast
@@ -35,19 +35,14 @@ _MOST_SHOWN = 8
 @click.command(short_help="Predict speed-up by method, k and load from a replay and a calibration.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
-@option("--concurrency LOADS", "Requests in flight: 1,8,64 or 1-256  [default: 1-128 without --rate]", type=_LOADS)
-@option("--rate LOADS", "rates", "Requests per second: 1,2,5 or 1-40.", type=_LOADS)
-@option("--traffic SOURCE", "Workload that sets the lengths, as for `decide`, e.g. a log.")
-@option("--prompt-tokens", "Mean tokens of a prompt  [default: the replayed log's median]", type=click.FloatRange(0))
-@option("--output-tokens", "Mean tokens of an answer  [default: the replayed log's mean]", type=click.FloatRange(1))
-@option("--simulate", "Also serve 1,000 requests step by step: percentiles of TTFT and TPOT at each load.",
-        is_flag=True)  # fmt: skip
-@option("--group NAME", "Group of the replayed log to show, instead of all requests.")
-@option("--slo-tpot-ms", "SLO: time per output token.", type=MILLISECONDS)
-@option("--against RUN", "Run of `decide`: compare it with the forecast, and keep the error for the next interval.",
-        type=PATH)  # fmt: skip
-@option("--out FILE", "Write the forecast.", type=FILE)
-@json_option
+@options(
+    "forecast",
+    of=ForecastRequest,
+    concurrency=_LOADS,
+    rates=_LOADS,
+    prompt_tokens=click.FloatRange(0),
+    output_tokens=click.FloatRange(1),
+)
 def forecast(as_json: bool, **given: Any) -> None:
     """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 

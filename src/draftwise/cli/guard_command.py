@@ -13,7 +13,7 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import FILE, PATH, Duration, option
+from draftwise.cli._options import Duration, options
 from draftwise.cli._results import Listening
 from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
@@ -21,29 +21,7 @@ from draftwise.verbs.guard import guard as run_guard
 
 @click.command(short_help="Propose or take action when speculation stops paying off.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@option("--plain URL", "Replica of the same model without speculation; never acted on.", multiple=True)
-@option("--baseline FILE", "baseline.json of `draftwise deploy`: break-even, and a healthy server's probe.", type=PATH)
-@option("--state FILE", "File for what guard learns and does, e.g. guard.json. It survives restarts.",
-        type=FILE, required=True)  # fmt: skip
-@option("--every SECONDS", "every_s", "Time between two readings.", type=Duration(0.5), default=30.0, show_default=True)
-@click.option("--act", multiple=True, metavar="EXECUTOR",
-              help="Executor of steps: haproxy=SOCKET, command='WORDS {step} {replica}', or patch=DIR of "
-              "`draftwise deploy`. Without one, guard only proposes steps.")  # fmt: skip
-@click.option("--min-spec", type=click.IntRange(min=0), metavar="N",
-              help="Speculative replicas to keep in the traffic  [default: their number minus that of the plain "
-              "replicas]")  # fmt: skip
-@option("--trickle", "Test a removed replica with a twentieth of the traffic.", is_flag=True)
-@option("--probe", "Send removed replicas a few prompts every 15 minutes.", is_flag=True)
-@option("--prometheus URL", "Read the service's history from this Prometheus, to detect drift from the start.")
-@option("--model NAME", "With --prometheus: the service's model_name label.")
-@option("--once", "Read long enough for one decision (three windows), then exit.", is_flag=True)
-@option("--json", "as_json", "Print JSON: one object per reading, each on one line.", is_flag=True)
-@option("--undo", "Put all removed replicas back, and exit.", is_flag=True)
-@option("--acknowledge", "Accept a known change: learn the service again, and exit.", is_flag=True)
-@option("--header [POOL=]'NAME: VALUE'", "headers",
-        "Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.", multiple=True)  # fmt: skip
-@option("--api-key-env [POOL=]NAME", "key_variables", "Environment variable with the API key of the URLs.",
-        multiple=True)  # fmt: skip
+@options("guard", of=GuardRequest, every_s=Duration(0.5))
 def guard(as_json: bool, **given: Any) -> None:
     """Guard the replicas of a service: propose steps, or carry out those that an executor allows.
 

@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import PATH, option
-from draftwise.cli._results import json_option, show
-from draftwise.cli._setups import nearest_option
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.core import Finding, Severity
 from draftwise.verbs.inspect import Inspection, InspectRequest, InspectResult, Pair
 from draftwise.verbs.inspect import inspect as run_inspect
@@ -22,10 +21,7 @@ from draftwise.verbs.inspect import inspect as run_inspect
 
 @click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@option("--target DIR", "Target's checkpoint, to check that both fit.", type=PATH)
-@option("--vllm VERSION", "vLLM release whose rules apply  [default: the newest]")
-@nearest_option
-@json_option
+@options("inspect", of=InspectRequest)
 def inspect(as_json: bool, **given: Any) -> None:
     """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
 

@@ -12,12 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
-from draftwise.cli._options import MILLISECONDS, PATH, option
-from draftwise.cli._results import json_option, show, show_names
-from draftwise.cli._setups import config_options, nearest_option
+from draftwise.cli._options import options
+from draftwise.cli._results import show, show_names
 from draftwise.core import Finding, Severity
 from draftwise.verbs.offered_names import list_gpus, list_traffic_kinds
-from draftwise.verbs.pick import STRUCTURED_OUTPUT, MethodRanking, PickRequest, PickResult, RankedMethod, list_models
+from draftwise.verbs.pick import MethodRanking, PickRequest, PickResult, RankedMethod, list_models
 from draftwise.verbs.pick import pick as run_pick
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
@@ -41,38 +40,14 @@ def _list_names(ctx: click.Context, _: click.Parameter, asked: bool, *, find: Ca
 @click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
-@option("--gpu NAME", "GPU, e.g. H200, H100, A100, L40S, B200 or MI300X", required=True)
-@option("--gpus N", "--tp", "--tensor-parallel-size", "gpus", "GPUs of the deployment.",
-        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
-@option("--vllm VERSION", "vLLM release to run.", default="newest", show_default=True)
-@nearest_option
-@config_options
-@option("--workload", "Kind of traffic.", type=_Traffic(list_traffic_kinds()))
-@option("--overlap", "How much of the output repeats the prompt  [default: as for the workload]",
-        type=click.Choice(["none", "some", "high"]))  # fmt: skip
-@option("--temperature", "Median temperature of requests.", type=click.FloatRange(0), default=0.0, show_default=True)
-@option("--mixed-temperatures", "Requests of different temperatures share a batch.", is_flag=True)
-@option("--concurrency", "Median number of requests that decode together.",
-        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
-@option("--peak-concurrency", "Maximum number of requests that decode together  [default: the median]",
-        type=click.IntRange(1))  # fmt: skip
-@option("--prompt-tokens N", "Tokens of a prompt.", type=click.IntRange(1), default=1024, show_default=True)
-@option("--output-tokens N", "Tokens of an answer.", type=click.IntRange(1), default=256, show_default=True)
-@option("--slo-ttft-ms", "SLO: time to first token.", type=MILLISECONDS)
-@option("--slo-tpot-ms", "SLO: time per output token.", type=MILLISECONDS)
-@click.option("--uses", multiple=True, metavar="PARAMETER",
-              help=f"Parameter in requests: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
-@option("--text-in-pictures", "Answers repeat text from images, where lookups find nothing.", is_flag=True)
-@option("--drafter DIR", "drafters", "Drafter that you have; repeatable.", multiple=True)
-@option("--can-train", "You can train a drafter.", is_flag=True)
-@option("--calibration FILE", "Calibration of this hardware: replaces the data sheet's times.", type=PATH)
-@option("--air-gapped", "The server cannot fetch models.", is_flag=True)
-@option("--why", "Show every rule behind the answer, with its source.", is_flag=True)
-@option("--list-models", "List the models known by name, and exit.",
-        is_flag=True, is_eager=True, expose_value=False, callback=partial(_list_names, find=list_models))  # fmt: skip
-@option("--list-gpus", "List the GPUs known by name, and exit.",
-        is_flag=True, is_eager=True, expose_value=False, callback=partial(_list_names, find=list_gpus))  # fmt: skip
-@json_option
+@options(
+    "pick",
+    of=PickRequest,
+    workload=_Traffic(list_traffic_kinds()),
+    temperature=click.FloatRange(0),
+    list_models={"callback": partial(_list_names, find=list_models)},
+    list_gpus={"callback": partial(_list_names, find=list_gpus)},
+)
 def pick(why: bool, as_json: bool, **given: Any) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 

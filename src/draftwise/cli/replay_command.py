@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from draftwise.cli._console import narrow, open_console, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._options import PATH, ParsedOption, option
+from draftwise.cli._options import ParsedOption, options
 from draftwise.core import Acceptance
 from draftwise.core.progress import Silent
 from draftwise.verbs.replay import DEVICES, DTYPES, PAGE, PROFILE, Grouping, ReplayRequest, ReplayResult, read_ks
@@ -28,32 +27,15 @@ _SHOWN_KS = (1, 3, 5, 7)
 
 @click.command(short_help="Replay a log: acceptance of every method and k, without serving it.")
 @click.argument("log")
-@option("--target DIR", "Checkpoint of the model that wrote the answers.", required=True, type=PATH)
-@option("--candidate JSON", "candidates", "A --speculative-config, with the largest k to replay; repeat for more.",
-        multiple=True, required=True)  # fmt: skip
-@option("--out DIR", "Folder of the profile; resumes an interrupted replay.",
-        type=PATH, default=Path("profile"), show_default=True)  # fmt: skip
-@option("--k K,K,...", "ks", "Draft lengths to report  [default: all]",
-        type=ParsedOption(read_ks, "numbers"), default=())  # fmt: skip
-@option("--group-by", "Also report acceptance by group.", type=click.Choice([each.value for each in Grouping]))
-@option("--default-temperature", "Temperature of requests that record none.",
-        type=click.FloatRange(0), default=1.0, show_default=True)  # fmt: skip
-@option("--max-model-len TOKENS", "Context length of the server that wrote the log.", type=click.IntRange(2))
-@option("--in-flight N", "Requests decoded together; one may draft from another's answer.",
-        type=click.IntRange(1), default=1, show_default=True)  # fmt: skip
-@option("--prompts N", "Requests to replay, sampled from the log as in `decide`  [default: all]",
-        type=click.IntRange(1))  # fmt: skip
-@option("--seed", "Seed of the sample.", type=int, default=0, show_default=True)
-@option("--warm N", "First requests of the log, used to fill a method's memory and not counted.",
-        type=click.IntRange(0), default=0, show_default=True)  # fmt: skip
-@option("--to-the-end", "Draft up to the last token of max_tokens, as vLLM does.", is_flag=True)
-@option("--forced", "Decode every answer again, step by step: slower, but exact for every method.", is_flag=True)
-@option("--draft-url URL", "Server of the draft model, whose prompt_logprobs replace loaded models.")
-@option("--target-url URL", "Server of the target, for sampled drafts.")
-@option("--dtype", "Type of the models' weights  [default: the target's]", type=click.Choice(DTYPES))
-@option("--device", "Device for the models  [default: auto]", type=click.Choice(DEVICES))
-@option("--max-num-seqs N", "Requests replayed together  [default: 64 on a GPU, else 16]", type=click.IntRange(1))
-@option("--json", "as_json", "Print the profile as JSON on stdout.", is_flag=True)
+@options(
+    "replay",
+    of=ReplayRequest,
+    ks=ParsedOption(read_ks, "numbers"),
+    group_by=click.Choice([each.value for each in Grouping]),
+    default_temperature=click.FloatRange(0),
+    dtype=click.Choice(DTYPES),
+    device=click.Choice(DEVICES),
+)
 def replay(as_json: bool, **given: Any) -> None:
     """Replay LOG, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 

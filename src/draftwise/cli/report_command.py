@@ -12,7 +12,7 @@ from rich.console import Console
 
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_decision
-from draftwise.cli._options import context_option, option
+from draftwise.cli._options import options
 from draftwise.verbs.report import FORMATS, ReportRequest, ReportResult
 from draftwise.verbs.report import report as run_report
 
@@ -21,11 +21,11 @@ _STDOUT = "-"
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@context_option
-@option("--json", "as_json", "Print the summary as JSON on stdout.", is_flag=True)
-@option("--markdown FILE|-", "Also write Markdown for a pull request; - is stdout.")
-@click.option("--export", "exports", multiple=True, metavar="FORMAT=FILE",
-              help=f"Export readings for {', '.join(FORMATS)}; FILE/ writes a file per cell.")  # fmt: skip
+@options(
+    "report",
+    of=ReportRequest,
+    exports={"help": f"Export readings for {', '.join(FORMATS)}; FILE/ writes a file per cell."},
+)
 def report(as_json: bool, markdown: str | None, **given: Any) -> None:
     """Write report.html and summary.json of RUN again, from its raw readings.
 

@@ -8,18 +8,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from draftwise.cli._options import option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.verbs.rollback import RollbackRequest, RollbackResult
 from draftwise.verbs.rollback import rollback as run_rollback
 
 
 @click.command(short_help="Go back to serving without speculation: print the commands, or run them.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@option("--apply", "applies", "Show the change and apply it.", is_flag=True)
-@option("--remove", "removes", "Remove the twin that ran next to the service.", is_flag=True)
-@option("--yes", "Do not ask for confirmation.", is_flag=True)
-@json_option
+@options("rollback", of=RollbackRequest)
 def rollback(folder: Path, applies: bool, removes: bool, yes: bool, as_json: bool) -> None:
     """Print the commands that return a deployment to serving without speculation, or run them.
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._options import option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.verbs.schedule import FORMATS, WORTH_A_CHANGE, ScheduleRequest, ScheduleResult, ScheduleRow
 from draftwise.verbs.schedule import schedule as run_schedule
 
@@ -18,11 +18,7 @@ from draftwise.verbs.schedule import schedule as run_schedule
 @click.command(short_help="Choose the draft length, or a schedule of it where that pays.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
-@option("--vllm VERSION", "vLLM release that will run it  [default: the calibrated one]")
-@option("--max-num-seqs N", "Largest batch  [default: as calibrated]", type=click.IntRange(1))
-@option("--format", "Engine to write the schedule for; TensorRT-LLM's key has had two meanings.",
-        type=click.Choice(tuple(FORMATS)), default="vllm", show_default=True)  # fmt: skip
-@json_option
+@options("schedule", of=ScheduleRequest, format=click.Choice(tuple(FORMATS)))
 def schedule(as_json: bool, **given: Any) -> None:
     """Choose how many tokens to draft, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
 

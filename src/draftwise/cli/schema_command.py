@@ -8,9 +8,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._options import option
+from draftwise.cli._options import options
 from draftwise.cli._results import show
-from draftwise.cli._setups import nearest_option
 from draftwise.verbs import VERBS
 from draftwise.verbs.schema import SchemaRequest, SchemaResult
 from draftwise.verbs.schema import schema as run_schema
@@ -18,9 +17,7 @@ from draftwise.verbs.schema import schema as run_schema
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
 @click.argument("verb", required=False, metavar="[VERB]", type=click.Choice([*sorted(VERBS), "error"]))
-@option("--vllm VERSION", "vLLM release.", default="newest", show_default=True)
-@nearest_option
-@option("--json", "Print JSON; this is the default.", is_flag=True, expose_value=False)
+@options("schema", of=SchemaRequest)
 def schema(**given: Any) -> None:
     """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it.
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
-from draftwise.cli._options import Duration, option
+from draftwise.cli._options import Duration, options
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.serve import TOOL_CALL_PARSERS, ServeRequest, ServeResult
 from draftwise.verbs.serve import serve as run_serve
@@ -17,24 +17,7 @@ from draftwise.verbs.serve import serve as run_serve
 
 @click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
 @click.argument("model", type=click.Path())
-@option("--speculative-config JSON", "-sc", "The speculative config, as for vLLM; omit it for plain decoding.")
-@option("--host ADDRESS", "Address to listen on.", default="127.0.0.1", show_default=True)
-@option("--port", "Port to listen on; 0 picks a free one.",
-        default=8000, show_default=True, type=click.IntRange(0, 65535))  # fmt: skip
-@option("--served-model-name NAME", "Name in the API and in metrics  [default: MODEL]")
-@option("--api-key KEY", "API key that all endpoints except probes require.  [env: DRAFTWISE_API_KEY]",
-        envvar="DRAFTWISE_API_KEY")  # fmt: skip
-@option("--enable-auto-tool-choice", "Let the model choose to call tools.", is_flag=True)
-@option("--tool-call-parser", "Format of tool calls in the model's answers.", type=click.Choice(TOOL_CALL_PARSERS))
-@option("--allow-remote", "Allow a --host that other machines can reach.", is_flag=True)
-@option("--allowed-hosts NAME", "Host name that clients use; * allows any.", multiple=True)
-@option("--allowed-origins URL", "Origin of a web page that may use the server.", multiple=True)
-@option("--drain-seconds", "Time for running requests after SIGTERM.",
-        default=10.0, show_default=True, type=Duration(0, 86400))  # fmt: skip
-@option("--max-waiting", "Longest queue; beyond it, requests get 503.",
-        default=1024, show_default=True, type=click.IntRange(0))  # fmt: skip
-@option("--kernel-cache DIR", "Folder of compiled kernels, read and extended.  [env: DRAFTWISE_KERNEL_CACHE]",
-        envvar="DRAFTWISE_KERNEL_CACHE")  # fmt: skip
+@options("serve", of=ServeRequest, tool_call_parser=click.Choice(TOOL_CALL_PARSERS), drain_seconds=Duration(0, 86400))
 @engine_options
 @json_option
 def serve(as_json: bool, **given: Any) -> None:

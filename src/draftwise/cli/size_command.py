@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import narrow, show_prose, show_table
-from draftwise.cli._options import FILE, option
+from draftwise.cli._options import options
 from draftwise.cli._results import show
-from draftwise.cli._setups import config_options, nearest_option
 from draftwise.core import Finding, Severity, StorageError, cause_of
 from draftwise.verbs.size import Item, SizeRequest, SizeResult, items
 from draftwise.verbs.size import size as run_size
@@ -31,40 +30,7 @@ _WIDTH = 110
 
 @click.command(short_help="Compute the memory of target, drafter and KV cache on a GPU.")
 @click.argument("target")
-@option("--gpu NAME", "GPU, e.g. H200, L40S or A100-80GB, or its memory, e.g. 48GiB.", required=True)
-@option("--drafter MODEL", "Draft model or head: a directory or a known id.")
-@option("--method NAME", "Drafting method: eagle3, mtp, ngram ...  [default: as vLLM infers it]")
-@option("--num-speculative-tokens K", "Draft tokens per step.", type=click.IntRange(1))
-@option("--speculative-config JSON|FILE", "-sc",
-        "The speculative config, as for vLLM, or a file with it; replaces the three options above.")  # fmt: skip
-@option("--tp N", "--tensor-parallel-size", "tensor_parallel_size", "GPUs for tensor parallelism.",
-        type=click.IntRange(1, 1024), default=1, show_default=True)  # fmt: skip
-@option("--pp N", "--pipeline-parallel-size", "pipeline_parallel_size", "Pipeline stages.",
-        type=click.IntRange(1, 1024), default=1, show_default=True)  # fmt: skip
-@click.option(
-    "--quantization",
-    metavar="NAME",
-    help="Quantization of the target's weights: a vLLM method that quantizes while loading (fp8 ...), or that of a "
-    "quantized copy: int8, int4, awq, gptq, mxfp4, nvfp4 ...  [default: as stored]",
-)
-@option("--kv-cache-dtype NAME", "KV cache type: auto or fp8.")
-@option("--block-size N", "Tokens per KV block.", type=click.IntRange(1))
-@option("--max-model-len N", "Longest context  [default: the model's]", type=click.IntRange(1))
-@option("--max-num-seqs N", "Concurrent sequences  [default: by GPU]", type=click.IntRange(1))
-@option("--max-num-batched-tokens N", "Tokens per step  [default: by GPU]", type=click.IntRange(1))
-@option("--gpu-memory-utilization SHARE", "Share of GPU memory for vLLM  [default: 0.92; 0.9 before vLLM 0.20]",
-        type=float)  # fmt: skip
-@option("--enforce-eager", "Use no CUDA graphs.", is_flag=True)
-@option("--enable-prefix-caching/--no-enable-prefix-caching",
-        "Whether the server keeps prefixes  [default: as the release does for TARGET]", default=None)  # fmt: skip
-@option("--context N", "contexts", "Context length at which to count sequences; repeatable.",
-        type=click.IntRange(1), multiple=True)  # fmt: skip
-@option("--vllm VERSION", "vLLM release.", default="newest", show_default=True)
-@nearest_option
-@config_options
-@option("--compiled/--cold", "Whether vLLM's compile cache already exists.", default=False)
-@option("--json", "as_json", "Print JSON, in bytes.", is_flag=True)
-@option("--plot FILE.svg", "Draw memory and concurrency, with and without the drafter.", type=FILE)
+@options("size", of=SizeRequest)
 def size(as_json: bool, plot: Path | None, **given: Any) -> None:
     """Show the memory that TARGET takes on each GPU.
 

@@ -10,65 +10,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._options import option
-from draftwise.cli._results import json_option, show
+from draftwise.cli._options import options
+from draftwise.cli._results import show
 from draftwise.core.progress import Progress, Silent
 from draftwise.verbs.train import Stopped, TrainRequest, TrainResult, find_options, list_trainable, open_bars
 from draftwise.verbs.train import train as run_train
 
 _FIELDS = ("target", "data", "out", "gpus")
-
-_FLAGS: tuple[Callable[[Any], Any], ...] = (
-    option("--target DIR", "The target's checkpoint.", type=click.Path(), required=True),
-    option(
-        "--data FILE",
-        "Training data: .txt or .jsonl, also .gz; repeatable.",
-        type=click.Path(),
-        required=True,
-        multiple=True,
-    ),
-    option("--out DIR", "Output directory; resumes a stopped run.", required=True),
-    option(
-        "--answers",
-        "Answers to learn: the target's own, or those in the data.  [default: target]",
-        type=click.Choice(["target", "given"]),
-    ),
-    option("--temperature", "Temperature of the target's answers.  [default: 0]", type=float),
-    option("--answer-tokens N", "Longest answer.  [default: 256]", type=int),
-    option("--prompt-tokens N", "Length of prompts from plain text.  [default: 64]", type=int),
-    option("--max-length N", "Longest sample, in tokens.  [default: 2048]", type=int),
-    option("--heldout SHARE", "Samples held out for evaluation.  [default: 0.02]", type=float),
-    option("--heldout-tokens N", "Maximum of held-out tokens.  [default: 262144]", type=int),
-    option(
-        "--hidden-states [online|disk|URL]",
-        "Compute hidden states in each step, once to disk, or on a vLLM server.  [default: online]",
-    ),
-    option("--cache DIR", "Folder of answers and states; runs may share it.  [default: inside --out]"),
-    option("--steps N", "Optimizer steps.  [default: 1500]", type=int),
-    option("--batch-tokens N", "Tokens per batch.  [default: 65536 on CUDA, 4096 on CPU]", type=int),
-    option("--accumulate N", "Batches per step.  [default: one for each GPU]", type=int),
-    option("--optimizer", "Optimizer.  [default: muon if torch has it]", type=click.Choice(["muon", "adamw"])),
-    option("--lr", "Peak learning rate.  [default: the method's]", type=float),
-    option("--warmup STEPS", "Warm-up steps of the learning rate.  [default: 100, at most a tenth]", type=int),
-    option(
-        "--schedule",
-        "Decay of the learning rate; late: linear in the last 60 %.  [default: late]",
-        type=click.Choice(["cosine", "linear", "late"]),
-    ),
-    option("--weight-decay", "Weight decay of matrices.  [default: 0.05]", type=float),
-    option("--clip NORM", "Largest norm of the gradient.  [default: 1]", type=float),
-    option("--seed", "Random seed.  [default: 0]", type=int),
-    option("--precision", "Training precision.", type=click.Choice(["auto", "bfloat16", "float32"])),
-    option("--device", "Device to train on.", type=click.Choice(["auto", "cpu", "cuda"])),
-    option("--gpus N", "GPUs to use on this host, one process each.  [default: 1]", type=int),
-    option("--shard/--no-shard", "Split the models across GPUs.  [default: only large ones]", default=None),
-    option("--compile/--no-compile", "Use torch.compile.  [default: on CUDA]", default=None),
-    option("--eval-every STEPS", "Steps between evaluations.  [default: 250]", type=int),
-    option("--save-every STEPS", "Steps between extra checkpoints.", type=int),
-    option("--save-minutes N", "Minutes between checkpoints.  [default: 5]", type=float),
-    json_option,
-    option("--quiet", "Show no progress.", is_flag=True),
-)
 
 
 class _MethodGroup(click.Group):
@@ -107,12 +55,11 @@ def train() -> None:
 
 
 def _command(method: str) -> click.Command:
-    options = find_options(method)
-    own = [option.name for option in options]
+    own = find_options(method)
 
     def callback(as_json: bool, quiet: bool, **given: Any) -> None:
         given = {name: value for name, value in given.items() if value is not None}
-        chosen = {name: given.pop(name) for name in own if name in given}
+        chosen = {name: given.pop(name) for name in (option.name for option in own) if name in given}
         fields = {name: given.pop(name) for name in _FIELDS if name in given}
         request = TrainRequest(method, **fields, settings=given, options=chosen)
         progress: Progress = Silent() if quiet else open_bars()
@@ -124,8 +71,9 @@ def _command(method: str) -> click.Command:
         if result.is_first:
             show(result, render, as_json=as_json, indent=None)
 
-    for flag in reversed([*_FLAGS, *map(_flag, options)]):
+    for flag in reversed(list(map(_flag, own))):
         callback = flag(callback)
+    callback = options("train", target={"type": click.Path()}, data={"type": click.Path()})(callback)
     return click.command(method, help=f"Train a drafter for {method}.")(callback)
 
 

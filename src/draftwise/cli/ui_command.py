@@ -8,17 +8,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._options import option
-from draftwise.cli._results import Listening, json_option
+from draftwise.cli._options import options
+from draftwise.cli._results import Listening
 from draftwise.verbs.ui import UiRequest, UiResult
 from draftwise.verbs.ui import ui as run_ui
 
 
 @click.command(short_help="Look at runs, forecasts and services in a browser.")
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@option("--port", "Port on 127.0.0.1; 0 for a free one.",
-        type=click.IntRange(0, 65535), default=8765, show_default=True)  # fmt: skip
-@json_option
+@options("ui", of=UiRequest)
 def ui(as_json: bool, **given: Any) -> None:
     """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C.
 

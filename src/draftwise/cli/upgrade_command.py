@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._findings import fail_option, render_findings
-from draftwise.cli._options import option
-from draftwise.cli._results import json_option, show
-from draftwise.cli._setups import config_options, nearest_option, report_skipped, setup_command
+from draftwise.cli._findings import render_findings
+from draftwise.cli._options import options
+from draftwise.cli._results import show
+from draftwise.cli._setups import report_skipped, setup_command
 from draftwise.core import Finding
 from draftwise.verbs.upgrade import (
     AcceptedChoice,
@@ -26,13 +26,7 @@ from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 
 @setup_command(short_help="Show what breaks, changes and becomes possible between two vLLM releases.")
-@option("--from VERSION", "before", "Current release. [default: SOURCE's]")
-@option("--to VERSION", "after", "Release to move to, e.g. `newest`; an older one is a roll-back.", required=True)
-@nearest_option
-@config_options
-@fail_option
-@json_option
-@option("--verbose", "-v", "Name the files that start no server.", is_flag=True)
+@options("upgrade", of=UpgradeRequest)
 def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from draftwise.cli._findings import fail_option, render, shape_options, show_judgements
-from draftwise.cli._options import PATH, option
+from draftwise.cli._findings import render, show_judgements
+from draftwise.cli._options import options
 from draftwise.verbs.verify import VerifyRequest
 from draftwise.verbs.verify import verify as run_verify
 
@@ -17,23 +17,7 @@ __all__ = ["render", "verify"]
 
 @click.command(short_help="Check that files or a running server match the decision.")
 @click.argument("source", required=False)
-@option("--setup FILE", "Setup to compare with  [default: setup.json in SOURCE's folder]", type=PATH)
-@option("--returned FILE|-", "Output of `kubectl apply --dry-run=server -o json`, to find dropped fields.")
-@option("--against URL", "Server without speculation, to compare SOURCE's outputs with.")
-@option("--answers", "Compare answers with --against: cached prefixes, tools, a JSON schema, long contexts.",
-        is_flag=True)  # fmt: skip
-@option("--expected TOKENS", "Tokens per step of an earlier probe; fewer are an error.", type=click.FloatRange(min=1))
-@option("--baseline FILE", "baseline.json with the answers to an earlier probe, to compare engine and drafter.",
-        type=PATH)  # fmt: skip
-@option("--prompts N", "Prompts of the probe, 64 output tokens each, at temperature 0.",
-        type=click.IntRange(3, 60), default=24, show_default=True)  # fmt: skip
-@option("--header 'NAME: VALUE'", "headers", "Header for the URLs; ${VARIABLE} is expanded.", multiple=True)
-@option("--api-key-env NAME", "key_variables", "Environment variable with the API key of the URLs.", multiple=True)
-@option("--log FILE|-", "vLLM's start-up log, instead of SOURCE or in addition to it.")
-@option("--kubectl FILE|-", "Output of `kubectl get pod NAME -o yaml`, to check that it matches and is ready.")
-@option("--gpu NAME", "GPU, e.g. H200, if SOURCE does not name it: checks that the setup fits.")
-@shape_options
-@fail_option
+@options("verify", of=VerifyRequest, expected=click.FloatRange(min=1))
 def verify(shape: str, as_json: bool, **given: Any) -> None:
     """List the differences between SOURCE and the deployed setup.
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._engine import PhaseLines, engine_options, split_settings
-from draftwise.cli._options import option
+from draftwise.cli._options import options
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.warm_up import WarmUpRequest, WarmUpResult
 from draftwise.verbs.warm_up import warm_up as run_warm_up
@@ -17,8 +17,7 @@ from draftwise.verbs.warm_up import warm_up as run_warm_up
 
 @click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
 @click.argument("model", type=click.Path())
-@option("--out DIR", "Folder of the kernels: new, or filled on an equal machine.", required=True)
-@option("--speculative-config JSON", "-sc", "The server's speculative config.")
+@options("warm_up", of=WarmUpRequest)
 @engine_options
 @json_option
 def warm_up(as_json: bool, **given: Any) -> None:

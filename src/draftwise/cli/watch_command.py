@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from draftwise.cli._options import FILE, PATH, Duration, option
+from draftwise.cli._options import Duration, options
 from draftwise.core.progress import Silent
 from draftwise.verbs.watch import WatchRequest
 from draftwise.verbs.watch import watch as run_watch
@@ -22,30 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="See whether speculation helps a running service, from its counters.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@option("--plain URL", "Server of the same model without speculation, for comparison.", multiple=True)
-@option("--baseline FILE", "baseline.json of `draftwise deploy`: the measured values and the break-even.", type=PATH)
-@option("--once", "Read one window, then exit.", is_flag=True)
-@option("--interval SECONDS", "interval_s", "Time between two readings.",
-        type=Duration(0.2, 3600), default=10.0, show_default=True)  # fmt: skip
-@option("--json", "as_json", "Print JSON: one object per reading, one per line without --once.", is_flag=True)
-@option("--live", "Keep one row per pool up to date until Ctrl-C.", is_flag=True)
-@option("--prometheus URL", "Read the servers' history from this Prometheus.")
-@option("--service NAME", "With --prometheus: the service's `service` label; without it, all are listed.")
-@option("--namespace NAME", "With --prometheus: the service's namespace label.")
-@option("--model NAME", "With --prometheus: the service's model_name label.")
-@option("--log FILE|-", "Read the statistics in a vLLM log, to its end.")
-@option("--setup FILE", "The service's manifest, as for `check`, or setup.json: narrows down causes.", type=PATH)
-@option("--start-log FILE", "A server's start-up log: narrows down causes.", type=PATH)
-@option("--probe", "Send a few prompts at temperature 0 to compare engine and drafter with the baseline.", is_flag=True)
-@option("--workload SPEC", "Your own prompts for the probe, in addition to 24 bundled ones.")
-@option("--record-baseline FILE", "Record the service's state now: one window, and the probe four times.", type=FILE)
-@option("--since-rollout TIME|last", "With --prometheus: compare now with the minutes before a roll-out.")
-@option("--setup-before FILE", "Setup before the roll-out: adds what `upgrade` reports for the change to --setup.",
-        type=PATH)  # fmt: skip
-@option("--header [POOL=]'NAME: VALUE'", "headers",
-        "Header for the URLs; ${VARIABLE} is expanded. POOL is spec or plain.", multiple=True)  # fmt: skip
-@option("--api-key-env [POOL=]NAME", "key_variables", "Environment variable with the API key of the URLs.",
-        multiple=True)  # fmt: skip
+@options("watch", of=WatchRequest, interval_s=Duration(0.2, 3600))
 def watch(*, as_json: bool, live: bool, **given: Any) -> None:
     """Show what speculation does for a running service: over one interval, then over the last five minutes.
 
