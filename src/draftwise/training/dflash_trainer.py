@@ -31,7 +31,7 @@ from draftwise.training.method import (
     check_aux_layers,
     choose_mask_token,
     even_aux_layers,
-    learn_from,
+    read_options,
 )
 
 
@@ -99,21 +99,7 @@ class DFlashTraining(DrafterTraining):
     """
 
     name: ClassVar[str] = "dflash"
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("num_speculative_tokens", 7, "Masks of a block; 15 in the paper.", least=1),
-        Option("num_layers", 5, "Decoder layers; 5 in the paper.", least=1),
-        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
-        Option("target_layers", (), "Layers whose inputs are read; none: five, evenly spaced.", least=0),
-        Option("anchors", 0, "Blocks per sequence; 0: as many as fit in it.", least=0),
-        Option("decay", 4.0, "Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15.", least=0.01),
-        Option(
-            "shorter_blocks",
-            False,
-            "Cut half of the blocks at random, so that the drafter also serves with fewer tokens than it learned.",
-        ),
-        Option("mask_token_id", -1, "Token of the masks; -1: the padding token.", least=-1),
-        learn_from("the text as in the paper"),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("dflash")
 
     network: _Network
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from draftwise.knowledge.messages import refusal
 from draftwise.training.draft_losses import Answers, compute_vocabulary_loss
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.method import DrafterTraining, DraftLoss, Option
+from draftwise.training.method import DrafterTraining, DraftLoss, Option, read_options
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "rms_norm_eps")
@@ -50,20 +50,7 @@ class DraftModelTraining(DrafterTraining):
 
     name: ClassVar[str] = "draft_model"
     learning_rate: ClassVar[float] = 4e-3
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("init", "", "Checkpoint to start from; without it a new Llama of the sizes below."),
-        Option("hidden_size", 0, "0: half of the target's.", least=0),
-        Option("num_layers", 0, "0: a quarter of the target's.", least=0),
-        Option("num_attention_heads", 0, "0: one for 64 of the hidden size.", least=0),
-        Option("num_key_value_heads", 0, "0: a quarter of the attention heads.", least=0),
-        Option("intermediate_size", 0, "0: two and a half times the hidden size.", least=0),
-        Option("num_speculative_tokens", 5, "Draft tokens that are evaluated; if parallel, also learned.", least=1),
-        Option("token_weight", 0.0, "Weight of the text's own tokens, relative to the target's distribution.", least=0),
-        Option("parallel", False, "All draft tokens in one pass from mask tokens (PARD)."),
-        Option("mask_token_id", -1, "Token of the masks; -1: the padding token.", least=-1),
-        Option("keep", 0.7, "Share of masks that are kept from each depth to the next.", least=0),
-        Option("discount", 1.0, "Weight of a draft token, relative to the one before.", least=0),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("draft_model")
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any], model: nn.Module) -> None:
         self._target, self._options, self.parallel = target, options, options["parallel"]

@@ -22,7 +22,14 @@ from draftwise.training.draft_losses import Answers, answer_as_target
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
-from draftwise.training.method import Blueprint, Option, check_aux_layers, choose_mask_token, usual_aux_layers
+from draftwise.training.method import (
+    Blueprint,
+    Option,
+    check_aux_layers,
+    choose_mask_token,
+    read_options,
+    usual_aux_layers,
+)
 
 
 class _FirstLayer(DecoderLayer):
@@ -78,29 +85,7 @@ class Eagle3Training(ChainTraining):
     """
 
     name: ClassVar[str] = "eagle3"
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("num_speculative_tokens", 5, "Draft tokens that are learned; paper: 7.", least=1),
-        Option("discount", 0.8, "Weight of a token's loss, relative to the one before.", least=0),
-        Option("target_layers", (), "Layers whose inputs are read; none: 2, L/2 and L - 3.", least=0),
-        Option("num_layers", 1, "Decoder layers.", least=1),
-        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
-        Option(
-            "num_key_value_heads",
-            0,
-            "Heads of keys and values; 0: the target's. Through their values alone the head sees the last token.",
-            least=0,
-        ),
-        Option("draft_vocab_size", 0, "Number of most frequent tokens to draft from; 0: all.", least=0),
-        Option(
-            "lm_head",
-            "own",
-            "The last matrix: one of its own, or the target's (small checkpoint, all tokens).",
-            choices=("own", "target"),
-        ),
-        Option("norm_before_residual", False, "The residual stream starts with the normed state."),
-        Option("parallel", False, "All draft tokens in one pass (P-EAGLE), from a learned mask; with 2 to 4 layers."),
-        Option("mask_token_id", -1, "Token of P-EAGLE's masks; -1: the padding token.", least=-1),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("eagle3")
 
     network: _Network
 

@@ -18,7 +18,7 @@ from draftwise.training.draft_losses import align
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, make_linear
-from draftwise.training.method import Blueprint, Option
+from draftwise.training.method import Blueprint, Option, read_options
 
 
 class _Network(ChainNetwork):
@@ -49,19 +49,7 @@ class EagleTraining(ChainTraining):
     """
 
     name: ClassVar[str] = "eagle"
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(
-            "num_speculative_tokens",
-            1,
-            "Draft tokens that are learned; the paper's 1 does not train chains of them.",
-            least=1,
-        ),
-        Option("num_layers", 1, "Decoder layers.", least=1),
-        Option("intermediate_size", 0, "Width of the MLP; 0: the target's.", least=0),
-        Option("noise", 0.1, "Largest noise added to states, as in the paper.", least=0),
-        Option("discount", 1.0, "Weight of a token's loss, relative to the one before.", least=0),
-        Option("token_weight", 0.1, "Weight of the cross entropy; that of states is 1.", least=0),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("eagle")
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         blueprint = Blueprint.for_target(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from draftwise.training.draft_losses import learn_labels
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
-from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
+from draftwise.training.method import DrafterTraining, DraftLoss, Option, read_options
 
 
 class _Block(nn.Module):
@@ -58,19 +58,7 @@ class MedusaTraining(DrafterTraining):
 
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("num_heads", 5, "Draft tokens, each with its own head (the paper's 5).", least=1),
-        Option("num_layers", 1, "Residual layers of a head (the paper's 1).", least=1),
-        Option(
-            "lm_head",
-            "own",
-            "Last matrix of the heads: one each as in the paper, one for all of them, or a copy of the target's "
-            "that is not trained. A shared one makes the checkpoint small (vLLM's original_lm_head).",
-            choices=("own", "shared", "frozen"),
-        ),
-        Option("discount", 0.8, "Weight of a draft token, relative to the last one (paper).", least=0),
-        learn_from("the text's own next token as in the paper"),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("medusa")
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self._target, self._options = target, options

@@ -22,6 +22,7 @@ from draftwise.checkpoints.head_fit import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.rope import Rope
 from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.stored import read_rows
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 
 if TYPE_CHECKING:
@@ -209,14 +210,9 @@ class Option:
             raise ValueError(f"must be of type {type(self.default).__name__}") from None
 
 
-def learn_from(text: str) -> Option:
-    """Return the label option of heads whose papers used text alone; `text` describes the paper's choice."""
-    return Option(
-        "learn_from",
-        "distribution",
-        f"What is learned: the target's distribution, or {text}.",
-        choices=("distribution", "tokens"),
-    )
+def read_options(method: str) -> tuple[Option, ...]:
+    """Return the options of a method of this package, from rows of `knowledge/data/trainer_options.json`."""
+    return tuple(Option(**row) for row in read_rows("trainer_options")[method])
 
 
 def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, method: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from draftwise.training.draft_losses import learn_labels
 from draftwise.training.drafter_export import save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import make_linear
-from draftwise.training.method import DrafterTraining, DraftLoss, Option, learn_from
+from draftwise.training.method import DrafterTraining, DraftLoss, Option, read_options
 
 _EPS = 1e-6
 
@@ -68,14 +68,7 @@ class MlpSpeculatorTraining(DrafterTraining):
 
     name: ClassVar[str] = "mlp_speculator"
     learning_rate: ClassVar[float] = 2e-3
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("n_predict", 3, "Draft tokens, each predicted by its own stage.", least=1),
-        Option("inner_dim", 0, "Width of the recurrence; 0: the target's hidden size.", least=0),
-        Option("tie_weights", False, "One set of weights for all stages."),
-        Option("scale_input", False, "Norm the target's state first."),
-        Option("discount", 1.0, "Weight of a draft token, relative to the one before.", least=0),
-        learn_from("the text's own next token as in the paper"),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("mlp_speculator")
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         self._target, self._options = target, options

@@ -20,7 +20,7 @@ from draftwise.training.draft_losses import Answers, answer_as_text
 from draftwise.training.drafter_export import check_expressible, save_drafter
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
 from draftwise.training.layers import DecoderLayer, Norm, make_linear
-from draftwise.training.method import Blueprint, Option, learn_from
+from draftwise.training.method import Blueprint, Option, read_options
 
 _PREFIX = "model.mtp_layers.0."
 
@@ -60,11 +60,7 @@ class MtpTraining(ChainTraining):
     """
 
     name: ClassVar[str] = "mtp"
-    OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("num_speculative_tokens", 3, "Draft tokens that are learned; papers: 1.", least=1),
-        Option("discount", 0.8, "Weight of a token's loss, relative to the one before.", least=0),
-        learn_from("the text as in the papers"),
-    )
+    OPTIONS: ClassVar[tuple[Option, ...]] = read_options("mtp")
 
     def __init__(self, target: FrozenTarget, options: Mapping[str, Any]) -> None:
         check_expressible(target.config, where=str(target.path / "config.json"))
