@@ -147,7 +147,7 @@ def options(name: str, *, of: Any = None, **more: Any) -> Callable[[_F], _F]:
         of: class of the request.
         more: parameter -> its type, or attributes of its option, which depend on code.
     """
-    rows, hints = list(_read_rows(name)), {} if of is None else get_type_hints(of, include_extras=True)
+    rows, hints = list(read_rows(name)), {} if of is None else get_type_hints(of, include_extras=True)
 
     def add(function: _F) -> _F:
         for row in reversed(rows):
@@ -168,14 +168,16 @@ def options(name: str, *, of: Any = None, **more: Any) -> Callable[[_F], _F]:
     return add
 
 
-def _read_rows(name: str) -> Iterator[Mapping[str, Any]]:
+def read_rows(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file or of a group of shared ones; none for a verb without rows."""
     for row in _read("shared").get(name) or _read(name):
-        yield from _read_rows(row) if isinstance(row, str) else (row,)
+        yield from read_rows(row) if isinstance(row, str) else (row,)
 
 
 @cache
 def _read(name: str) -> Any:
-    return json.loads((_FOLDER / f"{name}.json").read_bytes())
+    file = _FOLDER / f"{name}.json"
+    return json.loads(file.read_bytes()) if file.exists() else []
 
 
 def _describe(hint: Any, default: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._options import options
+from draftwise.cli._options import options, read_rows
 from draftwise.cli._results import show
 from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
@@ -26,15 +26,14 @@ from draftwise.verbs.explain import explain as run_explain
 def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
     """Return what an option does, once for each help text; methods of `train` are asked where no verb has it.
 
-    Only verbs are imported whose file names the option, or a file that does.
+    Only verbs are imported whose file or rows name the option, or that share the engine's.
     """
-    root = click.Context(group)
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
-    homes = ["_engine", *(stem for stem, text in texts.items() if name in text)]  # _engine makes some of fields
-    helps: dict[str, list[str]] = {}
+    root, helps = click.Context(group), dict[str, list[str]]()
     for verb in sorted(group.list_commands(root), key="train".__eq__):
-        own = f"{verb.replace('-', '_')}_command"
-        if not helps if verb == "train" else any(home in f"{own} {texts[own]}" for home in homes):
+        module = verb.replace("-", "_")
+        text = Path(__file__).with_name(f"{module}_command.py").read_text(encoding="utf-8")
+        names_it = name in text or "engine_options" in text or name in str(list(read_rows(module)))
+        if not helps if verb == "train" else names_it:
             for words, each in _list_commands(verb, group.get_command(root, verb)):
                 _collect(name, words, each, helps)
     return tuple(
