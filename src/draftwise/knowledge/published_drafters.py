@@ -29,6 +29,8 @@ class PublishedDrafter:
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool = False
     """Whether it drafts all tokens in one pass, which needs vLLM's `parallel_drafting`."""
+    model_type: str = ""
+    """Type in its config.json, where vLLM infers the method from it."""
     trained_on: str | None = None
     """Kind of traffic that it was trained for; None for several, or if unknown."""
     note: str = ""

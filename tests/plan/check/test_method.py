@@ -99,3 +99,16 @@ def test_old_releases_draft_with_the_targets_mtp_layers_whatever_is_asked(tmp_pa
     assert "target-implies-mtp" in {each.code for each in report.findings}
     assert report.resolved is not None
     assert report.resolved.model == target
+
+
+@pytest.mark.parametrize(
+    ("drafter", "version", "method"),
+    [
+        ("google/gemma-4-31B-it-assistant", "0.33.0", "mtp"),
+        ("google/gemma-4-31B-it-assistant", "0.20.2", "draft_model"),
+        ("models/gemma-4-31B-it-assistant", "0.33.0", ""),
+    ],
+)
+def test_the_method_of_a_drafter_without_a_config_is_no_default(drafter: str, version: str, method: str) -> None:
+    report = judge("google/gemma-4-31B-it", {"model": drafter, "num_speculative_tokens": 4}, version)
+    assert ("" if report.resolved is None else report.resolved.method) == method

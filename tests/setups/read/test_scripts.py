@@ -54,6 +54,9 @@ def test_a_reader_that_leaves_out_a_way_breaks_the_law(tmp_path: Path):
     [
         ('K=4\n[ "$D" = 1 ] && K=0\nrun $K', {"": "run 4", "D=1, line 2": "run 0"}),
         ('K=4\ncase "${S:-}" in off|no) K=0 ;; esac\nrun $K', {"": "run 4", "S=no, line 2 or S=off, line 2": "run 0"}),
+        ("S=$(cat <<'E'\n{\"k\": $K}\nE\n)\nrun \"$S\"", {"": 'run {"k": $K}'}),
+        ('K=4\nS=$(cat <<E\n{"k": $K}\n\nE\n)\nrun "$S" $(echo "a  $K")', {"": 'run {"k": 4} a 4'}),
+        ('cat() { :; }\nrun "$(cat <<E\n4\nE\n)" "$(cat f)"', {"": "run $(cat <<E\n4\nE\n) $(cat f)"}),
         (
             'if [ -n "$H" ]; then a+=(--h "$H"); fi\nrun x "${a[@]}"',
             {"": "run x", "H is set, line 1": "run x --h $H"},

@@ -377,6 +377,24 @@ def test_a_systemd_unit(tmp_path):
     assert (dict(reading.setup.env), reading.where) == ({"VLLM_X": "a b"}, f"{path}:5 ExecStart")
 
 
+@pytest.mark.parametrize(("reference", "faults"), [("${SPEC}", []), ("$SPEC", ["flag-json-invalid"])])
+def test_systemd_takes_the_quotes_out_of_a_variable_that_it_splits(reference, faults, tmp_path):
+    escaped = SPEC_TEXT.replace('"', '\\"')
+    unit = f'[Service]\nEnvironment="SPEC={escaped}"\nExecStart=/bin/vllm serve m --speculative-config {reference}\n'
+    (reading,) = read_setups(write(tmp_path, "vllm.service", unit))
+    assert [each.code for each in reading.findings if each.severity == "error"] == faults
+
+
+def test_steps_of_a_workflow_see_the_variables_around_them(tmp_path):
+    text = (
+        "env: {MODEL: gpt2}\njobs:\n  a:\n    env: {N: 4}\n    steps:\n"
+        "      - run: |\n          echo\n          vllm serve $MODEL --max-num-seqs $N --seed $SEED\n"
+    )
+    (reading,) = read_setups(write(tmp_path, "ci.yml", text))
+    assert (reading.setup.target, dict(reading.setup.args)) == ("gpt2", {"max_num_seqs": 4})
+    assert [each.where for each in reading.unknown.values()] == [f"{tmp_path}/ci.yml:8 --seed"]
+
+
 def test_the_file_of_vllm_serve_config(tmp_path):
     path = write(tmp_path, "c.yaml", "model: m\nseed: 3\nspeculative_config:\n  method: ngram\nno-such-flag: 1\n")
     (reading,) = read_setups(path)

@@ -11,24 +11,33 @@ _BRANCHES = re.compile(r"\b(?:if|else|goto|switch|for|foreach|while|function)\b"
 """Not every line runs. No value is known."""
 
 
+_VALUE = r"(?:\\\n|[^\n])*"
+"""The rest of a line of make, with those that a backslash continues it in."""
+
+
 def _name(form: str) -> Callable[[re.Match[str]], str]:
     """Return a rewriting. {0} is the variable, in capitals, and {1} its value."""
     return lambda found: form.format(found[1].upper(), found[2] if found.re.groups > 1 else "")
 
 
 def _expand(found: re.Match[str]) -> str:
-    """Return the value of a variable of make, or what a shell does not know, inside of single quotes too."""
-    given = re.search(rf"^(?:export[ \t]+)?{found[1]}[ \t]*[?:]*=[ \t]*(.*)$", found.string, re.MULTILINE)
+    """Return the value of a variable of make, or what a shell does not know, inside of single quotes too.
+
+    The value of a variable that is set twice is not known.
+    """
+    rows = re.findall(rf"^(?:export[ \t]+)?{found[1]}[ \t]*([?:+]*)=({_VALUE})", found.string, re.MULTILINE)
     before = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
     unknown = f"$({found[1]} of make)"
-    return given[1].strip() if given else f"'\"{unknown}\"'" if before.count("'") % 2 else unknown
+    if rows and all(sign == "+" for sign, _ in rows[1:]):
+        return " ".join(value.replace("\\\n", " ").strip() for _, value in rows)
+    return f"'\"{unknown}\"'" if before.count("'") % 2 else unknown
 
 
 _USE = (r"(?<!\$)\$[({](\w+)[)}]", _expand)
 _MAKE = (
     *(_USE, _USE),  # values have values
-    (r"^[^\t\n#=:]+(?:=|:(?!=)|::?=).*$", ""),
-    (r"^\t[@+-]*", ""),
+    (rf"^[^\t\n#=:]+(?:=|:(?!=)|::?=){_VALUE}", lambda found: "\n" * found[0].count("\n")),
+    (r"(?<!\\\n)^\t[@+-]*", ""),
     (r"\$\$", "$"),
 )
 _BATCH = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import get_method
@@ -14,6 +14,9 @@ from draftwise.plan.check.model.hf_config import V0_EAGLE
 from draftwise.plan.check.model.model_config import HfConfig, Model, find_architecture
 from draftwise.plan.check.spec.speculative_config import Spec
 from draftwise.plan.check.stages import Context, Step
+
+if TYPE_CHECKING:
+    from draftwise.knowledge.published_drafters import PublishedDrafter
 
 _LAYER_PER_TOKEN = ("step3p5_mtp", "step5_mtp", "inkling_mtp")
 """Types of drafters with a layer of their own for each token, for which no repetition is warned of."""
@@ -104,9 +107,7 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
     """Judge a drafter that neither name nor config.json assigns to a method."""
     before = spec.method
     if spec.draft is None:
-        # The config.json is not here: what was asked for is the best guess, unless it is the target's own.
-        is_told = "method" in spec.fields.given
-        return spec if before is not None and (is_told or not _is_target(context, spec)) else spec.undecided("method")
+        return _guess_method(context, spec)
     asks_draft_model = spec.facts is not None and spec.facts.drafts_from == "own_model"
     if context.rules.holds("everything-else-is-draft-model"):
         spec = replace(spec, method="draft_model")
@@ -118,6 +119,27 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
     if "method" not in spec.fields.given:
         yield from _find_unnamed_head(context, spec)
     return spec
+
+
+def _guess_method(context: Context, spec: Spec) -> Spec:
+    """Return the config for a drafter without a config.json: its method is what was asked for, or what its type means.
+
+    A default is no answer: vLLM keeps it only for a config.json that fits no method.
+    """
+    if spec.method is not None and "method" in spec.fields.given:
+        return spec
+    published = find_published(context, spec)
+    if published is not None and published.model_type:
+        is_known = published.model_type in context.release.table("mtp_remap")
+        return replace(spec, method=published.method) if is_known else spec
+    return spec if context.drafter is not None and not _is_target(context, spec) else spec.undecided("method")
+
+
+def find_published(context: Context, spec: Spec) -> PublishedDrafter | None:
+    """Return the row of the drafter among the published ones."""
+    from draftwise.knowledge.published_drafters import find_published_drafter  # most drafters are directories
+
+    return find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
 
 
 def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:

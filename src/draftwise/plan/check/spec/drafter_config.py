@@ -21,6 +21,7 @@ from draftwise.plan.check.spec.detection import (
     TOP_K_KEY,
     detect_method,
     find_missing_modules,
+    find_published,
     name_class,
     rewrite_draft,
 )
@@ -81,7 +82,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
         return spec if own is None else (yield from find_missing_modules(context, spec, HfConfig(own.config)))
     if not is_target:
         yield from find_other_name(context.rules, own.name, own, where="model")
-        if is_hub_name(own.name) and (published := _find_published(context, spec)) is not None:
+        if is_hub_name(own.name) and (published := find_published(context, spec)) is not None:
             yield from _find_other_use(context, published)
     if is_target and spec.target is None:
         return spec.undecided("draft")  # what is wrong with the target has been said
@@ -127,7 +128,7 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
-    published = _find_published(context, spec)
+    published = find_published(context, spec)
     known = "is neither a directory here nor a model that draftwise knows"
     if published is not None:
         made_for = f"{published.method} for {', '.join(published.targets)}"
@@ -144,12 +145,6 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     if published is not None:
         yield from _find_other_use(context, published)
     return spec
-
-
-def _find_published(context: Context, spec: Spec) -> PublishedDrafter | None:
-    from draftwise.knowledge.published_drafters import find_published_drafter  # most drafters are directories
-
-    return find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
 
 
 def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[Ruling]:

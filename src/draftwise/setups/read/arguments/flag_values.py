@@ -218,7 +218,7 @@ def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
     text = given.values[0]
     if text in ("", "None") and takes_none(given.row):
         return None
-    shell = _SHELL_MISTAKES.get(given.mistake)
+    shell, fix = _SHELL_MISTAKES.get(given.mistake, ("", ""))
     if not shell and not _BRACED.fullmatch(text) and takes_text(given.row):
         return text
     found = read_json(text)
@@ -227,7 +227,7 @@ def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
             given,
             "flag-json-invalid",
             f"The value of {given.option} {shell or found.mistake}.",
-            found.fix or "Put single quotes around the JSON.",
+            found.fix or fix,
             found.value,
         )
     findings += (
@@ -237,10 +237,16 @@ def _read_json(given: FlagUse, findings: list[Finding]) -> Any:
     return text if found.value is None and _CONFIG.fullmatch(str(given.row["type"])) else found.value
 
 
-_SHELL_MISTAKES: Mapping[str, str] = {
-    "unquoted-json": "is unquoted JSON: the shell removes its double quotes and splits it at spaces",
-    "json-in-double-quotes": "is JSON in double quotes: the shell ends the string at the first inner quote",
-}
+_SINGLE_QUOTES = "Put single quotes around the JSON."
+_SHELL_MISTAKES: Mapping[str, tuple[str, str]] = {
+    "unquoted-json": ("is unquoted JSON: the shell removes its double quotes and splits it at spaces", _SINGLE_QUOTES),
+    "json-in-double-quotes": (
+        "is JSON in double quotes: the shell ends the string at the first inner quote", _SINGLE_QUOTES,
+    ),
+    "split-by-systemd": (
+        "is a variable written as $NAME: systemd removes its quotes and splits it at spaces", "Write ${NAME}.",
+    ),
+}  # fmt: skip
 
 
 def _refuse(given: FlagUse, code: str, message: str, fix: str = "", meant: Any = None) -> RefusedValue:

@@ -100,7 +100,10 @@ def _read_file(name: str) -> Environment:
 
 
 def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
-    """Return the words of a command: `${NAME}` is part of a word; `$NAME` is split into the words of its value."""
+    """Return the words of a command: `${NAME}` is part of a word; `$NAME` is split into the words of its value.
+
+    Quotes in that value count for splitting, and go.
+    """
     words: list[Word] = []
     for word in map(_fill_specifiers, _split(text, line)):
         whole = _WHOLE.fullmatch(word.text)
@@ -110,7 +113,7 @@ def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
         elif origin := env.origin(whole[1]):
             words.append(replace(word, unknown=(*word.unknown, describe_unknown(whole[1], origin))))
         else:
-            words += (replace(word, text=part) for part in value.split())
+            words += (replace(each, mistake=each.mistake and "split-by-systemd") for each in _split(value, line))
     return tuple(words)
 
 

@@ -18,7 +18,7 @@ from draftwise.knowledge.images import find_release
 from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, walk
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
-from draftwise.setups.read.shell.environment import Environment
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, find_launch, find_launches, is_vllm_image, run_image
 from draftwise.setups.read.shell.script_runner import PINNED
 from draftwise.setups.read.shell.words import Word, split_words
@@ -30,7 +30,7 @@ _SCRIPTS = ("run", "script", "commands", "shell", "cmd", "command", "ansible.bui
 _LINES = frozenset({"run", "script", "commands"})
 """Keys whose lists have a line of a shell in each item."""
 _COMMAND = re.compile(r"(?:\w+=\S* +)*(?:(?:exec|nohup) +)?\S*(?:vllm +serve|python[\d.]* +-m +vllm)")
-_ENV = ("env", "envs", "environment", "vars")
+_ENV = ("env", "envs", "environment", "vars", "variables")
 _HCL_VALUE = re.compile(
     r"^[ \t]*(?P<key>image|entrypoint|command|args)[ \t]*=[ \t]*"
     r"""(?P<value>"[^"\n]*"|\[(?:"(?:[^"\\]|\\.)*"|[\s,])*\])""",
@@ -70,7 +70,7 @@ def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]
         return None
     entrypoint, *rest = (each or () for each in parts)
     words = [word for each in rest for word in each]
-    launch = run_image(Word(name), entrypoint, words, env=_read_env(entry))
+    launch = run_image(Word(name), entrypoint, words, env=_read_env(document, path, entry))
     # A chart may add arguments of its own to those of its values, and the model among them.
     if launch is None or not (_names_model(launch) or (launch.entry == "serve" and launch.words)):
         return None
@@ -103,20 +103,29 @@ def _read_script(document: YamlDocument, path: Path, entry: Mapping[str, Any], k
     text = "\n".join(map(str, value)) if isinstance(value, list) and key in _LINES else value
     if not isinstance(text, str) or "vllm" not in text or "{{" in text or "{%" in text:
         return
+    before = document.line((*path, key)) - (0 if "\n" in text.rstrip() else 1)
     try:
-        launches = list(find_launches(text, env=_read_env(entry)))
+        launches = list(find_launches("\n" * before + text, env=_read_env(document, path, entry)))
     except InvalidSetup:
         return  # prose under such a key
     yield from (_place(document, (*path, key), each, entry, {key}) for each in launches)
 
 
-def _read_env(entry: Mapping[str, Any]) -> Environment:
-    values = {name: text for name, text in _list_env(entry) if not _FILLED_IN.search(text)}
-    return Environment(values=values)
+def _read_env(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Environment:
+    """Return the variables of an entry and of what it lies in, as in a workflow, its jobs and their steps."""
+    env, inside = NOTHING_SET, document.value
+    for around in (*path, None):
+        given = dict(_list_env(inside if around is not None else entry))
+        env |= Environment(
+            values={name: text for name, text in given.items() if not _FILLED_IN.search(text)},
+            unknown={name: "filled in" for name, text in given.items() if _FILLED_IN.search(text)},
+        )
+        inside = None if around is None else inside[around]
+    return env
 
 
-def _list_env(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key in _ENV:
+def _list_env(entry: Any) -> Iterator[tuple[str, str]]:
+    for key in _ENV if isinstance(entry, Mapping) else ():
         given = entry.get(key)
         rows = [*given.items()] if isinstance(given, Mapping) else []
         rows += [

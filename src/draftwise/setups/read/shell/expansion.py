@@ -15,7 +15,9 @@ from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathSt
 from draftwise.setups.read.shell.syntax import (
     Arithmetic,
     Array,
+    Document,
     Literal,
+    Output,
     Parameter,
     Part,
     ShellWord,
@@ -35,6 +37,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_]\w*")
 _SPACE = re.compile(r"[ \t\n]+")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
+_WRITES = re.compile(r"\s*(?:cat\s*<<-?[^<]|echo\s)")
 _BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
@@ -286,10 +289,29 @@ class Expansion:
                 return [(self.compute(text, shown, part.line, state), True)]
             case Substitution(shown):
                 self.steps += 1
+                if (output := self._find_output(part.script, state)) is not None:
+                    return [(output.rstrip("\n"), quoted)]
                 return [(self.mark(shown, BY_SHELL, shown=shown, salt=(state.tick, id(part))), quoted)]
             case Literal(text):
                 return [(text, True)]
         return []
+
+    def _find_output(self, script: str, state: PathState) -> str | None:
+        """Return what a substitution of one `cat` or `echo` writes; None for anything else."""
+        commands = parse(script).commands if _WRITES.match(script) else ()
+        match commands:
+            case (Simple(words=words, documents=documents),) if all(isinstance(each, ShellWord) for each in words):
+                texts = [text for word in words if isinstance(word, ShellWord) for text in self.expand(word, state)]
+                return None if texts[0] in state.functions else self.get_written(texts, documents, state)
+        return None
+
+    def get_written(self, words: Sequence[str], documents: Sequence[Document | Output], state: PathState) -> str | None:
+        """Return the text that `echo`, or `cat` and `tee` with a here-document, write. None for other commands."""
+        name, *rest = words
+        bodies = [each.body for each in documents if isinstance(each, Document)]
+        if name == "echo" and not any(each[:1] == "-" or "\\" in each for each in rest):
+            return " ".join(rest) + "\n"
+        return self.join(ShellWord(bodies[-1]), state) if bodies and (name == "tee" or words == ["cat"]) else None
 
     def _get_parameter(self, part: Parameter, state: PathState) -> list[tuple[str, bool]]:
         listed = self._get_list(part, state)

@@ -436,12 +436,7 @@ class Shell(Conditions):
     def _note_files(self, node: Simple, words: Sequence[str], state: PathState) -> None:
         """Note what a command writes to YAML files, and which of those that the script has written it may change."""
         name, *rest = [each for each in words if each != "sudo"] or [""]
-        bodies = [each.body for each in node.documents if isinstance(each, Document)]
-        text = None
-        if name == "echo" and not any(each[:1] == "-" or "\\" in each for each in rest):
-            text = " ".join(rest) + "\n"
-        elif bodies and (name == "tee" or (name == "cat" and not rest)):
-            text = self.join(ShellWord(bodies[-1]), state)
+        text = self.get_written([name, *rest], node.documents, state)
         is_named = any(each in "\n".join(rest) for each in state.files)
         if name in ("cd", "pushd", "popd") or (is_named and name not in _READING):
             self._lose_files(replace(state, files={}), [state])

@@ -12,7 +12,7 @@ from draftwise.setups.read.shell.open_texts import MAX_CHARS, OpenText, check_le
 
 __all__ = ["MAX_CHARS", "Mistake", "Word", "check_length", "find_meant_json", "split_words"]
 
-Mistake = Literal["", "unquoted-json", "json-in-double-quotes"]
+Mistake = Literal["", "unquoted-json", "json-in-double-quotes", "split-by-systemd"]
 
 _PIECE = re.compile(
     r"""(?P<space>\s+)|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<open>['"])|\\(?P<escaped>.?)"""
