@@ -15,6 +15,7 @@ import httpx
 from draftwise.backends.backend import Exchange, Piece, ServerInfo
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad, cause_of
+from draftwise.knowledge.messages import text_of
 from draftwise.knowledge.metrics import counts_drafts
 
 _POLL_S = 1.0
@@ -176,10 +177,7 @@ class OneAtATime:
 
 def no_proof(name: str, command: str, seconds: float, seen: str) -> BackendError:
     """Return the error for a switch without proof that it took place."""
-    return BackendError(
-        f"{name}: `{command}` succeeded, but after {seconds:.0f} s nothing shows that it replaced the server: "
-        f"{seen}. It is unknown which server is up. All measurements are kept."
-    )
+    return BackendError(text_of("switch-unproven", name=name, command=command, seconds=seconds, seen=seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from draftwise.backends.exposition import (
 from draftwise.backends.patience import BUSY, Patience
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, ServerLoad
+from draftwise.knowledge.messages import text_of
 from draftwise.machine.network import open_tls
 
 _KEPT_S = 1.0
@@ -239,10 +240,7 @@ class UrlBackend:
         if response.status_code in (401, 403):
             has_key = any(name.lower() == "authorization" for name in self.headers)
             key = "refuses the API key" if has_key else "wants an API key"
-            raise BackendError(
-                f"{self.name}: {self.url} {key}. Name the variable that holds it with --api-key-env, "
-                "and give other headers that a gateway wants with --header 'Name: ${VARIABLE}'."
-            )
+            raise BackendError(text_of("key-refused", name=self.name, url=self.url, key=key))
         if (answer := _object(response)) is None:
             raise BackendError(
                 f"{self.name}: {self.url}{path} answered {response.status_code} without a JSON object. "

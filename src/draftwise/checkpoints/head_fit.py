@@ -26,14 +26,12 @@ from draftwise.checkpoints.config_values import (
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import quote
 from draftwise.core import Finding, Ruling
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.methods import Method
 from draftwise.knowledge.rules import Rulebook
 
 if TYPE_CHECKING:
     from draftwise.checkpoints.headers import Tensor
-
-
-_OTHER_TARGET = "Use a head that was trained for this target."
 
 
 def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) -> Finding | None:
@@ -46,54 +44,34 @@ def find_width_fault(key: str, width: int | None, wanted: int, *, where: str) ->
     """
     if width is None or width == wanted:
         return None
-    message = f"The head's {key} is {width}, and the target's hidden states are {wanted} wide."
-    return Finding.error("hidden-size-differs", message, where=where, fix=_OTHER_TARGET)
+    return fault("hidden-size-differs", key=key, width=width, wanted=wanted, where=where)
 
 
 def find_depth_fault(layers: object, *, where: str) -> Finding | None:
     """Return what is wrong with the number of layers that a head's config.json states."""
     if type(layers) is not int or layers > 0:
         return None
-    message = f"The head's num_hidden_layers is {layers}, so its weights have no layer to go to."
-    return Finding.error("head-without-layers", message, where=where, fix="Write how many layers it has, usually 1.")
+    return fault("head-without-layers", layers=layers, where=where)
 
 
 def find_vocabulary_fault(size: int | None, wanted: int, *, where: str) -> Finding | None:
     """Return what is wrong with a head's `vocab_size` (None if not stated), given the target's."""
     if size is None or size == wanted:
         return None
-    message = f"The head's vocab_size is {size:,}, the target's {wanted:,}."
-    fix = "If one vocabulary only pads the other, ignore this. Otherwise use a head that was trained for this target."
-    return Finding.error("head-vocabulary-differs", message, where=where, fix=fix)
+    return fault("head-vocabulary-differs", size=size, wanted=wanted, where=where)
 
 
 def find_layers_fault(layers: AuxLayers, num_layers: int, *, where: str) -> Finding | None:
     """Return what is wrong with the states that a head reads from a target with `num_layers` layers."""
     if not layers.is_stated and (len(layers.ids) < 3 or layers.ids[0] < 0):
-        message = (
-            f"The head does not set {layers.key}. vLLM then reads layers 2, L/2 and L - 3, which are not three layers "
-            f"in a target of {num_layers}."
-        )
-        return Finding.error(
-            "layer-ids-collapse",
-            message,
-            where=where,
-            fix=f"Add {layers.key}: the layers that the head was trained on.",
-        )
-    if layers.ids[0] < 0 or layers.ids[-1] > num_layers:
-        return Finding.error(
-            "layer-ids-out-of-range", _describe_range(layers, num_layers), where=where, fix=_OTHER_TARGET
-        )
-    return None
-
-
-def _describe_range(layers: AuxLayers, num_layers: int) -> str:
+        return fault("layer-ids-collapse", key=layers.key, num_layers=num_layers, where=where)
+    if layers.ids[0] >= 0 and layers.ids[-1] <= num_layers:
+        return None
     below = 1 if layers.key == TARGET_KEY else 0
-    said, last = [layer - below for layer in layers.ids], num_layers - below
-    message = f"The head reads layers {quote(said)} of a target that has 0 to {last} ({layers.key})."
-    if below and said[-1] == num_layers:
-        message += " This field names a layer by its output, one less than EAGLE-3 does: these ids look one too high."
-    return message
+    said, last, note = quote([layer - below for layer in layers.ids]), num_layers - below, ""
+    if below and layers.ids[-1] == num_layers + 1:
+        note = " This field names a layer by its output, one less than EAGLE-3 does: these ids look one too high."
+    return fault("layer-ids-out-of-range", said=said, last=last, key=layers.key, note=note, where=where)
 
 
 def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, where: str) -> Finding | None:
@@ -107,17 +85,13 @@ def find_mask_fault(token_id: int | None, vocab_size: int | None, *, key: str, w
     if token_id is None:
         return mask_missing(key, where=where)
     if vocab_size is not None and token_id >= vocab_size:
-        message = f"The head's mask token {token_id:,} is outside the vocabulary, which ends at {vocab_size - 1:,}."
-        return Finding.error("mask-token-out-of-range", message, where=where, fix="Correct the id in config.json.")
+        return fault("mask-token-out-of-range", token_id=token_id, last=vocab_size - 1, where=where)
     return None
 
 
 def mask_missing(key: str, *, where: str) -> Finding:
     """Return the finding for a head that drafts in parallel and names no mask token."""
-    message = f"The head drafts in parallel, but its config.json has no {key} for the unknown tokens."
-    return Finding.error(
-        "mask-token-missing", message, where=where, fix=f"Add {key}: the token that it was trained with."
-    )
+    return fault("mask-token-missing", key=key, where=where)
 
 
 _EXACT = frozenset({"I64", "I32", "U64", "U32", "F32", "F64"})

@@ -6,7 +6,7 @@ tokenizer padded to two sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.text_files import quote
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import fault, refusal, text_of
 from draftwise.knowledge.rules import Rulebook
 
 _SHOWN = 3
@@ -89,24 +89,13 @@ def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | N
     Args:
         comparison: comparison of the drafter's and the target's vocabulary.
     """
-    shown = "; ".join(str(difference) for difference in comparison.first)
+    shown, differing = "; ".join(map(str, comparison.first)), comparison.num_differing
     if comparison.verdict == "different":
-        code = "tokenizers-differ"
-        message = (
-            f"{comparison.num_differing:,} of {comparison.num_equal + comparison.num_differing:,} token ids mean "
-            f"another token: {shown}."
-        )
-        fix = (
-            "Use a drafter of the target's family: every token id must mean the same token. For method draft_model "
-            "`use_heterogeneous_vocab` (vLLM 0.25 and later) drafts with the tokens that both know."
-        )
-    elif comparison.verdict == "control tokens differ":
-        code = "control-tokens-differ"
-        message = f"Control tokens differ ({comparison.num_differing}), and all other ids are the same: {shown}."
-        fix = "Check that the target's chat template uses tokens that the drafter was trained with."
-    else:
-        return None
-    return Finding.error(code, message, where=where, fix=fix)
+        shared = comparison.num_equal + differing
+        return fault("tokenizers-differ", case="ids", differing=differing, shared=shared, shown=shown, where=where)
+    if comparison.verdict == "control tokens differ":
+        return fault("control-tokens-differ", differing=differing, shown=shown, where=where)
+    return None
 
 
 def check_same_tokens(drafter: Path, target: Path) -> None:
@@ -118,9 +107,7 @@ def check_same_tokens(drafter: Path, target: Path) -> None:
     mine, theirs = read_vocabulary(drafter), read_vocabulary(target)
     if mine is None or theirs is None:
         lacking = [str(directory) for directory, found in ((drafter, mine), (target, theirs)) if found is None]
-        raise InvalidSetup.because(
-            "tokenizers-not-compared", _describe_lacking(lacking), where=str(drafter), fix=_PUT_BESIDE
-        )
+        raise refusal("tokenizers-not-compared", lacking=" and ".join(lacking), where=drafter)
     comparison = compare_vocabularies(mine, theirs)
     if fault := find_tokens_fault(comparison, where=str(drafter)):
         raise InvalidSetup(fault)
@@ -142,7 +129,8 @@ def find_tokenizer_findings(
     if comparison is None:
         if not drafter.drafter.is_head:
             lacking = [str(each.directory) for each in (drafter, target) if each.vocabulary is None]
-            yield from rules.ruling("tokenizers-not-compared", message=_describe_lacking(lacking), where=where)
+            text = text_of("tokenizers-not-compared", lacking=" and ".join(lacking), where=where)
+            yield from rules.ruling("tokenizers-not-compared", message=text, where=where)
         return
     if fault := find_tokens_fault(comparison, where=where):
         yield from rules.ruling(fault.code, message=fault.message, where=where, fix=fault.fix)
@@ -151,16 +139,6 @@ def find_tokenizer_findings(
     yield from _find_named(rules, drafter, target, where)
     if comparison.splitting:
         yield from rules.ruling("text-split-differs", splitting=comparison.splitting, where=where)
-
-
-_PUT_BESIDE = "Put each model's tokenizer next to its weights."
-
-
-def _describe_lacking(directories: Sequence[str]) -> str:
-    return (
-        f"Token ids were not compared: {' and '.join(directories)} has no tokenizer.json, vocab.json, sentencepiece "
-        "model or vocab.txt."
-    )
 
 
 def _find_named(rules: Rulebook, drafter: Inspection, target: Inspection, where: str) -> Iterator[Ruling]:

@@ -27,6 +27,7 @@ from draftwise.core import (
 from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.comparisons import Estimates
+from draftwise.knowledge.messages import text_of
 from draftwise.knowledge.vllm import history
 from draftwise.plan.schedule.draft_lengths import KEY, join_ranges, judge_schedule, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
@@ -117,10 +118,7 @@ def find_rises(points: Mapping[SweepKey, Sequence[LoadPoint]]) -> Iterator[Findi
                 f"{candidate} is slower on {workload} at {light:g} ({slower.span}) and faster again at "
                 f"{heavy:g} ({faster.span}, {axis}). No single load marks where it stops paying.",
                 where=candidate,
-                fix=(
-                    "Follow the verdict at each load, and measure loads in between. A usual cause is a batch "
-                    "beyond the largest CUDA graph, on either server: `draftwise check` shows their sizes."
-                ),
+                fix=text_of("gain-rises-fix"),
             )
 
 

@@ -13,7 +13,7 @@ from draftwise.core import BackendError, UnreadableSource, cause_of
 from draftwise.deploying.deployment import THEN, fill_in
 from draftwise.deploying.deployment_folder import Record, read_record
 from draftwise.deploying.targets import TARGETS
-from draftwise.knowledge.messages import unreadable
+from draftwise.knowledge.messages import text_of, unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +53,7 @@ def plan_rollback(folder: Path) -> RollbackPlan:
         gap=f"The server restarts in place: nothing answers there for up to {record.startup_s} s."
         if target.in_place
         else "",
-        commit=(
-            f"Commit {record.back.file} in place of {spec.file} where you keep these files. Otherwise the next apply "
-            "of the old one brings speculation back."
-        ),
+        commit=text_of("commit-rollback", back=record.back.file, written=spec.file),
         remove=fill_in(target.remove, record.sides["plain"], record, folder),
         leaves=record.leaves,
     )
@@ -87,7 +84,4 @@ def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:
                 f"{words[0]} cannot be run ({cause_of(error)}). Install it, or run the printed commands where it is."
             ) from None
         if code not in may_be:
-            raise BackendError(
-                f"`{part}` failed with exit code {code}. Its output is above, and the later commands did not "
-                "run. Fix the cause and start the rollback again: you can repeat its commands."
-            )
+            raise BackendError(text_of("rollback-command-failed", part=part, status=code))

@@ -31,7 +31,7 @@ from draftwise.deploying.secrets import refuse_secrets
 from draftwise.deploying.templating import dump_yaml, fill
 from draftwise.deploying.verify.manifest_files import read_setup
 from draftwise.deploying.weights_layout import CheckpointRef, find_drafter, name_upstream
-from draftwise.knowledge.messages import fault, note, refusal, warning
+from draftwise.knowledge.messages import fault, note, refusal, text_of, warning
 from draftwise.knowledge.methods import find_method
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
@@ -168,10 +168,7 @@ def _copy_all(
         (part / _DONE).unlink(missing_ok=True)
         part.rename(out)
     except OSError as error:
-        raise StorageError(
-            f"{out} cannot be written ({cause_of(error)}). Copied files are kept in {part}. Make room, "
-            "and repeat the command."
-        ) from None
+        raise StorageError(text_of("bundle-not-kept", out=out, cause=cause_of(error), part=part)) from None
 
 
 def _identify(name: str, source: Path) -> str:

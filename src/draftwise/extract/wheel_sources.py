@@ -28,7 +28,7 @@ import httpx
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import BackendError, cause_of
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.machine.network import find_bundle, open_client
 
 _READ_AHEAD = 4 << 20
@@ -221,10 +221,7 @@ def _explain(requirement: str, said: str) -> Exception:
     if "No matching distribution" in said and not unreachable:
         return refusal("facts-no-release", requirement=requirement, name=requirement.partition("==")[0])
     told = errors[0] if errors else said.strip()[-300:]
-    return BackendError(
-        f"pip cannot get {requirement}: {told[:300]} Check the network and pip's configuration (`pip config list`), "
-        "or give a file."
-    )
+    return BackendError(text_of("wheel-not-fetched", requirement=requirement, told=told[:300]))
 
 
 _FIND = """

@@ -17,7 +17,7 @@ from typing import Any
 from draftwise.core import StorageError, cause_of
 from draftwise.core.action import Action, Step
 from draftwise.guarding.service_reading import ReplicaSample
-from draftwise.knowledge.messages import refusal, unreadable
+from draftwise.knowledge.messages import refusal, text_of, unreadable
 from draftwise.machine.folders import cache_folder
 from draftwise.machine.whole_files import open_lock, write_whole
 from draftwise.runs.row_files import cut_unfinished
@@ -238,10 +238,7 @@ def _tell_of_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"The guard's state cannot be written next to {path} ({cause_of(error)}). Make room, or choose "
-            "another --state."
-        ) from None
+        raise StorageError(text_of("guard-state-not-kept", path=path, cause=cause_of(error))) from None
 
 
 _LEAST_S = 300.0

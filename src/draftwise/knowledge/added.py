@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup, StorageError, cause_of
-from draftwise.knowledge.messages import fault, refusal
+from draftwise.knowledge.messages import fault, refusal, text_of
 from draftwise.knowledge.spans import SpanRow, Table
 from draftwise.machine.folders import data_folder
 from draftwise.machine.whole_files import write_whole
@@ -108,10 +108,7 @@ def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
         release.file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(release.file, "\n".join(lines) + "\n")
     except OSError as error:
-        raise StorageError(
-            f"{release.file}: cannot be written ({cause_of(error)}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
-            "that can be written."
-        ) from None
+        raise StorageError(text_of("release-not-kept", file=release.file, cause=cause_of(error))) from None
 
 
 def remove_release(release: AddedRelease) -> None:

@@ -34,6 +34,11 @@ def note(code: str, *, case: str = "", **values: object) -> Finding:
     return Finding.info(code, **_fill(code, case, values))
 
 
+def text_of(code: str, *, case: str = "", **values: object) -> str:
+    """Return only the text of a row that is no finding; arguments as in `refusal`."""
+    return _fill(code, case, values)["message"]
+
+
 def _fill(code: str, case: str, values: Mapping[str, object]) -> dict[str, str]:
     row = _read()[f"{code}/{case}" if case else code]
     return {name: text.format(**values) for name, text in row.items()}

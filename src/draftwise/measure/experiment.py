@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, ClientHealth, Progress, RunPlan, StorageError, TurnRecord
+from draftwise.knowledge.messages import text_of
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import drive
@@ -128,10 +129,7 @@ class Experiment:
         self.directory.finish_turn(record)
         self._measured.add(turn.key)
         if self.directory.is_full:
-            raise StorageError(
-                f"The disk of {self.directory.path} is full. All measurements so far are kept. Make room, then "
-                f"continue with: draftwise decide --resume {self.directory.path}"
-            )
+            raise StorageError(text_of("run-disk-full", path=self.directory.path))
 
     async def _drive(self, client: Client, turn: Turn) -> ClientHealth:
         """Put the load of a turn on its server, from as many processes as that takes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draftwise.checkpoints.gguf_files import is_gguf
 from draftwise.core import Calibration, Condition, LaunchOptions, Profile, SpecConfig
+from draftwise.knowledge.messages import text_of
 from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
@@ -122,10 +123,7 @@ class MeasurementSpec:
         if self.one_at_a_time:
             return "--one-at-a-time is for servers that draftwise starts. For a running server, use --switch."
         if not self.candidate_urls:
-            return (
-                "--url needs at least one --candidate-url to compare with. With only one server, pass a script that "
-                "restarts it (--switch)."
-            )
+            return text_of("one-server-only")
         if len(self.candidates) not in (0, len(self.candidate_urls)):
             return "Pass one --candidate for each --candidate-url, in the same order, or none."
         return None

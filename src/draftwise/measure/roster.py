@@ -15,7 +15,7 @@ from typing import TypeVar
 from draftwise.backends import Backend
 from draftwise.core import BackendError, Finding, InvalidSetup, Omission, Progress, Prompt
 from draftwise.core.progress import check_stop
-from draftwise.knowledge.messages import note
+from draftwise.knowledge.messages import note, text_of
 from draftwise.measure.load.client import Client
 
 _STOP_POLL_S = 1.0
@@ -136,10 +136,7 @@ class Roster:
             usual_s = median(self._starts.values()) if self._starts else 0.0
             if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
                 left_s = max(0.0, ends_at - began)
-                raise BackendError(
-                    f"{backend.name}: not started, because servers take {usual_s:.0f} s to start here and only "
-                    f"{left_s:.0f} s were left.\nGive more --minutes, or fewer candidates."
-                )
+                raise BackendError(text_of("arm-not-started", name=backend.name, usual_s=usual_s, left_s=left_s))
             await backend.start()
             self._starts[backend.name] = clock() - began
 

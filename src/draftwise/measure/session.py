@@ -39,7 +39,7 @@ from draftwise.deciding.disturbance import set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.validity.output_checks import find_rounding, is_flagged
 from draftwise.deciding.validity.server_checks import find_differences
-from draftwise.knowledge.messages import note, refusal
+from draftwise.knowledge.messages import note, refusal, text_of
 from draftwise.knowledge.methods import find_method
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine, list_differences
@@ -187,10 +187,7 @@ class Session:
         except TimeoutError:
             if not cut.expired():
                 raise
-            raise BackendError(
-                f"The time ran out during this step: {self._tracked.doing}. Completed measurements count. Give "
-                "more --minutes, or check the server's log."
-            ) from None
+            raise BackendError(text_of("time-ran-out", doing=self._tracked.doing)) from None
         finally:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)

@@ -28,7 +28,7 @@ from draftwise.core import (
     cause_of,
 )
 from draftwise.core.documents import to_json
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.machine.whole_files import write_whole
 from draftwise.replaying.acceptance_profile import percentiles_of, summarize, warn_of_few
 from draftwise.replaying.anchors import Anchors, Drafts, write_anchors
@@ -183,10 +183,7 @@ def _to_request(row: Mapping[str, Any]) -> tuple[str, Mapping[int, DraftRows]]:
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} cannot be written ({cause_of(error)}). The requests replayed before are kept: make room, then give "
-        "the same command again."
-    )
+    return StorageError(text_of("replay-not-kept", path=path, cause=cause_of(error)))
 
 
 _USUAL_KS = (*range(1, 11), 12, 16, 24, 32)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from draftwise.core.budget import Budget
+from draftwise.knowledge.messages import text_of
 from draftwise.plan.size.sizing import Sizing
 from draftwise.plan.size.view import contexts_of, items
 from draftwise.reporting.appearance import INK, PLAIN
@@ -30,10 +31,7 @@ _LABELLED = 0.055
 
 def draw(sizing: Sizing) -> str:
     """Return an SVG file that follows the reader's light or dark theme."""
-    about = (
-        f"Bars: GiB of one {sizing.request.gpu.name} by use, with and without the drafter. Lines: how many sequences "
-        "fit at once, by context length."
-    )
+    about = text_of("memory-plot", name=sizing.request.gpu.name)
     return to_svg(lambda: draw_figure(sizing), "size", title="Memory and concurrency", about=about, alone=True)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from draftwise.core import Comparison, Estimate, Expectation, Interval, Run
 from draftwise.core.documents import json_form
+from draftwise.knowledge.messages import text_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,4 @@ def describe_forecasts(held: Sequence[MeasuredForecast]) -> str:
         return ""
     errors = [abs(each.error) for each in held]
     inside = sum(each.is_inside for each in held)
-    return (
-        f"Forecasts were off by {median(errors):.1%} in the median and {max(errors):.1%} at most. {inside} of "
-        f"{len(held)} measured speed-ups lie in the 90 % interval."
-    )
+    return text_of("forecast-errors", median=median(errors), errors=max(errors), inside=inside, held=len(held))

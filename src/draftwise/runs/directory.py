@@ -48,7 +48,7 @@ from draftwise.core import (
     cause_of,
 )
 from draftwise.core.documents import from_json, to_json
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.machine.whole_files import write_whole
 from draftwise.runs.manifest import Manifest, WorkloadRow, read_manifest
 from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged
@@ -318,7 +318,4 @@ class RunDirectory:
             raise
 
     def _cannot_write(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"{self.path} cannot be written ({cause_of(error)}). Everything measured before is kept: "
-            f"make room, then go on with: draftwise decide --resume {self.path}"
-        )
+        return StorageError(text_of("run-not-kept", path=self.path, cause=cause_of(error)))

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.serve.errors import RequestError, handle_request_error
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/version", "/openapi.json"})
@@ -117,10 +117,7 @@ class Entrance:
             return RequestError(403, message)
         origins = headers.getlist("origin")
         if not all(map(self._rules.admits_origin, origins)):
-            message = (
-                f"This server does not answer web pages of {_shown(origins)}. To allow them, start it with "
-                "--allowed-origins."
-            )
+            message = text_of("origin-refused", shown=_shown(origins))
             return RequestError(403, message)
         if scope["method"] == "OPTIONS":
             return None  # which browsers send without a key, before a request

@@ -26,7 +26,7 @@ from torch import Tensor
 from draftwise.backends.asking import Asker
 from draftwise.core import BackendError, cause_of
 from draftwise.core.progress import Progress
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.machine.whole_files import replacing
 from draftwise.training.data import BatchRows, Corpus, Feed
 from draftwise.training.frozen_target import FrozenTarget, States, TokenBatch
@@ -264,10 +264,7 @@ def _ask(server: Asker, tokens: list[int], num_states: int) -> Tensor:
     told = server.complete(tokens).get("kv_transfer_params") or {}
     path = told.get("hidden_states_path")
     if not isinstance(path, str):
-        raise BackendError(
-            f"{server.url} names no file of hidden states: start vLLM with the method extract_hidden_states and a "
-            "connector that writes them (docs/reference/training.md)."
-        )
+        raise BackendError(text_of("states-unnamed", url=server.url))
     tensors = _take(Path(path))
     states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
     if states is None or ids is None or ids.tolist() != tokens or states.shape[:1] != ids.shape:
@@ -293,10 +290,7 @@ def _take(path: Path) -> Mapping[str, Tensor]:
         path.unlink()
         lock.unlink()
     except (OSError, SafetensorError) as error:
-        raise BackendError(
-            f"draftwise cannot read {path}, the file of hidden states that the server reported: {cause_of(error)}. Its "
-            "shared_storage_path must be a folder that this machine sees under the same name."
-        ) from None
+        raise BackendError(text_of("states-unreadable", path=path, cause=cause_of(error))) from None
     return tensors
 
 

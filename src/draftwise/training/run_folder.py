@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from draftwise.core import InvalidSetup, StorageError, cause_of
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.machine.whole_files import replacing, write_whole
 from draftwise.reporting.appearance import PALETTE
 from draftwise.reporting.svg import to_svg
@@ -83,10 +83,7 @@ class RunFolder:
         except (OSError, RuntimeError) as error:  # torch's writer says the latter of a full disk
             free = shutil.disk_usage(self.path).free
             why = getattr(error, "strerror", None) or f"{free / 1e6:.0f} MB are free"
-            raise StorageError(
-                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({why}). The previous "
-                "one is kept. Make room there, and repeat the command to resume the run."
-            ) from None
+            raise StorageError(text_of("checkpoint-not-kept", step=state["step"], path=self.path, why=why)) from None
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint's state; None if missing. Log rows after it are dropped."""

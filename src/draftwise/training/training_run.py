@@ -28,7 +28,7 @@ from draftwise.core import Finding, InvalidSetup, Severity, Stopped, StorageErro
 from draftwise.core.progress import Progress, Silent
 from draftwise.engine.models.gguf_unpacking import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 from draftwise.training import get_training
 from draftwise.training.data import (
     AnswerSettings,
@@ -160,10 +160,7 @@ def train(method: str, settings: TrainSettings, progress: Progress) -> TrainedDr
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
             raise
-        raise StorageError(
-            f"The disk of {settings.out} or --cache is full. Make room there, and repeat the command to resume "
-            "the run at its last checkpoint."
-        ) from None
+        raise StorageError(text_of("training-disk-full", out=settings.out)) from None
 
 
 def _train(method: str, settings: TrainSettings, progress: Progress, ranks: Ranks) -> TrainedDrafter:

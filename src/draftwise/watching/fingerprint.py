@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from draftwise.backends.backend import ServerProbe
 from draftwise.core import NO_PROBE, Answer, Baseline, ClosedLoop, Condition, Expected, Finding, ProbeAnswer, Window
 from draftwise.core.grouping import group_by
-from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.messages import refusal, text_of
 
 _SURE = 0.01
 """Largest probability that such changes occur without a cause."""
@@ -162,10 +162,7 @@ def judge_probe(probed: ServerProbe, baseline: Baseline, *, where: str) -> tuple
 def _list_limits(probed: ServerProbe, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
     """Yield what limits what a probe tells, a sentence each."""
     if not answers:
-        yield (
-            "The steps of an answer cannot be counted: the server sends several in one chunk "
-            "(--stream-interval), or does not report how many tokens a chunk holds."
-        )
+        yield text_of("steps-not-counted")
     if others := _count_others(probed):
         yield f"Other clients received {others} tokens meanwhile. In a fuller batch, rounding may differ."
 

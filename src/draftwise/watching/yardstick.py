@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from draftwise.core import Baseline, Finding, RollbackBasis, Window
-from draftwise.knowledge.messages import note
+from draftwise.knowledge.messages import note, text_of
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
 _MUCH = 0.1
@@ -97,17 +97,11 @@ class Yardstick:
         if self.baseline is None:
             yield "Cannot tell whether it pays, or compare it with a measurement. Pass --baseline FILE."
             if not has_plain:
-                yield (
-                    "Cannot tell whether it is faster than without speculation. Pass --plain URL with a server "
-                    "without speculation."
-                )
+                yield text_of("no-plain-server")
             return
         if self.break_even is None:
             why = f" ({self.baseline.why_no_limits})" if self.baseline.why_no_limits else ""
-            yield (
-                f"Cannot tell whether it pays: the baseline has no break-even{why}. Deploy from a run that adopted "
-                "the candidate."
-            )
+            yield text_of("no-break-even", why=why)
         if not self.baseline.curve_ms and not has_plain:
             yield ("Cannot tell whether steps have become slower. Pass --plain URL with a server without speculation.")
         if self.baseline.seen is None and not has_earlier:

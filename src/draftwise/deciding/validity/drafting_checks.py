@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.core import Answer, Comparison, Condition, Counters, Finding, Interval, Run, Severity
 from draftwise.deciding.comparison.cell import Cell
 from draftwise.deciding.thresholds import Thresholds
-from draftwise.knowledge.messages import fault, warning
+from draftwise.knowledge.messages import fault, text_of, warning
 from draftwise.knowledge.metrics import counts_drafts
 
 UNPROVEN = "speculation-unproven"
@@ -267,11 +267,5 @@ def _why_late(*, alone: bool, lost_hits: bool) -> str:
     if lost_hits:
         return "Check the prefix cache finding above first."
     if alone:
-        return (
-            "With one stream, usual causes: the drafter also reads the prompt, or the method makes the engine turn "
-            "asynchronous scheduling off."
-        )
-    return (
-        "Under load, the usual cause: each step verifies k + 1 tokens per sequence, so a new prompt waits longer for "
-        "its share of the step. Try a smaller k there, or a larger max_num_batched_tokens."
-    )
+        return text_of("late-alone")
+    return text_of("late-under-load")

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 
 from draftwise.backends import Backend, OneAtATime, UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
+from draftwise.knowledge.messages import text_of
 from draftwise.machine.cores import count_cores
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.event_loop import HealthWatch, precise_loop
@@ -246,10 +247,7 @@ class WorkerPool:
                         raise BackendError(message.message)
         except TimeoutError:
             self.stop()
-            raise BackendError(
-                f"The load generator's processes did not start within {_READY_S:.0f} s. Stop other work on this "
-                "machine and try again."
-            ) from None
+            raise BackendError(text_of("load-not-started", ready_s=_READY_S)) from None
         except BaseException:
             self.stop()
             raise

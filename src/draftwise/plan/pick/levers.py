@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.knowledge.advice import get_advice, give_advice
+from draftwise.knowledge.messages import text_of
 from draftwise.plan.check import Report, check
 from draftwise.plan.pick.requirements import PickCase
 from draftwise.plan.size import Sizing, size
@@ -179,10 +180,7 @@ class MemoryCheck:
         together, length = self.case.requirements.traffic.concurrency, self.num_tokens
         room, before = sizing.budget.sequences(length), sizing.plain.sequences(length)
         if room < together <= before:
-            return (
-                f"{room} sequences of {length} tokens fit with it, {before} without. {together} sequences decode "
-                "together."
-            )
+            return text_of("concurrency-lost", room=room, length=length, before=before, together=together)
         return ""
 
     def find_caveats(self, sizing: Sizing) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from draftwise.core.budget import Budget
 from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
-from draftwise.knowledge.messages import warning
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.rules import find_doubts, of_release
 from draftwise.plan.size.decoder_parts import known_family
 from draftwise.plan.size.memory_budget import measure
@@ -44,9 +44,9 @@ def find_unknown(request: SizeRequest) -> Iterator[Finding]:
     drafter, kind = request.drafter, str(request.config.get("model_type") or "")
     if not known_family(kind) and find_headers(request.directory) is None:
         yield _unknown(f"the weights of {kind or 'this model'}", "target", "Give the checkpoint's directory.")
-    for note in drafter.notes:
+    for why in drafter.notes:
         fix = "Pass its directory." if drafter.facts.has_weights else "Size the target without it."
-        yield _unknown(note, "drafter", fix)
+        yield _unknown(why, "drafter", fix)
     for flag in request.uncounted:
         yield _unknown(f"the effect of {flag}", flag, "Size the setup without it.")
     shape = request.shape
@@ -88,20 +88,17 @@ def _features(request: SizeRequest) -> set[str]:
 def _find_lack(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
     if budget.fits:
         return
+    advice, limit = _suggest(request, budget), budget.max_model_len
     if budget.kv_bytes <= 0:
-        lack = f"The server needs {_gib(budget.fixed)} of {_gib(budget.requested)} before it caches the first token."
-    elif budget.num_blocks < budget.min_blocks:
-        lack = (
-            f"Every sequence needs a block for its state, but there are only {budget.num_blocks:,} blocks for "
-            f"max_num_seqs {budget.max_num_seqs:,}."
-        )
+        yield fault("does-not-fit", fixed=_gib(budget.fixed), requested=_gib(budget.requested), advice=advice)
+    elif (blocks := budget.num_blocks) < budget.min_blocks:
+        yield fault("does-not-fit", case="state", num_blocks=blocks, max_num_seqs=budget.max_num_seqs, advice=advice)
     else:
-        need = budget.kv.bytes_per_sequence(budget.max_model_len, budget.in_flight)
-        lack = (
-            f"One sequence of {budget.max_model_len:,} tokens takes {_gib(need)} of KV cache, but only "
-            f"{_gib(budget.kv_bytes)} are left. {budget.longest_context():,} tokens would fit."
+        need, left = _gib(budget.kv.bytes_per_sequence(limit, budget.in_flight)), _gib(budget.kv_bytes)
+        longest = budget.longest_context()
+        yield fault(
+            "does-not-fit", case="sequence", max_model_len=limit, need=need, left=left, longest=longest, advice=advice
         )
-    yield Finding.error("does-not-fit", lack, fix=_suggest(request, budget))
 
 
 def _suggest(request: SizeRequest, budget: Budget) -> str:
@@ -133,12 +130,14 @@ def _find_overrun(budget: Budget) -> Iterator[Finding]:
     if not budget.fits or budget.reserve > least:
         return
     share = (budget.requested + budget.reserve - least) / budget.device
-    yield Finding.warning(
+    yield warning(
         "out-of-memory-ahead",
-        f"vLLM plans with {_gib(budget.requested)} of {_gib(budget.device)}, and uses up to "
-        f"{_gib(budget.outside)} outside its plan: {_gib(budget.reserve)} remain.",
-        where=_SHARE_FLAG,
-        fix=f"Set it to {max(0.1, share):.2f} or less.",
+        requested=_gib(budget.requested),
+        device=_gib(budget.device),
+        outside=_gib(budget.outside),
+        reserve=_gib(budget.reserve),
+        flag=_SHARE_FLAG,
+        share=max(0.1, share),
     )
 
 
@@ -168,16 +167,11 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
     drafter = request.drafter
     if drafter.typical and drafter.parts:
-        message = (
-            f"The drafter's config.json is not available, so its size is that of the usual {drafter.method} layout."
-        )
-        yield Finding.info("typical-drafter", message, where="drafter", fix="Pass the drafter's directory.")
+        yield note("typical-drafter", method=drafter.method)
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
-        message = "NCCL buffers are outside vLLM's plan: 0.93 GiB on each of two H200s, not measured elsewhere."
-        yield Finding.info("communication-not-measured", message, where="--tensor-parallel-size")
+        yield note("communication-not-measured")
     if drafter is not NO_DRAFTER and request.pipeline_parallel_size > 1:
-        message = "The whole drafter is on the last pipeline stage."
-        yield Finding.info("drafter-on-last-stage", message, where="--pipeline-parallel-size")
+        yield note("drafter-on-last-stage")
 
 
 def _gib(size: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import log
 
 from draftwise.core import Window
+from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
@@ -120,10 +121,7 @@ def _find_schedule_ignored(case: PoolCase) -> RuleMatch | None:
     if wanted is None or drafted is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or drafted < wanted + 0.5:
         return None
     return RuleMatch(
-        message=(
-            f"Drafts have {drafted:.1f} tokens at {case.window.batch:.0f} running requests, but the schedule sets "
-            f"{wanted} there."
-        ),
+        message=text_of("schedule-ignored", drafted=drafted, batch=case.window.batch, wanted=wanted),
         evidence=(tell("mean k", drafted, wanted, of="scheduled"), tell("running", case.window.batch)),
         loss=find_losses(case).machine,
     )

@@ -7,6 +7,7 @@ from math import log
 
 from draftwise.core import Window
 from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
@@ -104,20 +105,14 @@ def _find_step_cost_up(case: PoolCase) -> RuleMatch | None:
             message=f"{says}, and {in_plain:.2f} times in the plain pool. Both pools share the cause.",
             evidence=tuple(evidence),
             loss=log(ratio),
-            fix=(
-                "Check the GPUs' clocks, power limits and other users, and the length of requests. Speculation is "
-                "not the cause."
-            ),
+            fix=text_of("step-cost-machine"),
             excludes=_OF_SPECULATION,
         )
     return RuleMatch(
         message=f"{says}, but only {in_plain:.2f} times in the plain pool. The difference comes from speculation.",
         evidence=tuple(evidence),
         loss=log(ratio),
-        fix=(
-            "Compare the speculative servers' start-up log and configuration with the run's: k, graphs, drafter, "
-            "scheduling."
-        ),
+        fix=text_of("step-cost-config"),
         excludes=_OF_MACHINE,
     )
 
@@ -146,10 +141,7 @@ def _find_machine_slower(case: PoolCase) -> RuleMatch | None:
     if mine is None or theirs is None or abs(log(mine / theirs)) > _ALIKE or not _is_same_work(case):
         return None
     return RuleMatch(
-        message=(
-            f"Steps take {mine:.2f} times as long as measured with speculation, and {theirs:.2f} times without. The "
-            "machine is the cause."
-        ),
+        message=text_of("machine-slower", mine=mine, theirs=theirs),
         evidence=(_tell_step(case.window, case), f"plain: {_tell_step(case.plain, case, plain=True)}"),
         loss=log(min(mine, theirs)),
     )
@@ -167,10 +159,7 @@ def _find_prefill_crowds(case: PoolCase) -> RuleMatch | None:
     ):
         return None
     return RuleMatch(
-        message=(
-            f"A step takes {ratio:.2f} times as long as measured. It computes {now:.1f} prompt tokens per output "
-            f"token instead of {then:.1f}."
-        ),
+        message=text_of("prefill-crowds", ratio=ratio, now=now, then=then),
         evidence=(_tell_step(case.window, case), tell("computed prompt tokens per output token", now, then)),
         loss=log(ratio),
     )
@@ -183,10 +172,7 @@ def _find_plain_slower(case: PoolCase) -> RuleMatch | None:
     if plain is None or theirs is None or mine is None or log(theirs / mine) <= _ALIKE or not _times_tell(case.window):
         return None
     return RuleMatch(
-        message=(
-            f"A step of the plain pool takes {theirs:.2f} times as long as measured, but {mine:.2f} times in this "
-            "pool. So speculation looks faster than it is in the comparison."
-        ),
+        message=text_of("plain-slower", theirs=theirs, mine=mine),
         evidence=(_tell_step(plain, case, plain=True),),
         loss=0.0,
     )

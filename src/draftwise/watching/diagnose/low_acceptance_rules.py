@@ -8,6 +8,7 @@ from statistics import median
 
 from draftwise.core import Window
 from draftwise.knowledge.findings import all_findings
+from draftwise.knowledge.messages import text_of
 from draftwise.knowledge.methods import find_method
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import (
@@ -56,10 +57,7 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
         return None
     return RuleMatch(
-        message=(
-            f"The server made {stats.num_drafts:,} drafts, and the target accepted "
-            f"{stats.num_accepted_tokens or 'none'} of their tokens."
-        ),
+        message=text_of("zero-acceptance", num_drafts=stats.num_drafts, accepted=stats.num_accepted_tokens or "none"),
         evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
         loss=find_losses(case).acceptance,
     )
@@ -176,10 +174,7 @@ def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
     if not fallen:
         return None
     return RuleMatch(
-        message=(
-            f"The target accepts the first draft token as before, but a later one only in {fallen[0][0]:.0%} of the "
-            f"drafts that reach it instead of {fallen[0][1]:.0%}."
-        ),
+        message=text_of("tail-fell", now=fallen[0][0], then=fallen[0][1]),
         evidence=tuple(tell(f"conditional at position {index}", a, b) for index, (a, b) in enumerate(pairs)),
         loss=find_losses(case).acceptance,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf, log, sqrt
 
 from draftwise.core import Window
+from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     COLD_S,
     MIN_REQUESTS,
@@ -179,10 +180,7 @@ def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
     if _waiting(plain) > 0.5 * _waiting(window):
         return None
     return RuleMatch(
-        message=(
-            f"{_waiting(window):.0f} requests wait for an engine whose cache is {usage:.0%} full. The plain pool has "
-            f"{_waiting(plain):.0f} waiting at a similar load."
-        ),
+        message=text_of("admission-squeezed", waiting=_waiting(window), usage=usage, plain=_waiting(plain)),
         evidence=(tell("waiting", _waiting(window), _waiting(plain), of="plain"), tell("KV use", usage)),
         loss=_lose_queue(case),
     )
