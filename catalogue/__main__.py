@@ -74,8 +74,7 @@ def _missing(wheels: Sequence[Mapping[str, str]], data: Path = DATA) -> list[str
 
 def _probe(folder: Path) -> int:
     from catalogue.probes import report
-    from draftwise.extract.judged_functions import judged
-    from draftwise.extract.probes import probes
+    from draftwise.extract.judged_functions import judged, probes
 
     rotten = report(folder)
     if not _missing(find_wheels(folder)):

@@ -11,7 +11,7 @@ from typing import Protocol
 from packaging.version import Version
 
 from catalogue.build import find_wheels
-from draftwise.extract.probes import find_rule
+from draftwise.extract.judged_functions import find_rule
 from draftwise.extract.tree import Tree
 from draftwise.knowledge.defects import Defect, all_defects
 from draftwise.knowledge.rules import Probe, VllmRule, all_rules

@@ -21,7 +21,7 @@ from tests.support.fake_server.engine import FakeEngine
 from tests.support.measuring import make_plan
 
 from draftwise.core import Arm, ClosedLoop, Condition, Prompt, RunPlan, Setup, SpecConfig, Workload
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.experiment import no_device
 

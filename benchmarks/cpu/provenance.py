@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import __version__
-from draftwise.machine.cores import cpu_name
+from draftwise.machine.processes import cpu_name
 
 __all__ = ["provenance", "write"]
 

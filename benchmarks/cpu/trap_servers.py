@@ -39,7 +39,7 @@ from tests.support.measuring import make_plan, make_session
 
 from draftwise.core import BackendError, ClosedLoop, Condition, InvalidSetup, Prompt, RunPlan, SpecConfig, Workload
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.reporting.sentences import describe_reason
 from draftwise.runs import RunDirectory
 

@@ -32,7 +32,7 @@ from sides import Comparison, Job, OurGaps, Side, Vllm, compare, count, run_ours
 from draftwise import __version__
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.machine.cores import cpu_name
+from draftwise.machine.processes import cpu_name
 from draftwise.machine.whole_files import write_whole
 from draftwise.training.drafter_export import assemble_mtp
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.cli._loads import LOAD_TYPES
 from draftwise.cli._options import Duration, options
+from draftwise.cli._session import LOAD_TYPES
 from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
 from draftwise.core.documents import from_json, to_json
 from draftwise.verbs.decide import DecideRequest, read_conditions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract.probes import find_rule
+from draftwise.extract.judged_functions import find_rule
 from draftwise.extract.tree import Tree
 from draftwise.knowledge.rules import Probe
 

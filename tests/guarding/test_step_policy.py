@@ -11,8 +11,8 @@ from tests.support.combinations import tries
 from tests.support.guarding import EVERY_S, RULES, reading, window
 
 from draftwise.core.action import OUT, Action, Step
-from draftwise.guarding.alarms import find_alarms
 from draftwise.guarding.guard_state import State
+from draftwise.guarding.service_guard import find_alarms
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, StepRequest
 from draftwise.guarding.step_policy import TRICKLE_S, decide
 

@@ -4,8 +4,7 @@ import pytest
 
 from draftwise.core import Arm, SpecConfig
 from draftwise.knowledge.methods import methods_where
-from draftwise.knowledge.remembering import find_memory, find_remembering
-from draftwise.knowledge.spec_keys import read_spec_keys
+from draftwise.knowledge.spec_keys import find_memory, find_remembering, read_spec_keys
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.machine.cores import count_cores
+from draftwise.machine.processes import count_cores
 
 
 def put(root: Path, files: dict[str, str]) -> Path:

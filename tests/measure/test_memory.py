@@ -14,7 +14,7 @@ from tests.support.measuring import PLAIN, Recorder, make_plan, make_session, ma
 
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, Severity, SpecConfig, Verdict
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.measure.readiness import explain_sharing
 from draftwise.runs import RunDirectory
 

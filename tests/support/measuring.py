@@ -26,7 +26,7 @@ from draftwise.core import (
     Workload,
 )
 from draftwise.deciding.conclusions import conclude_run
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 from tests.support import virtual_time

@@ -18,8 +18,7 @@ import httpx
 from draftwise.backends import child_reaper
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError
-from draftwise.machine.cores import count_cores
-from draftwise.machine.processes import require_posix
+from draftwise.machine.processes import count_cores, require_posix
 
 _POLL_S = 0.1
 _TAIL_LINES = 15

@@ -1,10 +1,11 @@
-"""Runs a measurement in a terminal: its options, its progress, Ctrl-C, and the command that resumes it."""
+"""Runs a measurement in a terminal: the types of its options, its progress, Ctrl-C, and the command that resumes it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from functools import partial
 from threading import Event, Thread
 from typing import Any, NoReturn
 
@@ -14,10 +15,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftwise.cli._console import open_console
-from draftwise.core import BackendError, Finding, Severity, StorageError
+from draftwise.cli._options import Duration, Finite, ParsedOption
+from draftwise.core import Arrivals, BackendError, Finding, Severity, StorageError
 from draftwise.core.exit_codes import exit_code_of
 from draftwise.core.progress import Silent, Stopped
+from draftwise.verbs.loads import read_numbers, read_phases
 from draftwise.verbs.verb import Verb
+
+WHOLE_NUMBERS = ParsedOption(partial(read_numbers, least=1, whole=True), "numbers")
+_RATES = ParsedOption(partial(read_numbers, least=0, open_end=True), "numbers")
+_TEMPERATURES = ParsedOption(partial(read_numbers, least=0), "numbers")
+_PHASES = ParsedOption(read_phases, "phases")
+
+
+LOAD_TYPES: Mapping[str, Any] = {
+    "concurrency": WHOLE_NUMBERS, "rate": _RATES, "arrivals": click.Choice([each.value for each in Arrivals]),
+    "phases": _PHASES, "replay": Finite(0, min_open=True), "turn_seconds": Duration(0, min_open=True),
+    "temperatures": _TEMPERATURES, "lengths": WHOLE_NUMBERS,
+}  # fmt: skip
+
 
 _QUIET_S = 30
 """Seconds without a measured answer before a run says that it waits."""

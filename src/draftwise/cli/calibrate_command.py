@@ -13,10 +13,10 @@ from rich.table import Table
 
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._group import BEGAN
-from draftwise.cli._loads import WHOLE_NUMBERS
 from draftwise.cli._options import PanelCommand, options
 from draftwise.cli._session import (
     RENAMED,
+    WHOLE_NUMBERS,
     end_measurement,
     refuse_others,
     run_measurement,

@@ -11,9 +11,9 @@ from rich.console import Console
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import show_outcome
 from draftwise.cli._group import BEGAN
-from draftwise.cli._loads import LOAD_TYPES
 from draftwise.cli._options import Finite, PanelCommand, options
 from draftwise.cli._session import (
+    LOAD_TYPES,
     RENAMED,
     end_measurement,
     refuse_others,

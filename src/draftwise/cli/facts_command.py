@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._bars import open_bar
+from draftwise.cli._console import open_bar
 from draftwise.cli._options import option
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.facts import (

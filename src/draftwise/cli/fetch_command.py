@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._bars import open_bar
+from draftwise.cli._console import open_bar
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.fetch import FetchRequest, FetchResult
 from draftwise.verbs.fetch import fetch as run_fetch

@@ -66,12 +66,12 @@ if TYPE_CHECKING:
         Run,
         RunPlan,
         Settled,
+        Timing,
         TurnRecord,
         WarmPace,
     )
     from draftwise.core.setup import Device, Setup, SpecConfig
     from draftwise.core.shape import ModelShape
-    from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
     from draftwise.core.workload import Origin, Prompt, RecordedAnswer, Workload
 
@@ -107,10 +107,9 @@ _MODULES = {
     "progress": "Progress Silent Stopped",
     "ruling": "CheckOutcome Diagnosis Effect Ruling Stage",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
-    "RunPlan Settled TurnRecord WarmPace",
+    "RunPlan Settled Timing TurnRecord WarmPace",
     "setup": "Device Setup SpecConfig",
     "shape": "ModelShape",
-    "timing": "Timing",
     "window": "Sums Window",
     "workload": "Origin Prompt RecordedAnswer Workload",
 }

@@ -18,7 +18,6 @@ from draftwise.extract import (
     message_texts,
     model_registry,
     mtp_remap,
-    probes,
     server_surface,
     speculative,
     validator_list,
@@ -69,7 +68,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         server_surface.sampling_params,
         server_surface.env,
         message_texts.messages,
-        probes.probes,
+        judged_functions.probes,
         judged_functions.judged,
     )
 }

@@ -1,7 +1,8 @@
-"""Guards a service: reads each snapshot, decides, acts and records. Also undoes its steps."""
+"""Guards a service: reads each snapshot, decides, acts, records and reports alarms. Also undoes its steps."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -10,14 +11,41 @@ from math import inf
 
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
-from draftwise.guarding import alarms
 from draftwise.guarding.executors import Executor, parse_executor
 from draftwise.guarding.guard_state import KEPT_ROWS, Latch, Lease, State, Store
 from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
 from draftwise.guarding.step_policy import decide
-from draftwise.knowledge.messages import fault
-from draftwise.watching.drift import ROW_S, DriftRow, RowArrays, fit_model
+from draftwise.knowledge.messages import fault, note, warning
+from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, ROW_S, DriftRow, RowArrays, find_learned_days, fit_model
 from draftwise.watching.watcher import Snapshot
+
+
+def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
+    """Yield findings on a state and a reading for the operator."""
+    if not rules.break_even:
+        yield warning("break-even-unknown", why=f" ({rules.unknown_because})" if rules.unknown_because else "")
+    if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
+        yield fault("nothing-is-read")
+    for name, window in reading.spec.items():
+        if window is not None and window.restarted:
+            yield warning("replica-restarted", name=name)
+    for name, since_s in state.low_since_s.items():
+        yield warning("fell-below-break-even", name=name, break_even=rules.break_even, time=_time(since_s))
+    for name, latch in state.latches.items():
+        yield warning("is-out-of-traffic", name=name, time=_time(latch.out_since_s), cause=latch.cause)
+    if state.drift.alarm_s is not None:
+        *causes, last = CONFOUNDERS
+        yield warning("acceptance-drifted", since=_time(state.drift.alarm_s), causes=", ".join(causes), last=last)
+
+
+def not_learned(state: State, past: Sequence[DriftRow]) -> Finding:
+    """Return the note that drift is not judged yet, with the missing amount of data."""
+    rows = RowArrays.of([row for row in past if row.began_s >= state.learn_from_s])
+    return note("drift-not-learned", known=len(find_learned_days(rows)), learn_days=LEARN_DAYS)
+
+
+def _time(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
 
 
 class _Gatherer:
@@ -146,9 +174,9 @@ class ServiceGuard:
             self._follow_drift(reading)
             state, actions = decide(self._state, reading, self._rules)
             found += self._enact(state, actions, now_s)
-        found += alarms.find_alarms(self._state, reading, self._rules)
+        found += find_alarms(self._state, reading, self._rules)
         if self._state.drift_model is None:
-            found.append(alarms.not_learned(self._state, self._rows))
+            found.append(not_learned(self._state, self._rows))
         return Tick(at_s=now_s, reading=reading, findings=tuple(found), actions=actions, state=self._state)
 
     def release(self) -> None:

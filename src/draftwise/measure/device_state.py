@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from draftwise.machine.cores import find_control_groups, read_system_file
+from draftwise.machine.processes import find_control_groups, read_system_file
 
 DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 

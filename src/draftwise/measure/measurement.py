@@ -28,7 +28,7 @@ from draftwise.core import (
 )
 from draftwise.core.finding import join_names
 from draftwise.knowledge.messages import refusal, warning
-from draftwise.machine.cores import count_cores
+from draftwise.machine.processes import count_cores
 from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.measurement_spec import MeasurementSpec

@@ -12,7 +12,7 @@ from draftwise.backends.address import check_url
 from draftwise.backends.vllm_server import check_arguments, find_version, split_command
 from draftwise.core import Arm, Finding, InvalidSetup, Progress, Replay, RunPlan, Setup, Severity, Workload
 from draftwise.knowledge.messages import refusal
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
 from draftwise.measure.measurement_spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec

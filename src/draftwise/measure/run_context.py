@@ -33,7 +33,7 @@ from draftwise.core import (
     cause_of,
 )
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.cores import count_cores, cpu_name
+from draftwise.machine.processes import count_cores, cpu_name
 from draftwise.version import __version__
 
 _NOTES = ("hardware", "precision", "model")

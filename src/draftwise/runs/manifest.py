@@ -13,7 +13,7 @@ from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Se
 from draftwise.core.documents import from_json
 from draftwise.core.grouping import copy_fields
 from draftwise.knowledge.messages import refusal
-from draftwise.knowledge.remembering import find_remembering
+from draftwise.knowledge.spec_keys import find_remembering
 
 _FORMAT = 2
 

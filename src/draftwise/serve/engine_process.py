@@ -30,8 +30,7 @@ from draftwise.engine.kernel_cache import (
 )
 from draftwise.engine.startup_phases import Startup
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.cores import count_cores
-from draftwise.machine.processes import make_command
+from draftwise.machine.processes import count_cores, make_command
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 from draftwise.version import tell_install

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import torch
 
-from draftwise.machine.cores import count_cores
+from draftwise.machine.processes import count_cores
 
 _WINDOW_S = 0.05
 """Seconds over which waiting adds up: many scheduler slices (about 3 ms each)."""

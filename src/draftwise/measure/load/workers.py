@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from draftwise.backends import Backend, OneAtATime, UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
 from draftwise.knowledge.messages import text_of
-from draftwise.machine.cores import count_cores
+from draftwise.machine.processes import count_cores
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.event_loop import HealthWatch, precise_loop
 from draftwise.measure.load.requests import replay_times
