@@ -1,4 +1,4 @@
-"""Several options of a verb as one decorator, options whose text a verb reads, and one that verbs share."""
+"""Options of verbs from rows of `options`, and the types of values that they take."""
 
 from __future__ import annotations
 
@@ -19,28 +19,8 @@ from draftwise.core import InvalidRequest
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h)\s*")
 _SECONDS: Mapping[str, float] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
 _FOLDER = Path(__file__).with_name("options")
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
-
-
-def option(flag: str, *others: str, **more: Any) -> Callable[[_F], _F]:
-    """Return an option from its flag as in the help (`--gpu NAME`), other names, and the help text."""
-    name, _, metavar = flag.partition(" ")
-    *spellings, text = others
-    return click.option(name, *spellings, metavar=metavar or None, help=text, **more)
-
-
-def add_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """Return a decorator that adds options and arguments to a verb, in the order of its help."""
-
-    def add(function: _F) -> _F:
-        for each in reversed(options):
-            function = each(function)
-        return function
-
-    return add
 
 
 class PanelCommand(click.Command):

@@ -22,6 +22,8 @@ from draftwise.core import InvalidSetup
 from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, RuleExample, VllmRule, show_template
 from draftwise.verbs.explain import explain as run_explain
 
+_ROWS = Path(__file__).with_name("options")
+
 
 def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
     """Return what an option does, once for each help text; methods of `train` are asked where no verb has it.
@@ -32,7 +34,8 @@ def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
     for verb in sorted(group.list_commands(root), key="train".__eq__):
         module = verb.replace("-", "_")
         text = Path(__file__).with_name(f"{module}_command.py").read_text(encoding="utf-8")
-        names_it = name in text or "engine_options" in text or name in str(list(read_rows(module)))
+        rows = (row for file in _ROWS.glob(f"{module}*.json") for row in read_rows(file.stem))
+        names_it = name in text or "engine_options" in text or name in str([*rows])
         if not helps if verb == "train" else names_it:
             for words, each in _list_commands(verb, group.get_command(root, verb)):
                 _collect(name, words, each, helps)

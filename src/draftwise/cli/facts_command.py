@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from draftwise.cli._console import open_bar
-from draftwise.cli._options import option
+from draftwise.cli._options import options
 from draftwise.cli._results import json_option, show
 from draftwise.verbs.facts import (
     Answer,
@@ -26,9 +26,7 @@ _SHIPPED = "shipped"
 
 
 @click.group(short_help="List the known vLLM releases, or add one.", invoke_without_command=True)
-@option("--older-than MONTHS", "older_than_months", "Age in months at which a release is marked as old.",
-        type=click.FloatRange(min=0), default=6.0, show_default=True)  # fmt: skip
-@json_option
+@options("facts", of=FactsRequest, older_than_months=click.FloatRange(min=0))
 @click.pass_context
 def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
     """List the vLLM releases that draftwise knows: date, age, and source of the facts.
@@ -43,8 +41,7 @@ def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
 
 @facts.command(short_help="Add a release: vllm==X, a wheel, a folder, or what is installed.")
 @click.argument("what", required=False, metavar="[WHAT]")
-@option("--python", "Interpreter with vLLM installed, such as /opt/venv/bin/python.")
-@json_option
+@options("facts_add")
 def add(what: str | None, python: str | None, as_json: bool) -> None:
     """Add a vLLM release to your facts, in addition to the shipped ones.
 
@@ -73,9 +70,7 @@ def remove(what: str, as_json: bool) -> None:
 
 
 @facts.command(short_help="List known defects, by release and method.")
-@option("--vllm VERSION", "List only the defects of this release.")
-@option("--method METHOD", "List only the defects of this method.")
-@json_option
+@options("facts_defects")
 def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
     """List the known defects of speculation in vLLM and its plugins, with releases, workarounds and reports.
 
@@ -90,8 +85,7 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
 
 
 @facts.command(short_help="Count the validators of vLLM's configs.")
-@option("--vllm VERSION", "Count this release only. List its unread refusals.")
-@json_option
+@options("facts_validators")
 def validators(vllm: str | None, as_json: bool) -> None:
     """Count the validators of vLLM's configs: code that rejects settings.
 

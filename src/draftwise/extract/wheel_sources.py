@@ -267,7 +267,7 @@ def open_folder(folder: Path, *, read_from: str = "", built: str = "", sha256: s
 
 
 @contextmanager
-def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Iterator[VllmSources]:
+def open_wheel(file: Path) -> Iterator[VllmSources]:
     """Unpack a wheel for the duration of the block.
 
     Raises:
@@ -275,7 +275,7 @@ def open_wheel(file: Path, progress: Progress = lambda _done, _all: None) -> Ite
     """
     with TemporaryDirectory(prefix="draftwise-") as folder:
         try:
-            built = unpack_sources(file, Path(folder), progress)
+            built = unpack_sources(file, Path(folder))
             with file.open("rb") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         except (OSError, zipfile.BadZipFile) as error:

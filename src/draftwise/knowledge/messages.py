@@ -34,9 +34,9 @@ def note(code: str, *, case: str = "", **values: object) -> Finding:
     return Finding.info(code, **_fill(code, case, values))
 
 
-def text_of(code: str, *, case: str = "", **values: object) -> str:
-    """Return only the text of a row that is no finding; arguments as in `refusal`."""
-    return _fill(code, case, values)["message"]
+def text_of(code: str, **values: object) -> str:
+    """Return only the text of a row that is no finding."""
+    return _fill(code, "", values)["message"]
 
 
 def _fill(code: str, case: str, values: Mapping[str, object]) -> dict[str, str]:
