@@ -250,6 +250,20 @@ def test_a_variable_that_turns_a_plugin_on_says_that_it_is_there() -> None:
     assert [each.code for each in with_plugin.defects] == ["arctic-speculator-sizes"]
 
 
+@pytest.mark.parametrize(
+    ("given", "version", "outcome"),
+    [
+        ("--enable-shift-parallel --ulysses-sequence-parallel-size 2", "0.9.2", CheckOutcome.NOT_JUDGED),
+        ("--enable-shift-paralel", "0.9.2", CheckOutcome.REJECTED),
+        ('--speculative-config \'{"method": "suffix"}\'', "0.9.2", CheckOutcome.NOT_JUDGED),
+        ('--speculative-config \'{"method": "sufix"}\'', "0.9.2", CheckOutcome.REJECTED),
+    ],
+)
+def test_flags_and_methods_of_a_plugin_are_not_vllms(given: str, version: str, outcome: CheckOutcome) -> None:
+    line = f"ARCTIC_INFERENCE_ENABLED=1 vllm serve meta-llama/Llama-3.1-8B-Instruct {given}"
+    assert judge_line(line, version).outcome is outcome
+
+
 def test_a_drafter_served_as_the_model_fails_later(tmp_path: Path) -> None:
     head = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 64}
     (tmp_path / "head").mkdir()

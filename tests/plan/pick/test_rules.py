@@ -125,6 +125,11 @@ def test_reasons_weigh_as_much_as_they_should(asked: dict[str, Any], weight: Wei
     assert (levers[0].weight if levers else None) is weight
 
 
+@pytest.mark.parametrize(("target", "is_small"), [("Qwen/Qwen3.5-0.8B", True), ("zai-org/GLM-4.6", False)])
+def test_the_name_tells_the_size_of_a_target_whose_shape_is_unknown(target: str, is_small: bool) -> None:
+    assert ("small-target" in codes(advise(target))) == is_small
+
+
 @pytest.mark.parametrize("architecture", ["BertModel", "Qwen2ForRewardModel"])
 def test_models_that_answer_with_a_vector_end_the_search(architecture: str) -> None:
     known = find_model(QWEN)

@@ -36,6 +36,7 @@ TRTLLM = "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 3\n  sp
         ("llama-server -m a.gguf --model-draft b --draft-max 16", ("llama.cpp", "draft_model", 16, None, "b")),
         ("llama-server -m a.gguf --spec-type draft-mtp --spec-draft-n-max 2", ("llama.cpp", "mtp", 2, None, "")),
         ("llama-server -m a.gguf --spec-type ngram-mod,draft-mtp", ("llama.cpp", "ngram", None, None, "")),
+        ("llama serve -hf a/b --spec-type draft-mtp --spec-draft-n-max 2", ("llama.cpp", "mtp", 2, None, "")),
         ("llama-server -m a.gguf --spec-type none", ("llama.cpp", "", None, None, "")),
         ("services:\n  a:\n    image: lmsysorg/sglang:v0.5.9\n    command: [python3, -m, sglang.launch_server, "
          "--model-path, m, --speculative-algorithm, EAGLE3, --speculative-num-steps, '3']",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ _POOLING = frozenset({
     "embedding", "late_interaction", "reward", "sequence_classification", "token_classification", "cross_encoder",
 })  # fmt: skip
 """Groups of vLLM's model registry whose classes answer with a vector or a score."""
+_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])")
 
 
 class Weight(StrEnum):
@@ -87,13 +89,20 @@ def _prefill_share(case: PickCase) -> float | None:
 
 def _target(case: PickCase) -> Iterator[Lever]:
     machine = case.machine
+    weights = _read_weights(case.target.name) if machine is None else machine.work.weights
+    if weights is not None and weights < get_advice("small-target").numbers["params"]:
+        yield make_lever("small-target", target=case.target.name, size=weights / 1e9)
     if machine is None:
         return
-    if machine.work.weights < get_advice("small-target").numbers["params"]:
-        yield make_lever("small-target", target=case.target.name, size=machine.work.weights / 1e9)
     sequences = case.requirements.traffic.concurrency
     if sequences >= machine.balance_rows:
         yield make_lever("compute-bound", rows=machine.balance_rows, sequences=sequences)
+
+
+def _read_weights(name: str) -> float | None:
+    """Return the number of weights that a model's name tells, as in Qwen3.5-0.8B. None if it tells none."""
+    found = _SIZE.search(name)
+    return None if found is None else float(found[1]) * (1e9 if found[2] in "bB" else 1e6)
 
 
 def _temperature(case: PickCase) -> Iterator[Lever]:

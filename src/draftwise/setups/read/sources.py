@@ -47,7 +47,7 @@ _PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.
 _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
 """What supervisord fills in: a variable of its own or of the environment."""
 _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
-_OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama-server")
+_OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama(?:-server|\s+serve)")
 """What every text of another engine holds."""
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")

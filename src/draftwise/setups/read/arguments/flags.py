@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import Rulebook, get_rule
+from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release, releases
 from draftwise.setups.read.shell.words import Mistake, Word
 
@@ -279,6 +280,8 @@ def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling
 
 def _explain_flag(word: Word, release: Release) -> Ruling:
     flag = word.text.partition("=")[0].partition(".")[0]
+    if package := _find_plugin(flag):
+        return get_rule("flag-of-plugin").ruling(flag=flag, package=package, where=word.where(flag))
     elsewhere = _releases_with(flag)
     if elsewhere:
         return get_rule("flag-of-other-release").ruling(
@@ -295,6 +298,11 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
         where=word.where(flag[:80]),
         fix=f"Did you mean {near[0]}?" if near else "",
     )
+
+
+def _find_plugin(flag: str) -> str:
+    """Return the package that adds a flag to vLLM's own; empty for none."""
+    return next((package for package, flags in read_data("plugin_flags")["flags"].items() if flag in flags), "")
 
 
 def _use_long_names(words: Sequence[Word], release: Release) -> tuple[list[Word], list[Ruling]]:
