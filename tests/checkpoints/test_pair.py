@@ -321,7 +321,7 @@ class TestMtp:
         (finding,) = inspect_checkpoint(folder).findings
         assert (finding.code, finding.severity) == ("mtp-modules-lost", Severity.WARNING)
         assert said in finding.message
-        (finding,) = find_mtp_findings(folder)
+        (finding,) = find_mtp_findings(folder, places=("after the layers",))
         assert (finding.code, finding.severity) == ("mtp-tensors-missing", Severity.ERROR)
 
     def test_incomplete(self, tmp_path: Path) -> None:
@@ -336,8 +336,10 @@ class TestMtp:
         (finding,) = inspect_checkpoint(self.target(tmp_path, 1, stated=None)).findings
         assert finding.code == "mtp-modules-unstated"
 
-    def test_a_target_without_any_is_no_fault(self) -> None:
-        assert find_mtp_findings(TARGET) == ()
+    def test_what_is_nowhere_is_missing_if_the_places_are_known_and_else_unseen(self, tmp_path: Path) -> None:
+        for folder in (TARGET, self.target(tmp_path, 0, stated=1)):
+            assert [each.code for each in find_mtp_findings(folder)] == ["mtp-modules-unseen"]
+            assert [each.code for each in find_mtp_findings(folder, places=("mtp",))] == ["mtp-tensors-missing"]
 
 
 class TestAdvice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -124,10 +124,15 @@ def find_pair_findings(
     return tuple(finding for finding in found if finding.code != _SIZES)
 
 
-def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
+def find_mtp_findings(
+    target_dir: str | Path, *, places: Sequence[str] = (), version: Version | None = None
+) -> tuple[Finding, ...]:
     """Return why a target cannot draft with its own modules, for `"method": "mtp"` without `model`.
 
     A checkpoint without its shards is judged by the tensor names in its index.
+
+    Args:
+        places: where the release's class finds the modules; empty if unknown, so that none can be missed.
     """
     try:
         mtp = inspect_checkpoint(target_dir).mtp
@@ -136,9 +141,12 @@ def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None)
         if not all(each.code == _UNREAD for each in unread) or (indexed := read_index(target_dir)) is None:
             return unread
         mtp = find_mtp_modules(read_config(Path(target_dir)), indexed)
-    if mtp is None or not (mtp.lost or mtp.incomplete):
+    if mtp is not None and not (mtp.lost or mtp.incomplete):
         return ()
-    return Rulebook(version).ruling("mtp-tensors-missing", message=describe_lost(mtp), where=Path(target_dir))
+    if not places and (mtp is None or not mtp.present):
+        return Rulebook(version).ruling("mtp-modules-unseen", where=Path(target_dir))
+    message = "Neither config.json nor the weight files hold MTP modules." if mtp is None else describe_lost(mtp)
+    return Rulebook(version).ruling("mtp-tensors-missing", message=message, where=Path(target_dir))
 
 
 def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:

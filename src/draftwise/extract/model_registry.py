@@ -89,18 +89,24 @@ def _group(name: str) -> str:
 
 
 def _inspect(tree: Tree, dotted: str, cls: str) -> dict[str, Any]:
-    """Return the interfaces of a model class. An architecture whose class cannot be found is a gap, and says so."""
+    """Return the interfaces of a model class."""
+    ancestors = find_classes(tree, dotted, cls)
+    names = {node.name for where, node in ancestors if where.path == _INTERFACES and _is_interface(node.name)}
+    names |= {interface for where, node in ancestors for interface in _flagged(where, node)}
+    if not _takes_stage_input(ancestors):
+        names.discard(_PIPELINE)
+    return {"interfaces": sorted(names - _ASIDE)}
+
+
+def find_classes(tree: Tree, dotted: str, cls: str) -> list[_Class]:
+    """Return a model class and all above it. An architecture whose class cannot be found is a gap, and says so."""
     module = find_module(tree, dotted)
     if module is None:
         raise NotFound(f"vLLM {tree.version}: no module {dotted} for {cls}")
     ancestors = list(dict.fromkeys(_ancestors(module, ast.Name(cls))))
     if not ancestors:
         raise NotFound(f"vLLM {tree.version}: no class {cls} in {module.path}")
-    names = {node.name for where, node in ancestors if where.path == _INTERFACES and _is_interface(node.name)}
-    names |= {interface for where, node in ancestors for interface in _flagged(where, node)}
-    if not _takes_stage_input(ancestors):
-        names.discard(_PIPELINE)
-    return {"interfaces": sorted(names - _ASIDE)}
+    return ancestors
 
 
 def _takes_stage_input(ancestors: list[_Class]) -> bool:

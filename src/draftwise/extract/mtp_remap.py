@@ -8,16 +8,20 @@ symbols.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.extract.expressions import UNKNOWN, evaluate, strings
+from draftwise.extract.model_registry import find_classes, read_registry
 from draftwise.extract.speculative import Facts, get_config
 from draftwise.extract.tree import Module, NotFound, Tree
 
 _FUNCTION = "hf_config_override"
+_PLACES = {"after the layers": re.compile(r"get_spec_layer\w*\("), "mtp": re.compile(r"""["'.]mtp[._]|model\.mtp\b""")}
+"""Where a drafting class finds its modules in the target's checkpoint, by what its file says."""
 _INNER = frozenset({"text_config", "get_text_config"})
 
 
@@ -64,6 +68,19 @@ def mtp_remap(tree: Tree) -> Facts:
             found[name] = ({"by": kind, **row}, source)
     if not found:
         raise NotFound(f"vLLM {tree.version}: no remap in {module.path}")
+    return found
+
+
+def mtp_places(tree: Tree) -> Facts:
+    """Class that drafts with a target's modules -> where it finds them in the checkpoint; left out if unclear."""
+    registry = read_registry(tree)
+    names = {name for row, _ in mtp_remap(tree).values() for name in row.get("architectures", ())}
+    found: Facts = {}
+    for name in sorted(names & registry.keys()):
+        classes = find_classes(tree, *registry[name][:2])
+        where, loads = next((each for each in classes if "def load_weights" in ast.unparse(each[1])), classes[0])
+        if places := [place for place, pattern in _PLACES.items() if pattern.search(where.text)]:
+            found[name] = (places, where.source(f"{loads.name}.load_weights"))
     return found
 
 

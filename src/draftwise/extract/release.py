@@ -40,6 +40,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         speculative.method_inference,
         speculative.aux_targets,
         mtp_remap.mtp_remap,
+        mtp_remap.mtp_places,
         model_registry.architectures,
         model_registry.speculators_types,
         model_registry.config_model_types,

@@ -154,7 +154,7 @@ def _tested(node: ast.AST) -> list[str]:
 
 
 def env(tree: Tree) -> Facts:
-    """Every VLLM_* environment variable, with its declared type and default."""
+    """Every VLLM_* environment variable, with its declared type and default, and what to use instead if deprecated."""
     module = tree.get("vllm/envs.py")
     listed = module.names.get("environment_variables")
     if not isinstance(listed, ast.Dict):
@@ -166,10 +166,23 @@ def env(tree: Tree) -> Facts:
         for statement in block.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
-    names = [str(key.value) for key in listed.keys if isinstance(key, ast.Constant)]
-    return {
-        name: (_variable(module, declared.get(name)), module.source(name)) for name in names if name.startswith("VLLM_")
+    readers = {
+        str(key.value): read
+        for key, read in zip(listed.keys, listed.values, strict=True)
+        if isinstance(key, ast.Constant)
     }
+    return {
+        name: (_variable(module, declared.get(name)) | _replacement(module, read), module.source(name))
+        for name, read in readers.items()
+        if name.startswith("VLLM_")
+    }
+
+
+def _replacement(module: Module, read: ast.expr) -> dict[str, str]:
+    match read:
+        case ast.Call(func=ast.Name(id="deprecated_env"), args=[_, _, told, *_]):
+            return {"instead": str(evaluate(module, told))}
+    return {}
 
 
 def _variable(module: Module, declared: ast.AnnAssign | None) -> dict[str, Any]:

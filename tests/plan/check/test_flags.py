@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.made_checkpoints import H200, LLAMA, judge, rejections, write
 
-from draftwise.core import Device, Setup
+from draftwise.core import Device, Setup, Severity
+from draftwise.knowledge.vllm import all_keys, releases
 from draftwise.plan.check import get_context
 from draftwise.plan.check.engine import fill_in_batch
 from draftwise.plan.check.model import read_target
@@ -81,3 +82,39 @@ def test_batches_that_the_scheduler_refuses(llama: str) -> None:
     assert rejections(judge(llama, None, max_num_batched_tokens=64, max_num_seqs=128)) == ["batch-below-requests"]
     few = judge(llama, None, max_num_batched_tokens=512, max_num_seqs=8, enable_chunked_prefill=False)
     assert rejections(few) == ["batch-below-context"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "release", "told", "fix"),
+    [
+        ("VLLM_ATTENTION_BACKEND", "0.15.0", "0.14.1 was the last release", "Pass --attention-backend."),
+        ("VLLM_FLASH_ATTN_VERSION", "0.33.0", "0.14.1 was", "Pass --attention-config.flash_attn_version."),
+        ("VLLM_USE_FBGEMM", "0.24.0", "0.23.0 was", "Use --linear-backend fbgemm."),  # what the last release logged
+        ("VLLM_USE_V1", "0.11.1", "0.11.0 was", "Remove it."),
+        ("VLLM_BATCH_INVARIANT", "0.11.0", "0.19.0 is the first release", "Upgrade, or remove it."),
+        ("VLLM_ATTENTON_BACKEND", "0.11.0", "", "Did you mean VLLM_ATTENTION_BACKEND?"),
+    ],
+)
+def test_a_variable_that_the_release_does_not_read(
+    llama: str, variable: str, release: str, told: str, fix: str
+) -> None:
+    setup = Setup(target=llama, engine="vllm", engine_version=release, env={variable: "1"})
+    (ruling,) = get_context(setup).rulings
+    assert (ruling.code, ruling.severity, ruling.fix) == ("variable-unread", Severity.WARNING, fix)
+    assert told in ruling.message
+
+
+def test_every_variable_is_known_in_its_releases_and_named_in_the_others(llama: str) -> None:
+    assert len(all_keys("env")) > 380
+    for release in releases():
+        setup = Setup(target=llama, engine="vllm", engine_version=str(release), env=dict.fromkeys(all_keys("env"), "1"))
+        context = get_context(setup)
+        unread = {each.where for each in context.rulings if each.code == "variable-unread"}
+        assert unread == {*all_keys("env")} - release.table("env").keys()
+        assert unread.isdisjoint(context.env)
+
+
+def test_a_variable_of_nobody_is_not_judged_and_others_are_not_vllms(llama: str) -> None:
+    setup = Setup(target=llama, engine="vllm", engine_version="0.33.0", env={"VLLM_MY_SCRIPT": "1", "HF_HOME": "/x"})
+    (ruling,) = get_context(setup).rulings
+    assert (ruling.code, ruling.severity) == ("variable-unlisted", Severity.INFO)

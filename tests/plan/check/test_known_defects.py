@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
+import pytest
 from packaging.version import Version
 
 from draftwise.core import Device, Effect, Severity
@@ -150,6 +151,24 @@ def test_a_feature_is_not_praised_where_the_target_is_unknown_and_a_row_may_spea
     report = judge(read_words([*words.split(), spec], engine_version="0.24.0"))
     assert "target-not-here" in {finding.code for finding in report.findings}
     assert not {*_praised(report)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "met"),
+    [
+        ("--enable-prefix-caching", "0.19.0", True),  # the default of these releases, as the report has it
+        ("--enable-prefix-caching --mamba-cache-mode none", "0.19.1", True),
+        ("--enable-prefix-caching --mamba-cache-mode align", "0.19.0", False),
+        ("", "0.19.0", False),  # hybrids do not cache prefixes
+        ("--mamba-cache-mode all", "0.19.0", False),
+        ("--enable-prefix-caching", "0.21.0", False),  # align is the default with drafts
+        ("--enable-prefix-caching --mamba-cache-mode all", "0.21.0", True),
+    ],
+)
+def test_the_cache_of_states_has_the_mode_that_the_release_chooses(flags: str, version: str, met: bool) -> None:
+    words = f"vllm serve nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 {flags} --speculative-config".split()
+    report = judge(read_words([*words, '{"method": "mtp", "num_speculative_tokens": 1}'], engine_version=version))
+    assert ("nemotron-h-mamba-all" in {row.code for row in report.defects}) is met
 
 
 def test_an_open_row_is_unknown_in_a_release_that_a_user_added(add_like_newest: Callable[..., Release]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from tests.support.made_checkpoints import DEEPSEEK, EAGLE3, LLAMA, judge, rejections, write
 
-from draftwise.core import Severity
+from draftwise.core import CheckOutcome, Severity
+from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import Report
 
 BUNDLE = Path(__file__).parents[3] / "bundle"
+FAMILIES = get_release("0.33.0").table("mtp_remap")
 ABOUT_WEIGHTS = {"weights-not-inspected", "mtp-tensors-missing", "tensors-missing", "hidden-size-differs"}
 
 
@@ -66,6 +68,27 @@ def test_a_target_that_lost_its_mtp_modules(tmp_path: Path) -> None:
     report = judge(target, spec)
     assert errors(report) == {"mtp-tensors-missing"}
     assert errors(judge(target, {**spec, "model": target})) == {"mtp-tensors-missing"}
+
+
+@pytest.mark.parametrize("mapped", FAMILIES)
+def test_a_target_of_every_family_without_modules_is_refused_or_not_judged(tmp_path: Path, mapped: str) -> None:
+    kind = "architectures" if FAMILIES[mapped]["by"] == "architecture" else "model_type"
+    place = {"architectures": [mapped]} if kind == "architectures" else {"model_type": mapped}
+    target = write(tmp_path, "target", {**DEEPSEEK, "num_nextn_predict_layers": None, "model_type": "x", **place})
+    write_weights(target, {"model.embed_tokens.weight": (2000, 256)})
+    report = judge(target, {"method": "mtp", "num_speculative_tokens": 1}, "0.33.0")
+    assert report.outcome is not CheckOutcome.ACCEPTED
+
+
+def test_a_target_whose_config_does_not_count_its_modules_is_seen_by_its_tensors(tmp_path: Path) -> None:
+    config = {**DEEPSEEK, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+    target = write(tmp_path, "target", {key: value for key, value in config.items() if "nextn" not in key})
+    spec = {"method": "mtp", "num_speculative_tokens": 1}
+    write_weights(target, {"model.embed_tokens.weight": (2000, 256)})
+    assert errors(judge(target, spec)) == {"mtp-tensors-missing"}
+    names = ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "layers.0.mlp.gate")
+    write_weights(target, {f"mtp.{name}.weight": (2, 2) for name in names})
+    assert errors(judge(target, spec)) == set()
 
 
 def test_configs_without_weights_are_a_question_about_configs(tmp_path: Path) -> None:

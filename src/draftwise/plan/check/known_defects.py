@@ -84,7 +84,7 @@ def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
     limits = get_limits(context)
     compilation = context.objects.get("compilation_config", {})
     connector = context.objects.get("kv_transfer_config", {})
-    hybrid = target is not UNKNOWN and "hybrid" in target
+    hybrid = UNKNOWN if target is UNKNOWN else "hybrid" in target
     caches = _caches_prefixes(context, hybrid)
     gpu = find_gpu(context)
     return {
@@ -114,7 +114,7 @@ def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
         "dcp": sizes.get("decode_context_parallel_size") or 1,
         "ep": "enable_expert_parallel" in context.on,
         "prefix_caching": caches,
-        "mamba_cache_mode": flags.get("mamba_cache_mode") if given.get("mamba_cache_mode") else _align(caches, hybrid),
+        "mamba_cache_mode": UNKNOWN if UNKNOWN in (caches, hybrid) else _find_state_mode(context, caches and hybrid),
         "chunked_prefill": context.chunks_prefill,
         "kv_connector": connector.get("kv_connector") or "",
         "kv_role": connector.get("kv_role") or "",
@@ -194,14 +194,23 @@ def _length_of(model: ModelConfig | None) -> Any:
     return UNKNOWN if model is None else _or_unknown(HfConfig(model.config).context_length)
 
 
-def _caches_prefixes(context: Context, hybrid: bool) -> bool:
+def _caches_prefixes(context: Context, hybrid: Any) -> Any:
     asked = context.flags.get("enable_prefix_caching")
-    return bool(asked) if asked is not None else not hybrid or context.rules.holds("hybrid-caches-prefixes")
+    if asked is not None or context.rules.holds("hybrid-caches-prefixes"):
+        return asked is not False
+    return UNKNOWN if hybrid is UNKNOWN else not hybrid
 
 
-def _align(caches: bool, hybrid: bool) -> str:
-    """Return the mode of Mamba's cache where none is given: blocks are aligned as soon as prefixes are cached."""
-    return "align" if caches and hybrid else "none"
+def _find_state_mode(context: Context, caches: bool) -> Any:
+    """Return what the cache holds of a hybrid target's states: the mode that was asked for, or the release's own."""
+    asked = context.given.get("mamba_cache_mode")
+    if not caches:
+        return "none"
+    if asked in (None, "none"):
+        holds = context.rules.holds
+        asked = "all" if holds("size-state-each-block") and not holds("hybrid-aligned-with-drafts") else "align"
+    able = asked != "all" or has_interface(context, "SupportsMambaPrefixCaching")
+    return UNKNOWN if able is None else asked if able else "align"
 
 
 def _find_platform(context: Context, architecture: str | None) -> str:

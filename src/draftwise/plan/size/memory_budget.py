@@ -336,7 +336,8 @@ def find_states(request: SizeRequest) -> StateBlocks:
         return StateBlocks(blocks=1 + k)
     kind = state_kind(request.config)
     classes = request.release.table("architectures").get(request.architecture) or {}
-    if rules.holds("size-state-each-block") and "SupportsMambaPrefixCaching" in classes.get("interfaces", ()):
+    keeps_each = rules.holds("size-state-each-block") and not (k and rules.holds("hybrid-aligned-with-drafts"))
+    if keeps_each and "SupportsMambaPrefixCaching" in classes.get("interfaces", ()):
         added = k if rules.holds("size-state-each-block-and-draft") else 0
         return StateBlocks(blocks=added, alignment=chunk_of(request.config), every_block=True)
     code = EXPORTS_CHECKPOINTS.get(kind)

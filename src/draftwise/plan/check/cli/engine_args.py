@@ -14,12 +14,13 @@ from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.core.finding import join_names
 from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
-from draftwise.knowledge.vllm import Release, get_release, history
+from draftwise.knowledge.vllm import Release, all_keys, get_release, history
 from draftwise.plan.check.cli.configs import ServerSettings, find_refused
 from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
 from draftwise.plan.check.stages import Context, Platform, Step, collect
@@ -57,8 +58,9 @@ def _look_up(
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
     given = yield from _read_flags(rules, release, setup.args)
+    env = yield from _read_variables(rules, release, setup.env)
     platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
-    yield from find_refused(rules, release, ServerSettings(given=given, platform=platform, env=setup.env))
+    yield from find_refused(rules, release, ServerSettings(given=given, platform=platform, env=env))
     written = None if setup.spec is None else setup.spec.to_dict()
     verifier, spec = yield from _read_served(rules, release, setup.target, model, written)
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
@@ -82,7 +84,7 @@ def _look_up(
         verifier=verifier,
         doubled=doubled,
         platform=platform,
-        env=setup.env,
+        env=env,
         origins=origins,
         installed=installed,
     )
@@ -175,6 +177,45 @@ def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> 
         fix = "Remove it."
     told = f"; it exists from {spans[0].since} to {spans[-1].until or 'now'}" if spans else ""
     yield from rules.ruling("flag-unknown", flag=flag, told=told, fix=fix)
+
+
+def _read_variables(rules: Rulebook, release: Release, env: Mapping[str, str]) -> Step[Mapping[str, str]]:
+    """Return the variables without those that the release does not read, and yield these."""
+    own = [name for name in env if name.startswith("VLLM_")]
+    unlisted = [name for name in own if name not in release.table("env")]
+    foreign: list[str] = []
+    for name in unlisted:
+        known = all_keys("env")
+        if name in known:
+            yield from _find_other_releases(rules, release, name)
+        elif near := get_close_matches(name, known, n=1, cutoff=0.9):
+            yield from rules.ruling("variable-unread", name=name, told="", fix=f"Did you mean {near[0]}?")
+        else:
+            foreign.append(name)
+    if foreign:
+        yield from rules.ruling("variable-unlisted", names=join_names(foreign))
+    return {name: value for name, value in env.items() if name not in unlisted or name in foreign}
+
+
+def _find_other_releases(rules: Rulebook, release: Release, name: str) -> Iterator[Ruling]:
+    spans = history("env", name)
+    if release.version < spans[0].since:
+        told, fix = f"; {spans[0].since} is the first release that does", "Upgrade, or remove it."
+    else:
+        last = next(span for span in reversed(spans) if span.until is not None and span.until < release.version)
+        told = f"; {last.until} was the last release that did"
+        fix = last.value.get("instead") or _find_successor(release, name) or "Remove it."
+    yield from rules.ruling("variable-unread", name=name, told=told, fix=fix)
+
+
+def _find_successor(release: Release, variable: str) -> str:
+    """Return how to pass the flag, or the field of a config's flag, that has a variable's name in the release."""
+    name = variable.removeprefix("VLLM_").removeprefix("V1_").lower()
+    flags = release.table("flags")
+    fields = (field.split(".") for field in release.table("config_fields") if field.endswith(f".{name}"))
+    of_configs = (f"{_spell(re.sub('(?<=[a-z])(?=[A-Z])', '_', cls).lower())}.{field}" for cls, field in fields)
+    able = (flag for flag in (_spell(name), *of_configs) if flag.partition(".")[0] in flags)
+    return next((f"Pass {flag}." for flag in able), "")
 
 
 def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:

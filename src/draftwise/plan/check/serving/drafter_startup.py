@@ -221,7 +221,9 @@ def _find_in_files(context: Context, resolved: Resolved) -> Iterator[Finding]:
         if _has_weights(target):
             from draftwise.checkpoints.pair import find_mtp_findings  # most setups name no directory: a slow import
 
-            yield from find_mtp_findings(target, version=context.release.version)
+            known = context.release.table("mtp_places")
+            places = [place for name in resolved.draft_architectures or () for place in known.get(name, ())]
+            yield from find_mtp_findings(target, places=places, version=context.release.version)
     elif drafter is not None and not own and (_has_weights(target) or _has_weights(drafter)):
         from draftwise.checkpoints.pair import find_pair_findings
 
