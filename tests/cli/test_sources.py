@@ -183,7 +183,7 @@ def test_a_folder_in_which_nothing_starts_a_server_is_exit_2_unless_that_is_righ
     (tmp_path / "a.yaml").write_text("a: 1\n")
     assert run("check", str(tmp_path)).exit_code == 2
     assert run("check", str(tmp_path), "--skip-other-files").exit_code == 0
-    assert run("check", str(tmp_path / "a.yaml")).exit_code == 1
+    assert run("check", str(tmp_path / "a.yaml")).exit_code == 2
     assert run("check", str(tmp_path / "a.yaml"), "--skip-other-files").exit_code == 0
 
 

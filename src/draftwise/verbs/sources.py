@@ -106,11 +106,14 @@ class FoundSetups:
         return [reading.setup for reading in self.readings]
 
     def require_some(self) -> None:
-        """Refuse a folder in which no file starts a server, so that nothing would be judged.
+        """Refuse sources of which none starts a server, so that nothing would be judged.
 
         Raises:
             UnreadableSource: there is no server.
         """
+        told = [finding for _, report in self.unread for finding in report.findings]
+        if told and not self.readings and all(each.code == "no-server" for each in told):
+            raise UnreadableSource(told)
         if self.skipped and not (self.readings or self.unread or self.may_be_empty):
             number = len(self.skipped)
             said = f"None of the {number} files starts" if number > 1 else "The file does not start"

@@ -1,3 +1,5 @@
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -567,6 +569,44 @@ def test_json_that_is_no_setup_is_no_speculative_config_with_odd_keys(tmp_path):
     notebook = '{"cells": [{"source": ["!vllm serve gpt2"]}], "metadata": {}, "nbformat": 4}'
     with pytest.raises(NoServer, match="Jupyter notebook"):
         read_setups(write(tmp_path, "a.ipynb", notebook))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0}',
+        '{"model": "m", "prompt": "x", "max_tokens": 3}',
+        '{"method": "GET", "url": "http://x"}',
+        '{"target": "es2022", "module": "node16", "strict": true}',
+        '{"name": "x", "image": "nginx", "model": "m", "args": ["--model", "m"]}',
+        '{"name": "x", "imageName": "runpod/worker-v1-vllm:v2.7.0", "model": "m", "env": {"MODEL_NAME": "m"}}',
+        '{"architectures": ["LlamaForCausalLM"], "quantization": null, "torch_dtype": "bfloat16"}',
+    ],
+)
+def test_the_object_of_another_tool_is_no_speculative_config(tmp_path, text):
+    for source in (text, write(tmp_path, "a.json", text)):
+        with pytest.raises(NoServer, match="neither a setup nor a speculative config"):
+            read_setups(source)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda image, args, env: {"imageName": image, "dockerArgs": shlex.join(args), "ports": "8000/http", "env": env},
+        lambda image, args, env: {"imageName": image, "dockerStartCmd": args, "env": {env[0]["key"]: env[0]["value"]}},
+        lambda image, args, env: {"containerSpec": {"imageUri": image, "args": args, "env": env}},
+        lambda image, args, env: [{"Config": {"Image": image, "Cmd": args, "Env": ["VLLM_LOGGING_LEVEL=DEBUG"]}}],
+        lambda image, args, env: {"image": image, "args": args, "disk": 40, "env": {"VLLM_LOGGING_LEVEL": "DEBUG"}},
+    ],
+    ids=["runpod template", "runpod rest", "vertex", "docker inspect", "vast"],
+)
+def test_the_container_in_the_object_of_another_tool_is_read(tmp_path, made):
+    args = ["--model", "m", "--speculative-config", SPEC_TEXT]
+    env = [{"key": "VLLM_LOGGING_LEVEL", "name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}]
+    (reading,) = read_setups(write(tmp_path, "a.json", json.dumps(made("vllm/vllm-openai:v0.19.1", args, env))))
+    setup = reading.setup
+    assert (setup.target, setup.spec.to_dict(), setup.engine_version) == ("m", SPEC, "0.19.1")
+    assert dict(setup.env) == {"VLLM_LOGGING_LEVEL": "DEBUG"}
 
 
 def test_the_image_whose_commands_stand_beside_it_names_the_release():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Literal
 
 from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
-from draftwise.knowledge.vllm import Release, all_keys
+from draftwise.knowledge.vllm import Release, all_keys, history
 from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.setup_reading import SetupReading, choose_release, is_shown, no_server
 
@@ -22,9 +23,11 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
     """Return the setup that a JSON object describes.
 
     With `target` or `args`, it is draftwise's own form (with `speculative_config`, `env`, `engine_version`). With
-    `speculative_config` among engine arguments, it has the keywords of `vllm.LLM`. Else it is a speculative config.
+    `speculative_config` among engine arguments, it has the keywords of `vllm.LLM`. A speculative config is known by its
+    keys.
 
     Raises:
+        NoServer: it is an object of something else.
         InvalidSetup: the text is not a JSON object.
     """
     found = read_json(text)
@@ -42,13 +45,11 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
     value = dict(given)
     version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
     release, findings = choose_release(version), list[Finding]()
-    if not {_SPEC, "target", "args"} & set(value):
-        flags = {row["field"] for row in release.table("flags").values()}
-        of_spec = value.keys() & set(all_keys("spec_fields"))
-        if not of_spec and any(isinstance(each, dict | list) for each in value.values()):
-            raise no_server(where, json.dumps(value))
-        if of_spec - flags or not ("model" in value and len(value.keys() & flags) > 1):
-            value = {_SPEC: value}
+    if _SPEC not in value:
+        form = _find_form(value, release)
+        if form is None:
+            raise no_server(where, json.dumps(value, default=str))
+        value = {_SPEC: value} if form == "spec" else value
     target = next((str(value[key]) for key in _TARGET if isinstance(value.get(key), str) and value[key]), "")
     if not target:
         findings.append(get_rule("no-target").ruling(where=where))
@@ -61,6 +62,22 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
         env=_get_env(value.get("env")),
     )
     return SetupReading(setup=setup, where=where, findings=tuple(findings))
+
+
+def _find_form(value: Mapping[str, Any], release: Release) -> Literal["setup", "spec"] | None:
+    """Return what the keys of an object say that it is; None for an object of something else."""
+    keys = {key.lstrip("-").replace("-", "_") for key in value}
+    flags = {row["field"] for row in release.table("flags").values()}
+    spec = set(all_keys("spec_fields"))
+    of_engine = keys & {*flags, *_TARGET, "args", "env"}
+    if isinstance(value.get("target"), str) or isinstance(value.get("args"), Mapping):
+        return "setup" if 2 * len(of_engine) > len(keys) else None
+    if "model" in keys and len(keys & flags) > 1 and keys & spec <= flags:
+        return "setup" if 2 * len(of_engine) > len(keys) else None
+    method = value.get("method")
+    alone = keys & spec - flags - {"method"} or (isinstance(method, str) and history("methods", method))
+    alike = [key for key in keys if get_close_matches(key, spec, n=1, cutoff=0.75)]
+    return "spec" if alone or 2 * len(alike) > len(keys) else None
 
 
 def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:

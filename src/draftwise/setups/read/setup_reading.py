@@ -194,13 +194,16 @@ def no_server(name: str, text: str = "") -> InvalidSetup:
     """Return the error for a text without a vLLM server; `name` is its file's."""
     message = "The text does not start a vLLM server."
     fix = "Pass the command line that begins with vllm serve, or a file that contains one."
+    form = None
     if _MENTIONS.search(text):
         forms = read_data("engines")["unread_forms"]
         form = next((each["name"] for each in forms if re.search(each["sign"], text, re.MULTILINE)), None)
         message = "The text mentions vLLM, but draftwise finds no command in it that starts a server."
-        if form is not None:
-            message = f"The text mentions vLLM, but it is {form}, and draftwise finds no complete command in it."
         fix = "Pass the command that it runs, beginning with vllm serve. Change the file itself by hand."
+    if form is not None:
+        message = f"The text mentions vLLM, but it is {form}, and draftwise finds no complete command in it."
+    elif text.lstrip().startswith("{"):
+        message = "The JSON is neither a setup nor a speculative config, and no command in it starts a vLLM server."
     return NoServer.because("no-server", message, where=name, fix=fix)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -158,9 +159,10 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     if suffix == ".jsonl":
         return [each for each in _read_lines(text, engine_version) if source.is_chosen or _is_evident(each.setup)]
     is_json = suffix == ".json" or (bare.startswith("{") and not bare.startswith(_TEMPLATE))
-    if is_json and not _MANIFEST_IN_JSON.search(text):
-        reading = read_json_setup(text, name=name, engine_version=engine_version)
-        return [reading] if source.is_chosen or _is_evident(reading.setup) else []
+    if is_json and not bare.startswith("[") and not _MANIFEST_IN_JSON.search(text):
+        with suppress(NoServer):  # the object of another tool, which may run a command
+            reading = read_json_setup(text, name=name, engine_version=engine_version)
+            return [reading] if source.is_chosen or _is_evident(reading.setup) else []
     if suffix == ".py" or (not suffix and LAYOUTS["python"].search(text)):
         from draftwise.setups.read.python_code import find_commands, is_python, read_engines
 

@@ -1,4 +1,4 @@
-"""Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, Nomad, Terraform, values of a chart.
+"""Files of tools that run commands or containers: Ansible, SkyPilot, dstack, ECS, RunPod, Nomad, values of a chart.
 
 Values that these tools fill in (`{{ name }}`, `${var.name}`) are unknown: such an item of a list is not judged, and
 such a text is skipped.
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from draftwise.core import InvalidSetup
@@ -26,11 +26,17 @@ from draftwise.setups.read.shell.words import Word, split_words
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
 _BLOCK = re.compile(r"\{%")
 _WORDS = ("entrypoint", "command", "args")
+_OTHER_NAMES = {
+    "image": ("Image", "imageName", "imageUri", "containerImage"),
+    "entrypoint": ("entryPoint", "Entrypoint", "dockerEntrypoint"),
+    "args": ("Cmd", "dockerArgs", "dockerStartCmd", "containerArgs"),
+}
+"""Keys of ECS, RunPod, Vertex AI, Docker's own API: what each means here."""
 _SCRIPTS = ("run", "script", "commands", "shell", "cmd", "command", "ansible.builtin.shell", "ansible.builtin.command")
 _LINES = frozenset({"run", "script", "commands"})
 """Keys whose lists have a line of a shell in each item."""
 _COMMAND = re.compile(r"(?:\w+=\S* +)*(?:(?:exec|nohup) +)?\S*(?:vllm +serve|python[\d.]* +-m +vllm)")
-_ENV = ("env", "envs", "environment", "vars", "variables")
+_ENV = ("env", "envs", "environment", "vars", "variables", "Env", "Environment")
 _HCL_VALUE = re.compile(
     r"^[ \t]*(?P<key>image|entrypoint|command|args)[ \t]*=[ \t]*"
     r"""(?P<value>"[^"\n]*"|\[(?:"(?:[^"\\]|\\.)*"|[\s,])*\])""",
@@ -61,8 +67,9 @@ def find_tasks(document: YamlDocument) -> Iterator[Launch]:
 
 
 def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]) -> Launch | None:
+    others = {key: entry[name] for key, names in _OTHER_NAMES.items() for name in names if name in entry}
+    entry = {**others, **entry}
     image, inside = entry.get("image"), get_mapping(entry, "image")
-    entry = {"entrypoint": entry.get("entryPoint"), **entry}  # ECS
     name = f"{inside.get('repository')}:{inside.get('tag')}" if inside else image
     entry = {**inside, **entry}
     parts = [_split(entry.get(key)) for key in _WORDS]
@@ -74,7 +81,7 @@ def _read_container(document: YamlDocument, path: Path, entry: Mapping[str, Any]
     # A chart may add arguments of its own to those of its values, and the model among them.
     if launch is None or not (_names_model(launch) or (launch.entry == "serve" and launch.words)):
         return None
-    return _place(document, path, launch, entry, {"image", "entryPoint", *_WORDS})
+    return _place(document, path, launch, entry, {"image", *_WORDS, *chain.from_iterable(_OTHER_NAMES.values())})
 
 
 def _names_model(launch: Launch) -> bool:
@@ -129,7 +136,7 @@ def _list_env(entry: Any) -> Iterator[tuple[str, str]]:
         given = entry.get(key)
         rows = [*given.items()] if isinstance(given, Mapping) else []
         rows += [
-            (each.get("name"), each.get("value")) if isinstance(each, Mapping) else str(each).partition("=")[::2]
+            (each.get("name", each.get("key")), each.get("value")) if isinstance(each, Mapping) else str(each).partition("=")[::2]
             for each in (given if isinstance(given, list) else ())
         ]
         yield from ((str(name), str(text)) for name, text in rows if name and text not in (None, ""))
