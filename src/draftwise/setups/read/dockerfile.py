@@ -43,7 +43,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
         launch = run_image(stage.image, stage.entrypoint, stage.command, env=stage.env)
         if launch is not None:
             where = f"line {stage.line} {'CMD' if stage.command else 'ENTRYPOINT'}"
-            version = launch.version or stage.version
+            version = stage.version or launch.version
             yield replace(launch, version=version, where=where, findings=(*stage.findings, *launch.findings))
 
 
@@ -104,7 +104,8 @@ class _Stage:
             case "ENV":
                 return replace(self, env=self.env | self._read_env(word))
             case "RUN":
-                return replace(self, version=find_installed(word.text.split()) or self.version)
+                installed = find_installed(_REFERENCES.fill_in(word, self.args | self.env).text.split())
+                return replace(self, version=installed or self.version)
             case "ENTRYPOINT":
                 words, findings = _read_command(word)
                 none = (Word("", word.line),)  # `ENTRYPOINT []` takes the image's away

@@ -162,7 +162,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     found = read_arguments(words, release, launch.entry, folder=reach[0], files=reach[1])
     unknown = dict(get_gaps(launch, version))
     if "engine_version" in unknown:
-        found.findings = [each for each in found.findings if _holds_always(each)]
+        found.findings = [each for each in found.findings if holds_always(each)]
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
     findings += [*_about_templates(words, found), *_about_directories(launch, found)]
     setup = Setup(
@@ -227,7 +227,7 @@ def is_shown(variable: str) -> bool:
     return variable.startswith(("VLLM_", "ARCTIC_")) and variable not in _HIDDEN
 
 
-def _holds_always(finding: Finding) -> bool:
+def holds_always(finding: Finding) -> bool:
     """Say whether a finding about the command holds whatever the release is."""
     if finding.code in _OF_RELEASES or not isinstance(finding, Ruling):
         return finding.code not in _OF_RELEASES

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.core.finding import join_names
 from draftwise.knowledge.images import find_release
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
@@ -20,9 +21,17 @@ from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.input_texts import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.place import Place
-from draftwise.setups.read.setup_reading import NoServer, SetupReading, choose_release, get_gaps, no_server, read_launch
+from draftwise.setups.read.setup_reading import (
+    NoServer,
+    SetupReading,
+    choose_release,
+    get_gaps,
+    holds_always,
+    no_server,
+    read_launch,
+)
 from draftwise.setups.read.shell.environment import Environment
-from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
+from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image
 from draftwise.setups.read.shell.script import evaluate_words, run_script
 from draftwise.setups.read.shell.words import MAX_CHARS
 
@@ -119,7 +128,7 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
         if other is not None:
             raise NoServer.because("other-engine", other.describe(), where=name, fix=other.to_vllm())
     try:
-        readings = _read(source, asked)
+        readings = _pin(_read(source, asked), source, asked)
     except InvalidSetup as error:
         raise type(error)(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
@@ -127,6 +136,40 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
     if not readings:
         raise no_server(name, text)
     return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)
+
+
+def _pin(readings: list[SetupReading], source: SourceText, asked: _SourceHints) -> list[SetupReading]:
+    """Return readings with the release that their text installs, if neither they nor the operator name one."""
+    if asked.engine_version or "vllm" not in source.text or all(map(_has_release, readings)):
+        return readings
+    from draftwise.setups.read.pinned_release import find_pinned
+
+    pinned = find_pinned(source.text, source.folder)
+    if not pinned:
+        return readings
+    if len(pinned) > 1 or not pinned[0][0].isdecimal():
+        gap = get_rule("installed-release-open").ruling(names=join_names(pinned))
+        open_gap = {"engine_version": gap}
+        return [
+            each
+            if _has_release(each)
+            else replace(
+                each, unknown={**each.unknown, **open_gap}, findings=(gap, *filter(holds_always, each.findings))
+            )
+            for each in readings
+        ]
+    again = _read(source, replace(asked, engine_version=pinned[0]))
+    return [old if _has_release(old) else new for old, new in zip(readings, again, strict=True)]
+
+
+def _has_release(reading: SetupReading) -> bool:
+    """Say whether the source names a release, or an image that has one of its own."""
+    image = "" if reading.launch is None else reading.launch.image
+    return (
+        bool(reading.setup.engine_version)
+        or is_vllm_image(image)
+        or ("engine_version" in reading.unknown and not image)
+    )
 
 
 def _place_reading(reading: SetupReading, name: str, *, one_line: bool) -> SetupReading:

@@ -32,7 +32,10 @@ _OTHER_NAMES = {
     "args": ("Cmd", "dockerArgs", "dockerStartCmd", "containerArgs"),
 }
 """Keys of ECS, RunPod, Vertex AI, Docker's own API: what each means here."""
-_SCRIPTS = ("run", "script", "commands", "shell", "cmd", "command", "ansible.builtin.shell", "ansible.builtin.command")
+_SCRIPTS = (
+    "run", "script", "commands", "shell", "cmd", "command", "ansible.builtin.shell", "ansible.builtin.command",
+    "start_command", "startCommand", "onstart",
+)  # fmt: skip
 _LINES = frozenset({"run", "script", "commands"})
 """Keys whose lists have a line of a shell in each item."""
 _COMMAND = re.compile(r"(?:\w+=\S* +)*(?:(?:exec|nohup) +)?\S*(?:vllm +serve|python[\d.]* +-m +vllm)")
@@ -136,7 +139,9 @@ def _list_env(entry: Any) -> Iterator[tuple[str, str]]:
         given = entry.get(key)
         rows = [*given.items()] if isinstance(given, Mapping) else []
         rows += [
-            (each.get("name", each.get("key")), each.get("value")) if isinstance(each, Mapping) else str(each).partition("=")[::2]
+            (each.get("name", each.get("key")), each.get("value"))
+            if isinstance(each, Mapping)
+            else str(each).partition("=")[::2]
             for each in (given if isinstance(given, list) else ())
         ]
         yield from ((str(name), str(text)) for name, text in rows if name and text not in (None, ""))

@@ -1,0 +1,70 @@
+"""The vLLM release that a text installs next to the command: pinned packages, wheels, tags, and files that it names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from draftwise.core import InvalidSetup
+from draftwise.knowledge.images import find_release
+from draftwise.setups.read.input_texts import read_text
+
+_RELEASE = r"v?(?P<release>\d+\.\d[\w.]*)"
+_PACKAGE = r"(?<![\w./-])vllm(?:\[[\w,\s-]*\])?"
+_PINS = tuple(
+    re.compile(each, re.MULTILINE)
+    for each in (
+        rf"{_PACKAGE}[\"']?\s*(?:===?|@)\s*[\"']?{_RELEASE}",
+        rf"^\s*-\s+[\"']?vllm={_RELEASE}",  # conda
+        rf"^\s*vllm\s*=\s*[^\n]*?[\"'](?:==)?{_RELEASE}[\"']",  # poetry, pixi
+        rf"\bvllm-{_RELEASE}(?:(?:\+|%2B)[^\s-]+)?-(?:cp|py)\d",
+        rf"vllm-project/vllm(?:\.git)?@{_RELEASE}",
+    )
+)
+_CHECKOUT = re.compile(rf"(?:git\s+checkout|git\s+clone[^\n;&|]*?(?:-b|--branch))[ =]+(?:tags/)?{_RELEASE}")
+_OPEN = re.compile(
+    rf"{_PACKAGE}[\"']?\s*(?:~=|<|!=|>=?[^\n\"']*<)[^\n\"'\s]*|wheels\.vllm\.ai/(?:nightly|[0-9a-f]{{40}})"
+    r"|^\s*vllm\s*=\s*[\"'][\^~<][^\"']*",
+    re.MULTILINE,
+)
+"""What installs a release that only the index knows: ranges with an upper end, nightly builds, commits."""
+_SET = re.compile(
+    rf"^\s*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
+)
+_USED = re.compile(r"\$?\{(\w+)\}|\$(\w+)")
+_COMMENT = re.compile(r"^\s*#(?!\s*(?:dependencies|[\"'])).*$", re.MULTILINE)
+"""Lines of comments, but not those of a Python script that declare its packages."""
+_FILES = re.compile(r"[\w./-]*(?:requirements[\w.-]*\.(?:txt|in)|pyproject\.toml|environment[\w.-]*\.ya?ml|pixi\.toml)")
+_OF_PYTHON = re.compile(r"from_registry\(\s*[\"'](?P<image>[^\"']*vllm[^\"']*)[\"']")
+
+
+def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
+    """Return the different releases that a text installs, as written; several or a range leave the release open."""
+    own = _COMMENT.sub("", text)
+    named = (_read_beside(folder, name) for name in dict.fromkeys(_FILES.findall(own)))
+    whole = "\n".join([own, *(_COMMENT.sub("", each) for each in named)])
+    once = Counter(each["name"] for each in _SET.finditer(whole))
+    values = {each["name"]: each["release"] for each in _SET.finditer(whole) if once[each["name"]] == 1}
+    filled = _USED.sub(lambda found: values.get(found[1] or found[2], found[0]), whole)
+    return tuple(dict.fromkeys(_find_pins(filled)))
+
+
+def _find_pins(text: str) -> Iterator[str]:
+    patterns = (*_PINS, _CHECKOUT) if "vllm-project/vllm" in text and text.count("git clone") == 1 else _PINS
+    for pattern in patterns:
+        yield from (found["release"].rstrip(".") for found in pattern.finditer(text))
+    yield from (find_release(found["image"]) or found["image"] for found in _OF_PYTHON.finditer(text))
+    yield from (" ".join(found[0].split()) for found in _OPEN.finditer(text))
+
+
+def _read_beside(folder: Path, name: str) -> str:
+    """Return a file that the text names, if it lies in its folder or below."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
+        return ""
+    try:
+        return read_text(folder / path)
+    except InvalidSetup:
+        return ""

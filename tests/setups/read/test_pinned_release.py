@@ -1,0 +1,94 @@
+"""The release that a text installs next to the command is the one that judges it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_setups
+
+SERVE = "vllm serve gpt2\n"
+RUN = 'subprocess.run(["vllm", "serve", "gpt2"])\n'
+MODAL = 'import modal, subprocess\nimage = modal.Image.debian_slim().{}\n' + RUN
+DOCKER = 'FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\n{}\nCMD ["vllm", "serve", "gpt2"]\n'
+CONDA = "cat > env.yaml <<X\ndependencies:\n- pip:\n  - {}\nX\nconda env create -f env.yaml\n" + SERVE
+SKY = "setup: |\n  {}\nrun: |\n  vllm serve gpt2\n"
+ONE = {
+    "modal.py": [
+        MODAL.format('uv_pip_install("vllm==0.19.1", "torch==2.8.0")'),
+        MODAL.format('pip_install(["torch", "vllm[audio] == 0.19.1"])'),
+        MODAL.format('run_commands("uv pip install --system vllm==0.19.1")'),
+        MODAL.format('pip_install(f"vllm=={VERSION}")\nVERSION = "0.19.1"'),
+        'import modal, subprocess\nimage = modal.Image.from_registry("vllm/vllm-openai:v0.19.1")\n' + RUN,
+        '# /// script\n# dependencies = ["vllm==0.19.1"]\n# ///\nfrom vllm import LLM\nLLM(model="gpt2")\n',
+        '# was tested with vllm==0.9.2\n' + MODAL.format('pip_install("vllm==0.19.1")'),
+    ],
+    "serve.sh": [
+        "pip install vllm==0.19.1\n" + SERVE,
+        "printf 'vllm==0.19.1' > requirements.txt\npip install -r requirements.txt\n" + SERVE,
+        "V=0.19.1\npip install https://github.com/vllm-project/vllm/releases/download/v$V/vllm-$V+cu129-cp38-abi3-x.whl\n"
+        + SERVE,
+        "git clone https://github.com/vllm-project/vllm && cd vllm && git checkout v0.19.1 && pip install -e .\n" + SERVE,
+        "pip install git+https://github.com/vllm-project/vllm.git@v0.19.1\n" + SERVE,
+        CONDA.format("vllm==0.19.1"),
+        CONDA.format("vllm=0.19.1"),
+    ],
+    "Dockerfile": [
+        DOCKER.format("RUN pip install vllm==0.19.1"),
+        DOCKER.format("ARG V=0.19.1\nRUN uv pip install --system vllm==${V}"),
+        DOCKER.replace("nvidia/cuda:12.8.1-devel-ubuntu22.04", "vllm/vllm-openai:v0.18.0").format(
+            "RUN pip install -U vllm==0.19.1"
+        ),
+    ],
+    "task.yaml": [SKY.format("uv pip install vllm==0.19.1")],
+}
+OPEN = {
+    "modal.py": [MODAL.format('pip_install("vllm==0.19.1").pip_install("vllm==0.20.0")')],
+    "serve.sh": [
+        "pip install 'vllm>=0.11,<0.20'\n" + SERVE,
+        "pip install vllm~=0.19.0\n" + SERVE,
+        "uv pip install -U vllm --extra-index-url https://wheels.vllm.ai/nightly\n" + SERVE,
+    ],
+    "task.yaml": [SKY.format("pip install vllm==0.19.1 || pip install vllm==0.20.0")],
+}
+
+
+def list_cases(texts: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(name, text) for name, many in texts.items() for text in many]
+
+
+@pytest.mark.parametrize(("name", "text"), list_cases(ONE))
+def test_one_pinned_release_judges(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    (reading,) = read_setups(tmp_path / name)
+    assert (reading.setup.target, reading.setup.engine_version, reading.unknown) == ("gpt2", "0.19.1", {})
+    (asked,) = read_setups(tmp_path / name, engine_version="0.32.0")
+    assert asked.setup.engine_version == "0.32.0"
+
+
+@pytest.mark.parametrize(("name", "text"), list_cases(OPEN))
+def test_several_releases_or_a_range_are_unknown(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    (reading,) = read_setups(tmp_path / name)
+    assert "installed-release-open" in {each.code for each in reading.findings}
+    assert judge(reading).accepted is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("requirements.txt", "torch\nvllm==0.19.1  # pinned\n"),
+        ("pyproject.toml", '[project]\ndependencies = ["vllm == 0.19.1"]\n'),
+        ("pyproject.toml", '[tool.poetry.dependencies]\nvllm = "0.19.1"\n'),
+        ("environment.yml", "dependencies:\n- python=3.12\n- vllm=0.19.1\n"),
+    ],
+)
+def test_a_file_that_the_text_names_counts(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    script = tmp_path / "serve.sh"
+    script.write_text(f"install-all {file}\n{SERVE}")
+    assert read_setups(script)[0].setup.engine_version == "0.19.1"
+    script.write_text(SERVE)
+    assert read_setups(script)[0].setup.engine_version == ""
