@@ -11,7 +11,7 @@ from draftwise.setups.read import read_setups
 
 SERVE = "vllm serve gpt2\n"
 RUN = 'subprocess.run(["vllm", "serve", "gpt2"])\n'
-MODAL = 'import modal, subprocess\nimage = modal.Image.debian_slim().{}\n' + RUN
+MODAL = "import modal, subprocess\nimage = modal.Image.debian_slim().{}\n" + RUN
 DOCKER = 'FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\n{}\nCMD ["vllm", "serve", "gpt2"]\n'
 CONDA = "cat > env.yaml <<X\ndependencies:\n- pip:\n  - {}\nX\nconda env create -f env.yaml\n" + SERVE
 SKY = "setup: |\n  {}\nrun: |\n  vllm serve gpt2\n"
@@ -23,14 +23,15 @@ ONE = {
         MODAL.format('pip_install(f"vllm=={VERSION}")\nVERSION = "0.19.1"'),
         'import modal, subprocess\nimage = modal.Image.from_registry("vllm/vllm-openai:v0.19.1")\n' + RUN,
         '# /// script\n# dependencies = ["vllm==0.19.1"]\n# ///\nfrom vllm import LLM\nLLM(model="gpt2")\n',
-        '# was tested with vllm==0.9.2\n' + MODAL.format('pip_install("vllm==0.19.1")'),
+        "# was tested with vllm==0.9.2\n" + MODAL.format('pip_install("vllm==0.19.1")'),
     ],
     "serve.sh": [
         "pip install vllm==0.19.1\n" + SERVE,
         "printf 'vllm==0.19.1' > requirements.txt\npip install -r requirements.txt\n" + SERVE,
         "V=0.19.1\npip install https://github.com/vllm-project/vllm/releases/download/v$V/vllm-$V+cu129-cp38-abi3-x.whl\n"
         + SERVE,
-        "git clone https://github.com/vllm-project/vllm && cd vllm && git checkout v0.19.1 && pip install -e .\n" + SERVE,
+        "git clone https://github.com/vllm-project/vllm && cd vllm && git checkout v0.19.1 && pip install -e .\n"
+        + SERVE,
         "pip install git+https://github.com/vllm-project/vllm.git@v0.19.1\n" + SERVE,
         CONDA.format("vllm==0.19.1"),
         CONDA.format("vllm=0.19.1"),

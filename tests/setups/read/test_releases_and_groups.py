@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from catalogue.images import SOURCES
 
 from draftwise.core import CheckOutcome
@@ -240,3 +241,34 @@ def test_fields_that_bring_arguments_to_an_llm_service_are_not_accepted_unread(f
     (reading,) = read_setups(SERVICE.format(container="").replace("spec:\n", f"spec:\n  {field}\n"))
     assert [each.code for each in reading.findings] == ([] if is_read else ["service-fields-unread"])
     assert judge(reading).outcome is (CheckOutcome.ACCEPTED if is_read else CheckOutcome.NOT_JUDGED)
+
+
+@pytest.mark.parametrize(
+    ("workers", "parallelism", "args", "told"),
+    [
+        (False, "{tensor: 4}", {"tensor_parallel_size": 4}, None),
+        (False, "{tensor: 4, data: 2, dataLocal: 2, expert: true}", {"tensor_parallel_size": 4},
+         "service-parallelism-ignored"),
+        (True, "{tensor: 2, data: 16, dataLocal: 4, expert: true}",
+         {"tensor_parallel_size": 2, "data_parallel_size": 16, "data_parallel_size_local": 4,
+          "enable_expert_parallel": True}, None),
+        (True, "{data: 16, dataLocal: 8, expert: false}",
+         {"data_parallel_size": 16, "data_parallel_size_local": 8}, None),
+        (True, "{tensor: 8, pipeline: 2}", {"tensor_parallel_size": 8}, "service-fields-unread"),
+        (True, "{tensor: 8}", {"tensor_parallel_size": 8}, "service-parallelism-refused"),
+        (True, "{data: 2, dataLocal: 1, pipeline: 2}", {}, "service-parallelism-refused"),
+        (True, "{data: 2}", {"data_parallel_size": 2, "data_parallel_size_local": 1}, "service-parallelism-refused"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_an_llm_services_parallelism_is_read_as_the_controller_does(role, workers, parallelism, args, told):
+    template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.20.0"}]}
+    workload = {"template": template, "parallelism": yaml.safe_load(parallelism)} | ({"worker": {}} if workers else {})
+    both = [workload, {"template": template}]
+    decode, prefill = both if role == "decode" else reversed(both)
+    spec = {**decode, "model": {"uri": "hf://org/model"}, "prefill": prefill}
+    readings = read_setups(yaml.safe_dump({"apiVersion": "v1", "kind": "LLMInferenceService", "spec": spec}))
+    changed, other = readings if role == "decode" else reversed(readings)
+    assert (dict(changed.setup.args), dict(other.setup.args)) == (args, {})
+    assert [each.code for each in changed.findings] == ([] if told is None else [told])
+    assert (judge(changed).outcome is CheckOutcome.REJECTED) is (told == "service-parallelism-refused")

@@ -30,6 +30,8 @@ _FREE = frozenset({"quantization"})
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
 _URL = re.compile(r"(https?|hf)://", re.IGNORECASE)
+_OF_OTHERS = ("VLLM_ADDITIONAL_ARGS", "VLLM_API_SERVER_COUNT", "VLLM_ASCEND_")
+"""Beginnings of variables that KServe's templates and vllm-ascend read."""
 Served = tuple[str | None, Config | None]
 """Name of the model that is served in place of the checkpoint (None for none), and the speculative JSON."""
 
@@ -190,11 +192,11 @@ def _read_variables(rules: Rulebook, release: Release, env: Mapping[str, str]) -
             yield from _find_other_releases(rules, release, name)
         elif near := get_close_matches(name, known, n=1, cutoff=0.9):
             yield from rules.ruling("variable-unread", name=name, told="", fix=f"Did you mean {near[0]}?")
-        else:
+        elif not name.startswith(_OF_OTHERS):
             foreign.append(name)
     if foreign:
         yield from rules.ruling("variable-unlisted", names=join_names(foreign))
-    return {name: value for name, value in env.items() if name not in unlisted or name in foreign}
+    return {name: value for name, value in env.items() if name not in unlisted or name not in all_keys("env")}
 
 
 def _find_other_releases(rules: Rulebook, release: Release, name: str) -> Iterator[Ruling]:

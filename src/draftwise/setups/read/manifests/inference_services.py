@@ -301,6 +301,36 @@ def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> 
     return tuple(replace(word, place=place) for word in evaluate_words(text, line=line, env=env))
 
 
+def _read_parallelism(workload: Mapping[str, Any], line: str, found: Findings) -> tuple[Word, ...]:
+    """Return the flags that KServe's template makes of a workload's parallelism, and add what it refuses or ignores.
+
+    Read in KServe's main branch of August 2026: config/llmisvcconfig, llm_inference_service_validation.go.
+    """
+    given = {key: each for key, each in get_mapping(workload, "parallelism").items() if each not in (None, False)}
+    of_data, where = given.keys() & {"data", "dataLocal"}, f"{line} parallelism"
+    words = ["--tensor-parallel-size", str(given["tensor"])] if "tensor" in given else []
+    if "worker" not in workload:
+        if idle := [f"parallelism.{key}" for key in given if key != "tensor"]:
+            found.append(get_rule("service-parallelism-ignored").ruling(names=idle, where=where))
+    elif of_data and "pipeline" in given:
+        found.append(
+            get_rule("service-parallelism-refused").ruling(cause="pipeline and data are both set", where=where)
+        )
+    elif of_data:
+        words += ["--data-parallel-size", str(given.get("data", 1))]
+        words += ["--data-parallel-size-local", str(given.get("dataLocal", 1))]
+        words += ["--enable-expert-parallel"] if "expert" in given else []
+    elif "pipeline" in given:  # a template of that name is not among KServe's own
+        found.append(get_rule("service-fields-unread").ruling(names=["parallelism.pipeline"], where=where))
+    else:
+        cause = "worker is set, but neither data nor pipeline parallelism"
+        found.append(get_rule("service-parallelism-refused").ruling(cause=cause, where=where))
+    if len(of_data) == 1:
+        cause = "data and dataLocal must be set together"
+        found.append(get_rule("service-parallelism-refused").ruling(cause=cause, where=where))
+    return tuple(Word(each, place=where) for each in words)
+
+
 def _read_llm_container(
     document: YamlDocument, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch | None:
@@ -322,8 +352,8 @@ def _read_llm_container(
         findings = (*found, *launch.findings)
         return replace(launch, mounts=mounts, num_gpus=num_gpus or launch.num_gpus, where=where, findings=findings)
     words = _evaluate(args, env, document.line(path), get_text(path))
-    size = get_mapping(document.value, "spec", "parallelism").get("tensor")
-    parallel = (Word("--tensor-parallel-size"), Word(str(size))) if isinstance(size, int) else ()
+    of_role = path[: path.index("template")]
+    parallel = _read_parallelism(get_mapping(document.value, *of_role), f"line {document.line(of_role)}", found)
     return Launch(
         words=(model, *parallel, *words),
         entry="serve",
