@@ -221,6 +221,6 @@ def _find_platform(context: Context, architecture: str | None) -> str:
     if "vllm-ascend" in (context.installed or ()) or context.given.get("quantization") == "ascend":
         return "ascend"
     for name, beginnings in _PLATFORMS.items():
-        if any(variable.startswith(beginnings) for variable in context.env):
+        if any(variable.startswith(beginnings) for variable in context.setup.env):
             return name
     return context.platform
