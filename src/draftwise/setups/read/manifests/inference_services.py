@@ -353,7 +353,9 @@ def _read_llm_container(
         return replace(launch, mounts=mounts, num_gpus=num_gpus or launch.num_gpus, where=where, findings=findings)
     words = _evaluate(args, env, document.line(path), get_text(path))
     of_role = path[: path.index("template")]
-    parallel = _read_parallelism(get_mapping(document.value, *map(str, of_role)), f"line {document.line(of_role)}", found)
+    parallel = _read_parallelism(
+        get_mapping(document.value, *map(str, of_role)), f"line {document.line(of_role)}", found
+    )
     return Launch(
         words=(model, *parallel, *words),
         entry="serve",
