@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.core import CheckOutcome, Effect, Ruling, Setup, SpecConfig
+from draftwise.core import CheckOutcome, Device, Effect, Ruling, Setup, SpecConfig
 from draftwise.knowledge.models import find_model, read_names
 from draftwise.plan.check import Report, check
 from draftwise.plan.check import judge as judge_reading
@@ -279,3 +279,20 @@ def test_a_type_of_vllm_s_own_is_known_while_a_release_has_it(tmp_path: Path, ve
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa"}))
     spec = {"method": "step3p5_mtp", "model": str(tmp_path), "num_speculative_tokens": 4}
     assert ("drafter-type-unknown" not in codes(judge("Qwen/Qwen3-8B", spec, version))) is is_known
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "code"),
+    [
+        ({"dtype": "bfloat16"}, "T4", "gpu-without-bfloat16"),
+        ({"dtype": "bfloat16"}, "A10", ""),
+        ({"dtype": "half"}, "V100-32GB", ""),
+        ({"quantization": "fp8"}, "V100-32GB", "gpu-without-fp8"),
+        ({"quantization": "fp8"}, "T4", ""),
+    ],
+)
+def test_what_old_gpus_cannot_compute(given: dict[str, object], gpu: str, code: str) -> None:
+    setup = Setup(
+        target="Qwen/Qwen3-8B", engine_version="0.33.0", device=Device(name=gpu, kind="cuda", count=1), args=given
+    )
+    assert {each for each in codes(check(setup)) if each.startswith("gpu-without")} == ({code} if code else set())

@@ -35,6 +35,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
         yield from _find_unfit_cache(context, target)
+    yield from _find_old_gpu(context, target)
     yield from _find_sharded_sampling(context)
     compiled = context.objects.get("compilation_config", {})
     largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
@@ -89,6 +90,18 @@ def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
     is_external = "data_parallel_external_lb" in context.on or rank is not None
     if ranks > 1 and is_external and target.config.num_experts < 1:
         yield from context.rules.ruling("external-ranks-without-experts", ranks=ranks)
+
+
+def _find_old_gpu(context: Context, target: Model | None) -> Iterator[Ruling]:
+    """Yield what NVIDIA's GPUs before Ampere cannot compute."""
+    gpu = find_gpu(context)
+    if gpu is None or gpu.architecture not in ("volta", "turing"):
+        return
+    if context.flags.get("dtype") == "bfloat16":
+        yield from context.rules.ruling("gpu-without-bfloat16", gpu=gpu.name)
+    quantization = context.given.get("quantization") or (None if target is None else target.quantization)
+    if gpu.architecture == "volta" and quantization == "fp8":
+        yield from context.rules.ruling("gpu-without-fp8", gpu=gpu.name)
 
 
 def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:
