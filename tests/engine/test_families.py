@@ -26,6 +26,7 @@ assert "torch" not in sys.modules
         ({"model_type": "gemma3_text", "final_logit_softcapping": 30}, "unsupported-architecture"),
         ({}, "unsupported-architecture"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ({"model_type": "llama", "compression_config": {"quant_method": "sparseml"}}, "quantized"),
         ({"model_type": "llama"}, ""),
     ],
 )

@@ -1,6 +1,7 @@
 """The engine in a process of its own: what it tells, and what happens when either side goes away."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -8,8 +9,10 @@ import pickle
 import signal
 import socket
 import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -179,6 +182,26 @@ def test_the_process_ends_when_the_server_is_gone_and_not_for_a_signal_to_its_gr
         launched.process.wait(0.3)
     launched.channel.socket.close()
     assert launched.process.wait(120) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
+def test_an_engine_that_is_being_built_ends_with_its_server():
+    code = """
+from tests.support import builders
+from draftwise.serve.engine_process import start_process
+from draftwise.serve.engine_worker import EngineWorker
+worker = EngineWorker(start_process(builders.build_for_ever), max_waiting=1)
+worker.wait_until_built("m", on_phase=lambda _: print(worker._launched.process.pid, flush=True))
+"""
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root) as server:
+        engine = int(server.stdout.readline())
+        server.kill()
+    give_up = time.monotonic() + 60
+    with contextlib.suppress(OSError):
+        while Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
 
 
 def test_what_broke_is_the_last_word(caplog):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import InvalidSetup
+from draftwise.serve import reader_process
 from draftwise.serve.calls import Defaults
 from draftwise.serve.reader_process import ReaderPool, ReaderSetup, ReadingProcess
 from draftwise.serve.reading import PlannedCall, ReadError
@@ -145,10 +146,56 @@ def test_the_process_that_forks_readers_is_started_again(templated, with_readers
             if not with_readers:
                 assert not long.done()
                 os.kill(children[1], signal.SIGKILL)
-            assert "stopped by the system" in (await long).message
+            assert (await long).status == (503 if with_readers else 400)
             assert isinstance(await pool.read(COMPLETIONS, ask("a" * 70_000)), ReadError), "the next one is read"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("kills", [2, 10])
+def test_the_process_that_forks_readers_may_end_again_while_it_starts(checkpoint, monkeypatch, kills):
+    monkeypatch.setattr(reader_process, "_PAUSES_S", [0.01] * 20)
+
+    async def run():
+        async with reading(checkpoint) as pool:
+            await pool.read(COMPLETIONS, ask("a"))
+            killed = set()
+            while len(killed) < kills:
+                process = pool._started._process
+                if process.pid not in killed:
+                    killed.add(process.pid)
+                    for pid in (*list_children(process.pid), process.pid):
+                        os.kill(pid, signal.SIGKILL)
+                    refused = await pool.read(COMPLETIONS, ask("b"))  # at once, whoever knows of it
+                    assert isinstance(refused, PlannedCall) or refused.status in (400, 503)
+                await asyncio.sleep(0)
+            while not isinstance(await pool.read(COMPLETIONS, ask("c")), PlannedCall):
+                await asyncio.sleep(0.01)
+            assert pool.failure is None
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_readers_cannot_be_started_any_more_ends(checkpoint, monkeypatch):
+    monkeypatch.setattr(reader_process, "_PAUSES_S", [0.01] * 3)
+
+    async def run():
+        pool = ReaderPool(started, max_model_len=64, most_sequences=8)
+        async with pool.connect():
+            await pool.read(COMPLETIONS, ask("a"))
+            ended = asyncio.Event()
+            pool.on_failure = ended.set
+            monkeypatch.setattr(reader_process, "make_command", lambda *_: ["/bin/false"])
+            for pid in (*list_children(started._process.pid), started._process.pid):
+                os.kill(pid, signal.SIGKILL)
+            await ended.wait()
+            assert "no other starts" in pool.failure
+            assert (await pool.read(COMPLETIONS, ask("b"))).status == 503
+
+    started = ReadingProcess(ReaderSetup(str(checkpoint), False, "m", Defaults(), None))
+    started.wait_until_loaded()
+    asyncio.run(run())
+    started.stop()
 
 
 def test_a_client_that_leaves_does_not_mix_up_the_answers(checkpoint):

@@ -1,5 +1,6 @@
 """The server over the real engine with a tiny random model: the protocol carries what the engine says."""
 
+import json
 import time
 
 import httpx
@@ -41,6 +42,21 @@ def test_stream_and_whole_agree(server, expected):
     assert "".join(choice.text for choice in choices) == expected.text
     assert [token for choice in choices for token in choice.token_ids] == expected.token_ids
     assert choices[-1].finish_reason == expected.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_the_tokenizer_has_no_text_for_end_their_request_only(tiny_target, tmp_path, stream):
+    for file in tiny_target.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "Strip", "content": " ", "start": 1, "stop": 1}  # the library panics at " "
+    content["model"]["vocab"] = {chr(0x100 + i) if i != 97 else " ": i for i in range(256)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with serving(Engine(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu"))) as server:
+        fields = {"model": "m", "prompt": [1, 2], "max_tokens": 3, "logprobs": 2, "temperature": 0}
+        with pytest.raises(openai.APIError, match="tokenizer fails"):
+            list(server.client.completions.create(**fields, stream=stream, logit_bias={"97": 100}))
+        list(server.client.completions.create(**fields, stream=stream, logit_bias={"98": 100}))
 
 
 def test_a_stop_string_across_tokens(server, expected):

@@ -32,7 +32,7 @@ REFUSED = {
     "infinite": ("completions", '{"prompt": "x", "temperature": 1e999}', 400, "temperature", "finite"),
     "half a character": ("completions", '{"prompt": "\\ud800"}', 400, None, "surrogate"),
     "no prompt": ("completions", {}, 400, "prompt", "missing"),
-    "empty prompt": ("completions", {"prompt": ""}, 400, "prompt", "no tokens"),
+    "empty prompt": ("completions", {"prompt": ""}, 400, "prompt", "empty"),
     "no prompts": ("completions", {"prompt": []}, 400, "prompt", "a list of strings"),
     "mixed prompts": ("completions", {"prompt": ["a", 1]}, 400, "prompt", "a list of strings"),
     "one bad prompt of two": ("completions", {"prompt": ["a", "b" * 64]}, 400, "prompt", "has 64 tokens"),
@@ -79,6 +79,27 @@ REFUSED = {
     "no function": ("chat/completions", CHAT | {"tools": [{"type": "function"}]}, 400, "tools", "tools[0] must be"),
     "tools of a completion": ("completions", {"prompt": "a", "tools": [{}]}, 400, "tools", "not supported"),
     "no tools": ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", "needs tools"),
+    "choice without tools": ("chat/completions", CHAT | {"tool_choice": "auto"}, 400, "tool_choice", "needs tools"),
+    "empty tools": ("chat/completions", CHAT | {"tools": []}, 400, "tools", "must not be empty"),
+    "empty tools, no choice": ("chat/completions", CHAT | {"tools": [], "tool_choice": "none"}, 400, "tools", "empty"),
+    "a tool and a format": (
+        "chat/completions",
+        CHAT | TOOLS | {"tool_choice": {"function": {"name": "f"}}, "structured_outputs": {"regex": "a"}},
+        *(400, "structured_outputs", "not both"),
+    ),
+    "a side, nothing to cut": ("completions", {"prompt": "a", "truncation_side": "up"}, 400, "truncation_side", "left"),
+    "priority": ("completions", {"prompt": "a", "priority": 5}, 400, "priority", "not supported"),
+    "hot": ("completions", {"prompt": "a", "temperature": 2.1}, 400, "temperature", "at most 2"),
+    "greedy twice": ("completions", {"prompt": "a", "temperature": 0, "n": 2}, 400, "n", "n must be 1"),
+    "more than the context": ("completions", {"prompt": "a", "max_tokens": 65}, 400, "max_tokens", "may have 64"),
+    "more than the context of a chat": (
+        *("chat/completions", CHAT | {"max_completion_tokens": 65}),
+        *(400, "max_completion_tokens", "may have 64"),
+    ),
+    **{
+        f"salt {salt[:9]!r}": ("completions", {"prompt": "a", "cache_salt": salt}, 400, "cache_salt", "1 to 128")
+        for salt in ("", "a@b", "a/b", "a\\b", "a\0b", "a" * 129)
+    },
     "tools not enabled": ("chat/completions", CHAT | TOOLS, 400, "tool_choice", "--enable-auto-tool-choice"),
     "unknown tool": (
         *("chat/completions", CHAT | TOOLS | {"tool_choice": {"type": "function", "function": {"name": "g"}}}),

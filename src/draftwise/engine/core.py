@@ -226,15 +226,19 @@ class Engine:
         if sequence.grammar is not None:
             count, end = sequence.grammar.advance(emitted)
             emitted = emitted[:count]
-        text, stop = find_stop(
-            emitted,
-            sequence.params,
-            sequence.detokenizer,
-            num_output=sequence.num_output,
-            room=sequence.num_left,
-            end_ids=self.tokenizer.end_ids,
-            end=end,
-        )
+        try:
+            text, stop = find_stop(
+                emitted,
+                sequence.params,
+                sequence.detokenizer,
+                num_output=sequence.num_output,
+                room=sequence.num_left,
+                end_ids=self.tokenizer.end_ids,
+                end=end,
+            )
+        except InvalidSetup as error:  # the tokenizer has no text for these tokens
+            why = error.findings[0].message
+            text, stop = "", Stop(num_tokens=len(emitted), finish_reason="error", stop_reason=why)
         emitted = emitted[: stop.num_tokens] if stop else emitted
         if stop is not None and stop.finish_reason == "abort" and sequence.grammar is not None:
             stop = replace(stop, stop_reason=sequence.grammar.explain_abort())

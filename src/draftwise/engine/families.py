@@ -81,6 +81,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def names_quantization(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json says that its weights are quantized."""
+    return bool(config.get("quantization_config") or config.get("compression_config"))
+
+
 def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     """Return the family of a target's config.json, by `architectures` or else by `model_type`.
 
@@ -90,7 +95,7 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     named = config.get("architectures") or []
     for model_type, family in FAMILIES.items():
         if family.architecture in named or (not named and config.get("model_type") == model_type):
-            if config.get("quantization_config"):
+            if names_quantization(config):
                 raise refusal("quantized", where=where)
             _check_gemma(config, family, where)
             return family

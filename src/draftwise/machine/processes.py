@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +14,8 @@ from pathlib import Path
 
 from draftwise.core import InvalidSetup
 
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of linux/prctl.h."""
 _ROOT = Path("/")
 
 
@@ -69,6 +73,12 @@ def make_command(module: str, number: int) -> list[str]:
     """Return the command that calls a module's `main` with a number, under this process's module search path."""
     code = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import main; main(int(sys.argv[1]))"
     return [sys.executable, "-P", "-c", code, str(number), json.dumps(sys.path)]
+
+
+def end_with_parent() -> None:
+    """Have Linux kill this process as soon as the thread that started it ends, whatever is computed then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def raise_file_limit() -> int | None:

@@ -230,7 +230,8 @@ class _Endpoints:
         except ClientDisconnect:
             return None
         if isinstance(outcome, ReadError):
-            raise RequestError(*outcome[:2], param=outcome.param)
+            headers = {"Retry-After": "1"} if outcome.status == 503 else None
+            raise RequestError(*outcome[:2], param=outcome.param, headers=headers)
         return outcome
 
     async def models(self, _: Request) -> Response:

@@ -93,15 +93,14 @@ def _encode_prompts(
 
 def _truncate(ids: list[int], fields: Mapping[str, Any], model: ServedModel) -> list[int]:
     """Return the tokens that `truncate_prompt_tokens` keeps: the last ones, unless `truncation_side` is `right`."""
-    most = fields.get("truncate_prompt_tokens")
+    most, side = fields.get("truncate_prompt_tokens"), fields.get("truncation_side", "left")
+    if side not in ("left", "right"):
+        raise RequestError(400, "truncation_side must be left or right.", param="truncation_side")
     if most is None:
         return ids
     if not -1 <= most <= model.max_model_len:
         message = f"truncate_prompt_tokens must lie in -1..{model.max_model_len}, got {most}."
         raise RequestError(400, message, param="truncate_prompt_tokens")
-    side = fields.get("truncation_side", "left")
-    if side not in ("left", "right"):
-        raise RequestError(400, "truncation_side must be left or right.", param="truncation_side")
     kept = model.max_model_len - 1 if most == -1 else most
     return ids[:kept] if side == "right" else ids[max(len(ids) - kept, 0) :]
 
@@ -280,8 +279,8 @@ def read_completion(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPl
     """
     fields = read_fields(body, COMPLETION_FIELDS)
     _check_model(fields, model)
-    if "prompt" not in fields:
-        raise RequestError(400, "prompt is missing.", param="prompt")
+    if fields.get("prompt", "") == "":
+        raise RequestError(400, "prompt is missing or empty.", param="prompt")
     structured = _read_structured(fields)
     _check_work(fields, len(_as_list(fields["prompt"])), model)
     add_special = fields.get("add_special_tokens", True)
@@ -321,6 +320,8 @@ def read_chat(body: Mapping[str, Any], model: ServedModel) -> tuple[CallPlan, li
     tool_use = read_tools(fields, model.tool_call_parser)
     structured = _read_structured(fields)
     if tool_use is not None and tool_use.make_parser is not None:
+        if not tool_use.ends_in_calls and "structured_outputs" in fields:
+            raise RequestError(400, "Give structured_outputs or name a tool, not both.", param="structured_outputs")
         structured = tool_use.structured_outputs or structured
         if tool_use.structured_outputs is None:
             fields["skip_special_tokens"] = False  # tags of calls may be special tokens
@@ -384,9 +385,13 @@ _MOST_CHARACTERS = 2**22
 
 
 def _check_work(fields: Mapping[str, Any], num_prompts: int, model: ServedModel) -> None:
-    """Refuse with 400 the number of completions that never fit, and lists that would hold up every step."""
+    """Refuse with 400 completions that never fit, by length or number, and lists that would hold up every step."""
     if fields.get("stream") and fields.get("prompt_logprobs"):
         raise RequestError(400, "prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+    for name in ("max_completion_tokens", "max_tokens"):
+        if fields.get(name, 0) > model.max_model_len:
+            message = f"{name} is {fields[name]}, but prompt and output together may have {model.max_model_len} tokens."
+            raise RequestError(400, f"{message} Ask for fewer.", param=name)
     wanted = num_prompts * fields.get("n", 1)
     if wanted > model.most_sequences:
         raise RequestError(
@@ -467,6 +472,8 @@ def _call(
     sampling = model.defaults.sampling | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     if "seed" in sampling:  # as in vLLM, -1 means no seed, and others may be negative
         sampling["seed"] = None if sampling["seed"] == -1 else sampling["seed"] % 2**63
+    if sampling.get("n", 1) > 1 and sampling.get("temperature") == 0:
+        raise RequestError(400, f"n must be 1 with temperature 0, got {sampling['n']}.", param="n")
     bad_word_ids = _encode_bad_words(sampling.get("bad_words", ()), model, len(prompts) * fields.get("n", 1))
     requests = [
         EngineRequest(

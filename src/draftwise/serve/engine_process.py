@@ -30,7 +30,7 @@ from draftwise.engine.kernel_cache import (
 )
 from draftwise.engine.startup_phases import Startup
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.processes import count_cores, make_command
+from draftwise.machine.processes import count_cores, end_with_parent, make_command
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 from draftwise.version import tell_install
@@ -42,8 +42,8 @@ logger = logging.getLogger("draftwise.serve")
 
 _NOTICE_S = 0.8
 """Seconds until the exit status of a process that closed its channel is known."""
-_END_S = 10
-"""Seconds within which an engine must end after its channel closes. A step takes far less."""
+_END_S = 1
+"""Seconds within which an engine ends after its channel closes, or is killed: nobody waits for its step any more."""
 _SWITCH_S = 0.001
 """Interpreter switch interval in seconds: a thread that compiles a grammar yields to the loop this often."""
 
@@ -177,6 +177,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
 
 def main(descriptor: int) -> None:
     """Build the engine described by the first message, and run it. `descriptor` is this end of a socket pair."""
+    end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

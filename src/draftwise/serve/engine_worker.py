@@ -181,9 +181,12 @@ class EngineWorker:
         if live is None:
             return  # aborted while the step ran
         live.timeline.note_delta(delta, began=step.began, now=step.ended)
-        if delta.finish_reason == "abort":  # no client takes half of a structured output for an answer
+        if delta.finish_reason in ("abort", "error"):  # no client takes a part for the answer
             message = f"The structured output could not be completed: {delta.stop_reason}. Change or simplify it."
-            live.generation.fail(RequestError(400, message, param="structured_outputs"))
+            error = RequestError(400, message, param="structured_outputs")
+            if delta.finish_reason == "error":
+                error = RequestError(500, str(delta.stop_reason))
+            live.generation.fail(error)
             self._forget(live.generation)
             self._channel.send(Abort([request.request_id for request in live.generation.requests]))
             return

@@ -23,7 +23,7 @@ from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.processes import make_command
+from draftwise.machine.processes import end_with_parent, make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import TOO_MUCH, BodyKind, Outcome, ReadError, read_body
@@ -40,6 +40,9 @@ _CPU_S, _CPU_S_A_MB = 3.0, 2.0
 """CPU seconds allowed for a body: for any, and per megabyte."""
 _LOAD_S = 120
 """CPU seconds allowed for loading the tokenizer and the chat template."""
+_PAUSES_S = (0.1, 0.2, 0.5, 1, 2, *[5] * 10)
+"""Seconds after each vain attempt to start the process again; the server ends after the last."""
+_TRY_AGAIN = ReadError(503, "The part of the server that reads requests is restarting. Try again in a moment.")
 _FIRST = 255
 """Marks a lane's first reader, in place of a signal number."""
 
@@ -80,8 +83,8 @@ class ReadingProcess:
         with theirs:
             command = make_command("draftwise.serve.reader_process", theirs.fileno())
             variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables
+            self._process = subprocess.Popen(  # its group are the readers that it forks
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables, process_group=0
             )
         with suppress(ConnectionError):
             Channel(self.control).send(self._setup)
@@ -125,9 +128,8 @@ class ReadingProcess:
         with self._lock:
             self._is_stopped = True
             self.control.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(2)
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
@@ -141,6 +143,7 @@ class ReaderPool:
         self._limits = _Limits(max_model_len, most_sequences, cpu_s)
         self._lanes: list[_Lane] = []
         self._restarting: asyncio.Task[None] | None = None
+        """Starts the process that forks readers again."""
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
         """Called when there will be no readers any more."""
@@ -148,7 +151,7 @@ class ReaderPool:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:
         """Accept readers as they are forked, on the running event loop."""
-        self._lanes = [_Lane() for _ in range(_LANES)]
+        self._lanes = [_Lane(self._refuse) for _ in range(_LANES)]
         self._listen()
         try:
             yield
@@ -171,6 +174,8 @@ class ReaderPool:
     async def read(self, kind: BodyKind, body: bytes) -> Outcome:
         """Read a body."""
         lane = self._lanes[len(body) > _SHORT]
+        if self._restarting is not None and not lane.has_reader:
+            return _TRY_AGAIN
         return await lane.read(_Job(kind, body))
 
     def _take_reader(self) -> None:
@@ -189,22 +194,44 @@ class ReaderPool:
         self._connecting = asyncio.ensure_future(lane.connect(end, message[1]))
 
     async def _restart(self) -> None:
-        """Start the process that forks readers again; those that it forked go on until new ones are there."""
-        try:
-            status = await asyncio.to_thread(self._started.restart)
-        except (InvalidSetup, BackendError, OSError) as error:
-            self.failure = f"the process that reads requests has ended, and no other starts: {cause_of(error)}"
-            logger.error("The server fails (%s) and ends.", self.failure)
-            self.on_failure()
-            return
-        logger.error("The process that reads requests ended with status %s; another one has started.", status)
-        self._listen()
+        """Start the process that forks readers again; those that it forked go on until new ones are there.
+
+        Another that ends before it is ready is followed by the next one, after longer and longer pauses.
+        """
+        self._refuse()
+        for pause_s in _PAUSES_S:
+            try:
+                status = await asyncio.to_thread(self._started.restart)
+            except (BackendError, OSError) as error:
+                failure: Exception = error
+                logger.error("No process that reads requests starts: %s", cause_of(error))
+                await asyncio.sleep(pause_s)
+            except InvalidSetup as error:
+                failure = error
+                break
+            else:
+                logger.error("The process that reads requests ended with status %s; another one has started.", status)
+                self._restarting = None
+                self._listen()
+                return
+        self.failure = f"the process that reads requests has ended, and no other starts: {cause_of(failure)}"
+        logger.error("The server fails (%s) and ends.", self.failure)
+        self.on_failure()
+
+    def _refuse(self) -> None:
+        """Answer what waits for a reader that only another process could fork."""
+        if self._restarting is not None:
+            for lane in self._lanes:
+                if not lane.has_reader:
+                    lane.refuse()
 
 
 class _Lane:
-    """One reader, which has one body at a time; the others wait here."""
+    """One reader, which has one body at a time; the others wait here. `on_end` is called when a reader has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._unanswered = set[asyncio.Future[Outcome]]()
         self._waiting: asyncio.Queue[tuple[_Job, asyncio.Future[Outcome]]] = asyncio.Queue()
         self._protocols: asyncio.Queue[ChannelProtocol] = asyncio.Queue()
         self._current: ChannelProtocol | None = None
@@ -226,21 +253,36 @@ class _Lane:
         """Refuse the body of a reader that has ended if another one waits: what forked the first cannot say why."""
         if self._current is not None and self._current.is_closed and not self._protocols.empty():
             self._take(_describe_end(signal.SIGKILL))
+        self._on_end()
 
     async def read(self, job: _Job) -> Outcome:
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.put_nowait((job, answer))
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
         return await answer
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether a reader lives."""
+        return (self._current is not None and not self._current.is_closed) or not self._protocols.empty()
+
+    def refuse(self) -> None:
+        """Answer all bodies, as there is no reader."""
+        self._take(_TRY_AGAIN)
+        for answer in self._unanswered:
+            if not answer.done():
+                answer.set_result(_TRY_AGAIN)
 
     async def _work(self) -> None:
         self._current = await self._protocols.get()
         while True:
             job, answer = await self._waiting.get()
-            if answer.cancelled():
-                continue  # its client left before its turn
             while self._current.is_closed or not self._protocols.empty():
                 self._current.close()
                 self._current = await self._protocols.get()
+            if answer.done():
+                continue  # its client left before its turn, or was refused
             self._told = asyncio.get_running_loop().create_future()
             self._current.send(job)
             outcome = await self._told  # also where the client leaves: the reader goes on
@@ -272,6 +314,7 @@ def _describe_end(number: int) -> ReadError:
 
 def main(descriptor: int) -> None:
     """Load the tokenizer, then fork readers until the server ends. `descriptor` is this end of a socket pair."""
+    end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

@@ -14,6 +14,7 @@ from draftwise.version import __version__
 logger = logging.getLogger("draftwise.serve")
 
 _WRONG = object()
+_SALT = r"[^@/\\\x00]{1,128}"
 Check = Callable[[Any], Any]
 """Returns the value, converted if necessary, or `_WRONG`."""
 
@@ -55,6 +56,11 @@ def _bias(value: Any) -> Any:
     return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in value.items()}
 
 
+def _salt(value: Any) -> Any:
+    """As vLLM 0.33: cache backends take it as a part of names."""
+    return value if isinstance(value, str) and re.fullmatch(_SALT, value) else _WRONG
+
+
 def _any(value: Any) -> Any:
     return value
 
@@ -68,6 +74,7 @@ _KINDS: dict[Check, tuple[str, dict[str, Any]]] = {
     _object: ("an object", {"type": "object"}),
     _list: ("a list", {"type": "array"}),
     _strings: ("a string or a list of strings", {"anyOf": [_STRING, {"type": "array", "items": _STRING}]}),
+    _salt: ("1 to 128 characters without @, / and \\", _STRING | {"pattern": f"^{_SALT}$"}),
     _integers: ("a list of integers", {"type": "array", "items": {"type": "integer"}}),
     _bias: ("an object from token ids to numbers", {"type": "object", "additionalProperties": {"type": "number"}}),
 }
@@ -86,7 +93,8 @@ SAMPLING_FIELDS: dict[str, Check] = {
 """Fields of `SamplingParams` with the same name."""
 
 _COMMON: dict[str, Check] = {
-    **dict.fromkeys(("model", "cache_salt", "truncation_side"), _string),
+    **dict.fromkeys(("model", "truncation_side"), _string),
+    "cache_salt": _salt,
     **dict.fromkeys(("stream", "return_token_ids", "return_tokens_as_token_ids", "add_special_tokens"), _boolean),
     **dict.fromkeys(("stream_options", "response_format", "structured_outputs"), _object),
     **dict.fromkeys(("max_tokens", "truncate_prompt_tokens"), _integer),
@@ -112,10 +120,10 @@ TOKENIZE_FIELDS: dict[str, Check] = _CONVERSATION | {
 }
 DETOKENIZE_FIELDS: dict[str, Check] = {"model": _string, "tokens": _integers}
 
-_MOST = {"n": 128, "stop": 64} | dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), 20)
+_MOST = {"n": 128, "stop": 64, "temperature": 2} | dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), 20)
 _MOST |= dict.fromkeys(("stop_token_ids", "bad_words"), 1024)
 """Largest value or number of items: OpenAI's for n, vLLM's default max_logprobs, and limits on the work per step."""
-_LONGEST = {"stop": 2**14, "bad_words": 2**14, "cache_salt": 2**10}
+_LONGEST = {"stop": 2**14, "bad_words": 2**14}
 """Most characters, of all items together: each is compared with the output as it grows."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -126,6 +134,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("vllm_xargs", "kv_transfer_params", "ec_transfer_params"), ({},)),
     "suffix": ("",),
     "best_of": (1,),
+    "priority": (0,),
     "tools": ([],),  # of a completion
     "functions": ([],),
     "thinking_token_budget": (-1,),
@@ -137,7 +146,7 @@ _IGNORED = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"),
         *("parallel_tool_calls", "tool_choice", "function_call", "reasoning_effort", "prediction"),
-        *("request_id", "session_id", "priority", "length_penalty", "include_reasoning"),
+        *("request_id", "session_id", "length_penalty", "include_reasoning"),
         *("spaces_between_special_tokens", "stream_interval"),
     )
 )
@@ -147,7 +156,8 @@ _IGNORED = frozenset(
 def describe_field(name: str, check: Check) -> dict[str, Any]:
     """Return the JSON schema of a field."""
     _, schema = _KINDS.get(check, ("", {}))
-    most = {} if name not in _MOST else {"maximum" if schema.get("type") == "integer" else "maxItems": _MOST[name]}
+    limit = "maximum" if schema.get("type") in ("integer", "number") else "maxItems"
+    most = {limit: _MOST[name]} if name in _MOST else {}
     return schema | most
 
 

@@ -64,9 +64,11 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
     Raises:
         RequestError: 400, tools or tool_choice are malformed, or the choice is not enabled.
     """
-    tools, choice = fields.get("tools") or [], fields.get("tool_choice")
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if tools == []:
+        raise RequestError(400, "tools must not be empty. Give a tool, or leave tools out.", param="tools")
     if not tools:
-        if choice in (None, "none", "auto"):
+        if choice in (None, "none"):
             return None
         raise RequestError(400, "tool_choice needs tools.", param="tool_choice")
     parameters = {}

@@ -197,3 +197,34 @@ def test_weights_that_a_smaller_type_cannot_hold_are_named(save_tiny):
     save_file(tensors, path / "model.safetensors")
     load_model(path, dtype="float32", device="cpu")
     assert "NaN or infinity (1): model.norm.weight" in refusal(path, dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int32, torch.bool, torch.float8_e4m3fn])
+def test_numbers_of_a_quantization_that_nothing_explains_are_no_weights(save_tiny, name, kind):
+    path, _ = save_tiny("qwen2")
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {name: tensors[name].to(kind)}, path / "model.safetensors")
+    assert f"Tensor {name} has type" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight_scale", "does not describe (1)"),
+        ("model.layers.0.mlp.down_proj.weight_scale_inv", "does not describe (1)"),
+        ("model.layers.9.mlp.down_proj.weight", "does not describe (1)"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
+        ("mtp.layers.0.mlp.down_proj.weight_scale", None),
+        ("model.layers.9.eh_proj.weight", None),
+    ],
+)
+def test_scales_and_layers_that_config_json_does_not_have_are_named(save_tiny, name, words):
+    path, _ = save_tiny("llama")
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {name: torch.full((4,), torch.nan)}, path / "model.safetensors")
+    if words is None:
+        load_model(path, device="cpu")
+    else:
+        assert words in refusal(path)
+        assert name in refusal(path)

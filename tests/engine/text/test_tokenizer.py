@@ -273,6 +273,45 @@ def test_missing_and_broken_files_are_findings(tmp_path, content, code):
     assert error.value.findings[0].code == code
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda file: file["model"]["vocab"].update({"!": 2**24}), "the id 16777216, larger"),
+        (lambda file: file["model"]["vocab"].update({"!": 2**32 - 1}), "the id 4294967295, larger"),
+        (lambda file: file["added_tokens"][0].update(id=2**31), "the id 2147483648, but its vocabulary leads to 0"),
+        (lambda file: file["added_tokens"].append(file["added_tokens"][0] | {"content": "new", "id": 999}), "id 999"),
+    ],
+)
+def test_ids_that_take_memory_or_mean_other_tokens_are_refused(tmp_path, change, words):
+    save(byte_level(), tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    change(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidSetup, match=words):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+DECODERS = {
+    "none": None,
+    "fuse": decoders.Fuse(),
+    "word pieces": decoders.WordPiece(),
+    "suffixes": decoders.BPEDecoder(),
+    "ctc": decoders.CTC(),
+    "marks": decoders.Metaspace(),
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@given(ids=st.lists(st.integers(0, 13), max_size=12))
+@settings(deadline=None)
+def test_with_any_decoder_increments_join_to_the_librarys_text(kind, ids):
+    tokens = ["a", "b", "##c", "x</w>", "</w>", "▁the", "▁", "|", "<pad>", "é", " ", "'s", "n't", "."]
+    backend = Backend(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="a"))
+    if DECODERS[kind] is not None:
+        backend.decoder = DECODERS[kind]
+    assert "".join(map(IncrementalDetokenizer(Tokenizer(backend)).add, ids)) == backend.decode(ids)
+
+
 def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(InvalidSetup, match="is not a directory"):
         Tokenizer.from_pretrained(tmp_path / "no-such-model")

@@ -15,13 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
-from draftwise.checkpoints.headers import read_headers
+from draftwise.checkpoints.headers import MTP, layer_of, read_headers, role_of
 from draftwise.core import InvalidSetup, cause_of
 from draftwise.knowledge.messages import fault, refusal
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """Name of an expert's matrix. Newer files have one tensor per layer, [experts, rows, columns], gate above up."""
 
+
+_FLOATS, _INTEGERS = ("F64", "F32", "F16", "BF16"), ("I64", "I32", "I16")
+"""Types of weights, and of maps of the vocabulary. Any other type holds numbers of a quantization."""
+_MAPS = ("d2t", "token_map")
 
 _MOST_MISSING = 2**26
 """Maximum values to allocate for missing tensors, so that all of them can be reported."""
@@ -59,7 +63,7 @@ class CheckpointReader:
         A missing tensor is recorded for `check_complete` and returned as zeros.
 
         Raises:
-            InvalidSetup: the file is damaged, or the tensor has another shape.
+            InvalidSetup: the file is damaged, or the tensor has another shape or type.
         """
         if self._dummy:
             return _make_up(name, torch.empty(shape) if out is None else out)
@@ -90,7 +94,7 @@ class CheckpointReader:
         return tensor
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise InvalidSetup, before allocating memory, for a tensor stored in another shape.
+        """Raise InvalidSetup, before allocating memory, for a tensor stored in another shape or type.
 
         A missing tensor is recorded. If missing tensors get too large in total, they are reported here, too.
         """
@@ -103,9 +107,12 @@ class CheckpointReader:
             if self._num_missing > _MOST_MISSING:
                 self.check_complete()
             return
+        file, dtype = self.files[source], self._tensors[source].dtype
         stored = part.shape if part else self._tensors[source].shape
         if stored != shape:
-            raise refusal("tensor-shapes", name=name, stored=stored, shape=shape, file=self.files[source])
+            raise refusal("tensor-shapes", name=name, stored=stored, shape=shape, file=file)
+        if dtype not in (_INTEGERS if name.endswith(_MAPS) else _FLOATS):
+            raise refusal("quantized", case="tensor", name=name, dtype=dtype, file=file)
 
     def _find(self, name: str) -> tuple[str, _Part | None]:
         """Return the stored tensor that holds another, and which part of it; None: all."""
@@ -135,6 +142,17 @@ class CheckpointReader:
         if self._broken:
             raise refusal(
                 "weights-not-finite", num_broken=len(self._broken), broken=_name_some(self._broken), path=self.path
+            )
+
+    def check_explained(self, num_layers: int) -> None:
+        """Raise InvalidSetup for scales of quantized weights, and for more decoder layers than `num_layers`."""
+        behind = {name: layer for name in self.files if (layer := layer_of(name) or 0) >= num_layers}
+        drafting = {layer for name, layer in behind.items() if role_of(name) == MTP}
+        unknown = [name for name in self.files if role_of(name) == "quantization"]
+        unknown += [name for name, layer in behind.items() if layer not in drafting]
+        if unknown:
+            raise refusal(
+                "tensors-unknown", case="target", num_unknown=len(unknown), shown=_name_some(unknown), path=self.path
             )
 
     def unread(self) -> list[str]:

@@ -20,7 +20,7 @@ from draftwise.checkpoints.head_fit import find_vocabulary_fault, find_width_fau
 from draftwise.checkpoints.recognize import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.families import FAMILIES, Family
+from draftwise.engine.families import FAMILIES, Family, names_quantization
 from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.kernels.cpu_layouts import QuantizedTable, Table
 from draftwise.engine.memory.kv import PagedKV
@@ -378,7 +378,7 @@ class LayeredHead(HeadCheckpoint):
         )
 
     def _refuse_quantized(self) -> None:
-        if self.config.get("quantization_config"):
+        if names_quantization(self.config):
             raise refusal("quantized", case="head", where=self.where)
 
     def _window(self) -> int | None:

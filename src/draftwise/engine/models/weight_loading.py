@@ -79,6 +79,7 @@ def load_model(
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
     multipliers = Multipliers.from_hf_config(config, family)
+    checkpoint.check_explained(shape.num_layers)
     kind, place = _resolve_dtype(dtype, config), find_device(device)
     blocks: BlockSource | None = None
     notes = list[Finding]()

@@ -113,7 +113,7 @@ class Stop:
 
     num_tokens: int
     finish_reason: str
-    """`stop`, `length` or `abort`."""
+    """`stop`, `length`, `abort`, or `error` if the tokenizer fails."""
     stop_reason: int | str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from draftwise.checkpoints.text_files import check_directory, read_json
+from draftwise.checkpoints.text_files import check_directory, quote, read_bytes, read_json
+from draftwise.core import InvalidSetup
 from draftwise.engine.text.chat_template import ChatTemplate, failing_as, find_chat_template
 from draftwise.knowledge.messages import refusal
 
+_MOST_IDS = 2**24
+"""One more than the largest id: grammars take memory for every id up to a tokenizer's largest."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -63,14 +67,20 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise refusal("no-tokenizer", directory=directory)
-        settings = _read_settings(directory / "tokenizer_config.json")
+        settings, content = _read_settings(directory / "tokenizer_config.json"), read_bytes(path)
         with failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
-            return cls(
-                tokenizers.Tokenizer.from_file(str(path)),
+            backend = tokenizers.Tokenizer.from_buffer(content)
+            _check_ids(backend, json.loads(content), path)
+            read = cls(
+                backend,
                 end_ids=_end_ids(directory),
                 named_tokens={name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)},
                 chat_template=find_chat_template(directory, settings),
             )
+        if read.vocab_size > _MOST_IDS:
+            what = f"gives a token the id {read.vocab_size - 1}, larger than any model's"
+            raise refusal("bad-tokenizer", what=what, file=path)
+        return read
 
     @cached_property
     def longest_token(self) -> int:
@@ -104,10 +114,17 @@ class Tokenizer:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text, also special tokens. Incomplete characters become U+FFFD."""
+        """Return one token as text, also special tokens. Incomplete characters become U+FFFD.
+
+        A token on which the tokenizer fails is as in the vocabulary.
+        """
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+            try:
+                text = self.decode([token_id], skip_special_tokens=False)
+            except InvalidSetup:
+                text = self.piece(token_id)
+            self._texts[token_id] = text
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -178,6 +195,17 @@ def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
         InvalidSetup: the directory does not exist, or one of its files is missing or invalid.
     """
     return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
+
+
+def _check_ids(backend: tokenizers.Tokenizer, content: Mapping[str, Any], path: Path) -> None:
+    """Raise InvalidSetup for an added token to which the library gives another id than the file."""
+    stated: dict[str, list[int]] = {}
+    for token in content.get("added_tokens") or ():
+        stated.setdefault(token["content"], []).append(token["id"])
+    for token, ids in stated.items():
+        if (found := backend.token_to_id(token)) not in ids:
+            what = f"gives {quote(token)} the id {ids[0]}, but its vocabulary leads to {found}"
+            raise refusal("bad-tokenizer", what=what, file=path)
 
 
 def _existing(directory: str | Path) -> Path:

@@ -162,7 +162,8 @@ class Client:
         """
         kind = "" if request.measured else "unmeasured-"
         turn = request.turn
-        return f"{self.salt}-{turn.workload}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
+        name = f"{self.salt}-{turn.workload}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
+        return sha256(name.encode()).hexdigest()  # vLLM 0.33 takes 128 characters, and not all
 
     async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """Send a request and return the raw answer. If the server is busy, retry when it says.
