@@ -185,7 +185,7 @@ def test_a_server_whose_readers_cannot_be_started_any_more_ends(checkpoint, monk
             await pool.read(COMPLETIONS, ask("a"))
             ended = asyncio.Event()
             pool.on_failure = ended.set
-            monkeypatch.setattr(reader_process, "make_command", lambda *_: ["/bin/false"])
+            monkeypatch.setattr(reader_process, "make_command", lambda *_, **__: ["/bin/false"])
             for pid in (*list_children(started._process.pid), started._process.pid):
                 os.kill(pid, signal.SIGKILL)
             await ended.wait()

@@ -69,16 +69,22 @@ def read_system_file(file: Path) -> str:
         return ""
 
 
-def make_command(module: str, number: int) -> list[str]:
-    """Return the command that calls a module's `main` with a number, under this process's module search path."""
-    code = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import main; main(int(sys.argv[1]))"
-    return [sys.executable, "-P", "-c", code, str(number), json.dumps(sys.path)]
+def make_command(module: str, number: int, *, ends_with_parent: bool = False) -> list[str]:
+    """Return the command that calls a module's `main` with a number, under this process's module search path.
+
+    With `ends_with_parent`, Linux kills the process as soon as the thread that started it ends.
+    """
+    bind = f"from {__name__} import bind_to; bind_to({os.getpid()}); " if ends_with_parent else ""
+    code = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); {bind}from {module} import main; "
+    return [sys.executable, "-P", "-c", f"{code}main(int(sys.argv[1]))", str(number), json.dumps(sys.path)]
 
 
-def end_with_parent() -> None:
-    """Have Linux kill this process as soon as the thread that started it ends, whatever is computed then."""
+def bind_to(parent: int) -> None:
+    """End this process with its parent, whatever is computed then, where the system can do that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            sys.exit(1)
 
 
 def raise_file_limit() -> int | None:

@@ -30,7 +30,7 @@ from draftwise.engine.kernel_cache import (
 )
 from draftwise.engine.startup_phases import Startup
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.processes import count_cores, end_with_parent, make_command
+from draftwise.machine.processes import count_cores, make_command
 from draftwise.serve.channel import Channel
 from draftwise.serve.engine_loop import Build, run_engine
 from draftwise.version import tell_install
@@ -166,7 +166,7 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        command = make_command("draftwise.serve.engine_process", theirs.fileno())
+        command = make_command("draftwise.serve.engine_process", theirs.fileno(), ends_with_parent=True)
         variables = {**os.environ, **(environment or {})}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables)
     channel = Channel(ours)
@@ -177,7 +177,6 @@ def start_process(build: Build, *, environment: Mapping[str, str] | None = None)
 
 def main(descriptor: int) -> None:
     """Build the engine described by the first message, and run it. `descriptor` is this end of a socket pair."""
-    end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")

@@ -23,7 +23,7 @@ from draftwise.core import BackendError, InvalidSetup, cause_of
 from draftwise.engine.text.chat_template import MEMORY, limit_memory
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.knowledge.messages import refusal
-from draftwise.machine.processes import end_with_parent, make_command
+from draftwise.machine.processes import make_command
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.reading import TOO_MUCH, BodyKind, Outcome, ReadError, read_body
@@ -81,7 +81,7 @@ class ReadingProcess:
     def _start(self) -> None:
         self.control, theirs = socket.socketpair()
         with theirs:
-            command = make_command("draftwise.serve.reader_process", theirs.fileno())
+            command = make_command("draftwise.serve.reader_process", theirs.fileno(), ends_with_parent=True)
             variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
             self._process = subprocess.Popen(  # its group are the readers that it forks
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables, process_group=0
@@ -314,7 +314,6 @@ def _describe_end(number: int) -> ReadError:
 
 def main(descriptor: int) -> None:
     """Load the tokenizer, then fork readers until the server ends. `descriptor` is this end of a socket pair."""
-    end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the whole group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
