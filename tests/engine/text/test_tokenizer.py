@@ -273,6 +273,12 @@ def test_missing_and_broken_files_are_findings(tmp_path, content, code):
     assert error.value.findings[0].code == code
 
 
+@pytest.mark.parametrize("end", [2**24, 2**31, 2**70, [3, 2**31], 1.0, [[3]]])
+def test_an_end_token_that_no_model_has_is_refused(tmp_path, end):
+    with pytest.raises(InvalidSetup, match="must be a token id"):
+        Tokenizer.from_pretrained(save(byte_level(), tmp_path, generation_config={"eos_token_id": end}))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -225,7 +225,7 @@ def _end_ids(directory: Path) -> list[int]:
         if ends is None:
             continue
         ends = ends if isinstance(ends, list) else [ends]
-        if not all(type(each) is int for each in ends):
+        if not all(type(each) is int and each < _MOST_IDS for each in ends):
             raise refusal("bad-end-token", directory=directory / name)
         return [each for each in ends if each >= 0]  # -1 means that no token ends a completion
     return []
