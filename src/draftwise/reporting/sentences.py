@@ -23,6 +23,7 @@ from draftwise.core import (
 )
 from draftwise.core.comparison import ALL
 from draftwise.core.finding import join_names
+from draftwise.knowledge.stored import read_data
 from draftwise.reporting.units import (
     LATE_FIRST_TOKEN,
     LOAD_UNITS,
@@ -308,9 +309,9 @@ def describe_reason(reason: Reason | None) -> str:
 
 
 def _describe(reason: Reason) -> str:
-    if reason.detail is None:
-        return _WORDS[reason.code](reason.values)
-    return f"{_WORDS[reason.code](reason.values)} {_describe(reason.detail)}"
+    say = _SAYERS.get(reason.code) or read_data("verdict_reasons")[reason.code].format_map
+    said = say(reason.values)
+    return said if reason.detail is None else f"{said} {_describe(reason.detail)}"
 
 
 def _say_slow_server(found: _Values) -> str:
@@ -375,35 +376,19 @@ def _list_remedies(found: _Values) -> Iterator[str]:
         yield f"{found['repetitions']} repetitions instead of {found['done']}"
 
 
-_WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
+_SAYERS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.FEW_PROMPTS: (
         lambda found: f"rests on {count_prompts(found['count'])}; at least {found['fewest']} are needed"
     ),
-    ReasonCode.DISTURBED: (
-        "{count} of {of} pairs of turns were disturbed and do not count ({why}); at least {left:.0%} must remain"
-    ).format_map,
-    ReasonCode.UNSETTLED: "{message} ({code})".format_map,
     ReasonCode.SLOW_SERVER: _say_slow_server,
     ReasonCode.PACE_CHANGED: _say_pace,
-    ReasonCode.ANCHORS_MOVED: (
-        "prompts repeated at the end gained {ratio:.2f}x as much as before: one of the two servers "
-        "changed; measure again"
-    ).format_map,
-    ReasonCode.UNSEEN: (
-        "these prompts may miss a kind of traffic with a share of up to {share:.0%}, so the interval has to clear "
-        "{bar:.2f}"
-    ).format_map,
     ReasonCode.NO_GAIN: lambda found: (
         f"{('slower' if found.get('slower') else 'not faster')}: the interval rules out a gain of "
         f"{found['margin']:.0%} or more"
     ),
-    ReasonCode.BEHIND: "{better} is {ratio:.2f}x as fast on the same {count} prompts".format_map,
     ReasonCode.MEASURES_DISAGREE: lambda found: (
         f"{' and '.join(found['better'])} better, {' and '.join(found['worse'])} worse"
     ),
-    ReasonCode.MAY_BE_CHANCE: (
-        "it would count on its own, but across all comparisons of the run p is {p:.2g}; more prompts would settle it"
-    ).format_map,
     ReasonCode.NOT_TRUSTED: lambda found: (
         f"{_say_change(found, gains=found['gains'])}, but the measurement is in doubt: {found['code']} (see the "
         "findings)"
@@ -411,18 +396,11 @@ _WORDS: Mapping[ReasonCode, Callable[[_Values], str]] = {
     ReasonCode.GAIN: _say_gain,
     ReasonCode.LOSS: _say_loss,
     ReasonCode.GAIN_WITH_DAMAGE: lambda found: f"{_say_change(found, gains=True)} overall, but",
-    ReasonCode.MIXED_WORKLOAD: (
-        "a mixed workload: P50 of the time per token is {half:.2f}x the baseline's, but {share:.0%} "
-        "of the requests are slower than 1.1 times its P90"
-    ).format_map,
-    ReasonCode.SLOW_TAIL: "{share:.0%} of the requests are slower than 1.1 times the baseline's P90".format_map,
-    ReasonCode.LATE_FIRST_TOKEN: "the first token takes {ratio:.2f}x as long".format_map,
-    ReasonCode.LATE_FIRST_TOKENS_TAIL: "P99 of the time to the first token is {ratio:.2f}x the baseline's".format_map,
     ReasonCode.ANSWERS_NOT_FASTER: lambda found: (
         "the server outputs less, but its requests take no longer, so something delays them on their way to it"
         if found.get("slower")
         else "the server outputs more, but the time per token of a request does not fall with it"
     ),
-    ReasonCode.EQUAL: "equal within {margin:.0%}: no difference of practical size".format_map,
     ReasonCode.OPEN: _say_open,
 }
+"""Reasons whose words depend on more than values; the others are rows of `data/verdict_reasons.json`."""
