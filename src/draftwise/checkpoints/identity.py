@@ -112,15 +112,10 @@ def _compare(recorded: RecordedTarget, target: Path, where: str) -> Iterator[Fin
     present = target_identity(target)
     if recorded.weights not in ("", present["weights"]):
         name = quote(recorded.name or "another target")
-        yield Finding.error(
-            "trained-for-another-target",
-            f"The drafter was trained for {name}, whose weights differ from those of {target}.",
-            where=where,
-            fix=f"Serve {name}, or train a drafter for this target with `draftwise train`.",
-        )
+        yield fault("trained-for-another-target", name=name, target=target, where=where)
     tokenizer = present.get("tokenizer", "")
-    if fault := find_tokenizer_fault(recorded.name, recorded.tokenizer, tokenizer, target, where=where):
-        yield fault
+    if differs := find_tokenizer_fault(recorded.name, recorded.tokenizer, tokenizer, target, where=where):
+        yield differs
 
 
 def find_tokenizer_fault(name: str, recorded: str, tokenizer: str, target: Path, *, where: str) -> Finding | None:

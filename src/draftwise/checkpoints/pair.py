@@ -17,6 +17,7 @@ from draftwise.checkpoints.text_files import quote
 from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Ruling, Severity
 from draftwise.knowledge.advice import get_advice
+from draftwise.knowledge.messages import fault
 from draftwise.knowledge.rules import Rulebook, get_rule
 
 _UNREAD = "weights-not-inspected"
@@ -161,9 +162,7 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
 def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     drafter, target = pair.drafter, pair.target
     if target.drafter.is_head:
-        fix = f"Give the model that it drafts for. {target.directory} itself goes into `model`."
-        message = f"{target.directory} is a head ({target.drafter.method}). A head cannot be a target."
-        yield Finding.error("target-is-head", message, where=str(target.directory), fix=fix)
+        yield fault("target-is-head", target=target.directory, method=target.drafter.method)
     yield from find_tokenizer_findings(rules, drafter, target, pair.tokenizers)
     yield from find_base_findings(rules, drafter, target)
     if not drafter.drafter.is_head:

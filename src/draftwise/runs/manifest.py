@@ -155,13 +155,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text())
         known = manifest["format"] == _FORMAT
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidSetup.because(
-            "not-a-run",
-            f"{path.parent} is not a run directory: "
-            + (f"its {path.name} cannot be understood." if path.is_file() else f"it has no {path.name}."),
-            where=str(path.parent),
-            fix="Name the folder that `draftwise decide` wrote.",
-        ) from None
+        if path.is_file():
+            raise refusal("not-a-run", case="damaged", folder=path.parent, name=path.name) from None
+        raise refusal("not-a-run", folder=path.parent, name=path.name) from None
     if not known:
         raise refusal("run-format", path=path, format=manifest["format"], known=_FORMAT)
     return manifest

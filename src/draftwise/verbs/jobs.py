@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from draftwise.core import Finding, InvalidRequest
 from draftwise.core.progress import Progress, Silent
+from draftwise.knowledge.messages import fault
 
 _MOST_KEPT = 20
 """Jobs that are over and still known."""
@@ -172,8 +173,7 @@ class Jobs:
         """
         with self._lock:
             if len(busy := [each.name for each in self._jobs.values() if not each.is_over]) >= self._most:
-                text = f"These jobs are running: {', '.join(busy)}. More would disturb them."
-                raise InvalidRequest.because("job-running", text, fix="Wait for one to end, or stop it first.")
+                raise InvalidRequest(fault("job-running", names=", ".join(busy)))
             self._count += 1
             job = self._jobs[f"{verb}-{self._count}"] = Job(f"{verb}-{self._count}", run)
             for name in list(self._jobs)[:-_MOST_KEPT]:
@@ -190,8 +190,7 @@ class Jobs:
         with self._lock:
             if (job := self._jobs.get(name)) is None:
                 known = ", ".join(self._jobs) or "none; start one"
-                text = f"There is no job {name[:60]!r}."
-                raise InvalidRequest.because("no-such-job", text, fix=f"Known jobs: {known}.")
+                raise InvalidRequest(fault("no-such-job", name=name[:60], known=known))
             return job
 
     def stop_all(self, seconds: float) -> None:

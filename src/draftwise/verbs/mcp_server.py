@@ -27,6 +27,7 @@ from draftwise.core.document_schema import json_schema
 from draftwise.core.documents import to_json
 from draftwise.core.exit_codes import ExitCode
 from draftwise.core.progress import Progress, Silent
+from draftwise.knowledge.messages import fault, refusal
 from draftwise.machine.folders import cache_folder
 from draftwise.serve.entrance import AccessRules, Entrance
 from draftwise.verbs import VERBS
@@ -99,10 +100,7 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
 
     async def call_tool(_ctx: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         if (operation := operations.get(params.name)) is None:
-            error = InvalidRequest.because(
-                "no-such-tool", f"There is no tool {params.name[:60]!r}.", fix=f"The tools are {', '.join(operations)}."
-            )
-            return _wrap(refusal_of(error))
+            return _wrap(refusal_of(refusal("no-such-tool", name=params.name[:60], names=", ".join(operations))))
         progress = Silent()
         run = partial(operation.run, params.arguments or {}, progress)
         try:
@@ -111,10 +109,7 @@ def make_server(permissions: Permissions, jobs: Jobs, *, call_seconds: float = 1
                     return _wrap(await _run_aside(run))
         finally:
             progress.stop_requested = True
-        text = f"The call took longer than {call_seconds:g} s."
-        return _wrap(
-            refusal_of(InvalidRequest.because("call-too-long", text, fix="Ask for less, or for fewer at once."))
-        )
+        return _wrap(refusal_of(refusal("call-too-long", seconds=call_seconds)))
 
     async def list_resources(_ctx: Any, _params: Any) -> types.ListResourcesResult:
         return types.ListResourcesResult(resources=_list_resources())
@@ -190,11 +185,10 @@ def _list_job_operations(name: str, tool: Tool, permissions: Permissions, jobs: 
 
     def _find(given: Mapping[str, Any]) -> Job:
         if not isinstance(given.get("job"), str) or set(given) != {"job"}:
-            fix = f"Give job, the name that {name}_start returned, and nothing else."
-            raise InvalidRequest.because("missing-argument", "This tool takes the name of a job.", where="job", fix=fix)
+            raise InvalidRequest(fault("missing-argument", case="job", name=name))
         job = jobs.get(given["job"])
         if not job.name.startswith(f"{name}-"):
-            raise InvalidRequest.because("no-such-job", f"{job.name} is not a job of {name}.", where="job")
+            raise InvalidRequest(fault("no-such-job", case="other", job=job.name, name=name))
         return job
 
     about = VERBS[name].summary
@@ -238,9 +232,7 @@ def _show(state: JobState) -> ToolAnswer:
 
 def _finish(job: Job, tool: Tool) -> ToolAnswer:
     if not job.is_over:
-        raise InvalidRequest.because(
-            "job-running", f"The job {job.name} is {job.state.state}.", fix="Ask for its status until it is finished."
-        )
+        raise InvalidRequest(fault("job-running", case="result", job=job.name, state=job.state.state))
     if isinstance(job.answer, BaseException):
         refused = refusal_of(job.answer, tool)
         if job.so_far is None:
@@ -345,10 +337,7 @@ def serve_http(permissions: Permissions, *, port: int, token: str, tell: Callabl
         listener.bind(("127.0.0.1", port))
         listener.listen()
     except OSError as error:
-        raise InvalidRequest.because(
-            "cannot-bind", f"Port {port} of 127.0.0.1 cannot be used ({cause_of(error)}).", where="--http",
-            fix="Give another port, or 0 for a free one.",
-        ) from None  # fmt: skip
+        raise InvalidRequest(fault("cannot-bind", case="loopback", port=port, cause=cause_of(error))) from None
     entrance = Entrance(app, AccessRules(api_key=token))
     config = uvicorn.Config(entrance, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"

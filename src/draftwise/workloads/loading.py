@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import InvalidSetup, Origin, Prompt, Workload
+from draftwise.core import Origin, Prompt, Workload
 from draftwise.core.documents import from_json
 from draftwise.knowledge.messages import refusal
 from draftwise.workloads.log_formats import SHAPES, find_logged
@@ -140,12 +140,7 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
         lengths.append(prompt.draw(rng))
         total += lengths[-1]
         if CHARS_PER_TOKEN * total > MAX_CHARS:
-            raise InvalidSetup.because(
-                "too-much-text",
-                f"{spec.text} asks for more than {MAX_CHARS // 10**6} MB of text.",
-                where=spec.text,
-                fix="Lower n or prompt: a run repeats the workload if it needs more requests.",
-            )
+            raise refusal("too-much-text", spec=spec.text, most=MAX_CHARS // 10**6)
     return lengths
 
 
