@@ -34,9 +34,9 @@ def note(code: str, *, case: str = "", **values: object) -> Finding:
     return Finding.info(code, **_fill(code, case, values))
 
 
-def text_of(code: str, **values: object) -> str:
-    """Return only the text of a row that is no finding."""
-    return _fill(code, "", values)["message"]
+def text_of(key: str, /, **values: object) -> str:
+    """Return only the text of a row, which need not be a finding's."""
+    return _fill(key, "", values)["message"]
 
 
 def _fill(code: str, case: str, values: Mapping[str, object]) -> dict[str, str]:
