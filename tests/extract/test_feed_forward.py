@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract.feed_forward import feed_forward
+from draftwise.extract.model_registry import feed_forward
 from draftwise.extract.tree import Tree
 from draftwise.knowledge.model_types import find_matrices
 from draftwise.knowledge.vllm import releases

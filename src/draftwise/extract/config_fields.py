@@ -152,7 +152,7 @@ def _enum(module: Module, name: ast.expr) -> dict[str, Any]:
     return {name: values[name] if isinstance(values[name], plain) else None for name in members(cls)}
 
 
-def validators(module: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, ...], ast.FunctionDef]]:
+def read_validators(module: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, ...], ast.FunctionDef]]:
     """Yield (mode, fields, function) of a class's validators in order. Validators of the whole class name no field."""
     for statement in node.body:
         if not isinstance(statement, ast.FunctionDef):
@@ -169,7 +169,7 @@ def validators(module: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[
 def _normalised(module: Module, node: ast.ClassDef, name: str, *, has_enum: bool) -> dict[str, Any]:
     """Return what validators that run before the type is looked at make of a field."""
     row: dict[str, Any] = {}
-    for mode, fields, function in validators(module, node):
+    for mode, fields, function in read_validators(module, node):
         if mode in ("before", "wrap", "plain") and {name, "*"} & set(fields):
             row |= _read_validator(function, has_enum=has_enum)
     return row

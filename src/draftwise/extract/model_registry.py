@@ -1,14 +1,16 @@
-"""Extracts the model registry: the class of each architecture, and its interfaces, including inherited ones."""
+"""Extracts the model registry: each architecture's class, its interfaces, and whether its feed-forward is gated."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from draftwise.extract.expressions import UNKNOWN, evaluate
 from draftwise.extract.speculative import Facts
-from draftwise.extract.tree import Module, NotFound, Tree
+from draftwise.extract.tree import Import, Module, NotFound, Tree
 
 _REGISTRY = "vllm/model_executor/models/registry.py"
 _INTERFACES = "vllm/model_executor/models/interfaces.py"
@@ -214,3 +216,64 @@ def _config_classes(module: Module, node: ast.expr) -> dict[str, str]:
             return {}
     parts = [_config_classes(module, v) if name is None else {name: ast.unparse(v).strip("'")} for name, v in given]
     return {name: cls for part in parts for name, cls in part.items()} if all(parts) else {}
+
+
+_MODEL_PACKAGES = ("vllm.model_executor.models.", "vllm.models.")
+_GATED = re.compile(r"\w*AndMul|get_act_and_mul_fn")
+_PLAIN = re.compile(r"get_act_fn|ReLUSquaredActivation|(Fast|New|Quick)GELU")
+_OUTPUT = frozenset({"RowParallelLinear", "ReplicatedLinear"})
+_OTHER_PARTS = re.compile(
+    r"vision|visual|vit(?![a-z])|audio|encoder|project|resampl|image|siglip|clip|tower|patch|video|speech|whisper|mixer|"
+    r"mamba|pool|merger|mtp|eagle|classif|score",
+    re.IGNORECASE,
+)
+"""Names of files and classes for other modalities, state layers, heads or drafters."""
+_NamedClass = tuple[Module, str]
+
+
+def feed_forward(tree: Tree) -> Facts:
+    """Architecture -> `gated` or `plain`. Leaves out classes with both or neither."""
+    found: Facts = {}
+    for architecture, (dotted, name, *_) in read_registry(tree).items():
+        module = find_module(tree, dotted)
+        kinds = {kind: where for where, kind in _find_kinds(module, name)} if module else {}
+        if len(kinds) == 1:
+            (kind, where), *_ = kinds.items()
+            found[architecture] = (kind, where)
+    return found
+
+
+def _find_kinds(module: Module, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the source and kind of each network in the classes that a class names, and those that they name."""
+    waiting: list[_NamedClass] = [(module, name)]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        where, cls = waiting.pop()
+        if (where.path, cls) in seen:
+            continue
+        seen.add((where.path, cls))
+        kind, called = _read_classes(where.text).get(cls, ("", frozenset()))
+        if kind:
+            yield where.source(cls), kind
+        for each in called:
+            binding = where.names.get(each)
+            if isinstance(binding, Import) and binding.module.startswith(_MODEL_PACKAGES):
+                target, binding = module.tree.resolve(where, each) or (where, None)
+            else:
+                target = where
+            if isinstance(binding, ast.ClassDef) and not _OTHER_PARTS.search(
+                f"{target.path.rpartition('/')[2]} {binding.name}"
+            ):
+                waiting.append((target, binding.name))
+
+
+@cache
+def _read_classes(text: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """Return the kind of the network that each class of a file has of its own, and the names that it uses."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            called = frozenset(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+            kind = "plain" if any(map(_PLAIN.fullmatch, called)) and called & _OUTPUT else ""
+            found[node.name] = ("gated" if any(map(_GATED.fullmatch, called)) else kind, called)
+    return found
