@@ -40,13 +40,6 @@ def test_a_gain_below_the_price_of_a_range_is_left() -> None:
     assert len(found.ranges) == 1
 
 
-def test_rare_loads_weigh_little() -> None:
-    speed = {1: {1: 1.0, 5: 2.0}, 8: {1: 1.0, 5: 2.0}, 64: {1: 1.5, 5: 0.5}}
-    found = choose_lengths(BATCHES, (1, 5), lambda batch, k: speed[batch][k], weights=(1, 1, 1e-6))
-    assert found.fixed_k == 5
-    assert found.ranges == ((1, 64, 5),)
-
-
 @given(
     values=st.lists(st.lists(st.floats(0.2, 4), min_size=3, max_size=3), min_size=1, max_size=6),
 )

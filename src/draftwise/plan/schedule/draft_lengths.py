@@ -70,8 +70,6 @@ def choose_lengths(
     lengths: Sequence[int],
     fixed: Callable[[int, int], float],
     scheduled: Callable[[int, int], float] | None = None,
-    *,
-    weights: Sequence[float] | None = None,
 ) -> LengthChoice:
     """Return the best fixed k and the best schedule.
 
@@ -83,10 +81,8 @@ def choose_lengths(
         fixed: (sequences, draft tokens) -> speed-up over plain decoding, with that k fixed.
         scheduled: likewise under a schedule up to the largest of `lengths`, which may cost more than a fixed k; None
             if it costs the same.
-        weights: weight of each batch size, e.g. how often it occurs; None for equal weights.
     """
-    share = [1.0] * len(batches) if weights is None else list(map(float, weights))
-    share = [each / fsum(share) for each in share]
+    share = [1 / len(batches)] * len(batches)
     tried = sorted(set(lengths))
     table = [[fixed(batch, k) for k in tried] for batch in batches]
     means = [fsum(map(mul, share, column)) for column in zip(*table, strict=True)]
