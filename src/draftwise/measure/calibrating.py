@@ -90,14 +90,9 @@ def make_calibration(run: Run, *, target: str | None = None, specs: Specs | None
     known = {each.name for each in settings if each.name in {point.setting for point in points}}
     baseline = settings[0]
     if baseline.name not in known:
-        raise InvalidSetup.because(
-            "nothing-calibrated",
-            f"The run has too few undisturbed steps of {baseline.name} to calibrate with.",
-            where="run",
-            fix="Give more --minutes, and stop other work on the machine."
-            if any(isinstance(each.load, ClosedLoop) for each in run.plan.conditions)
-            else "Measure with a number of requests in flight (--concurrency): arrivals show no steps.",
-        )
+        if any(isinstance(each.load, ClosedLoop) for each in run.plan.conditions):
+            raise refusal("nothing-calibrated", name=baseline.name)
+        raise refusal("nothing-calibrated", case="arrivals", name=baseline.name)
     name = target or run.context.model_name or baseline.name
     plain = run.plan.arms[0].setup
     record, gpu = run.context.server(baseline.name), _find_gpu(run)

@@ -213,9 +213,5 @@ def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
     for name in notes:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            raise InvalidSetup.because(
-                "unknown-context",
-                f"There is no context {name!r}.",
-                where="--context",
-                fix=f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
-            )
+            fix = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+            raise refusal("unknown-context", name=name, fix=fix)

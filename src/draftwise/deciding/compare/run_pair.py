@@ -12,12 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Comparison, Decision, Interval, InvalidSetup, Run, SpecStats, Verdict
+from draftwise.core import Comparison, Decision, Interval, Run, SpecStats, Verdict
 from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.deciding.compare.changes import CellChange, compare_cells
 from draftwise.deciding.conclusions import Conclusions, conclude_run
 from draftwise.deciding.interchange import ArmResults, Results, read_results
+from draftwise.knowledge.messages import refusal
 from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
 
@@ -126,12 +127,7 @@ def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults
         pairs = [(before.cells[0], after.cells[0])]
     if not pairs:
         names = [", ".join(sorted(" · ".join(cell.key) for cell in side.cells)[:6]) for side in (before, after)]
-        raise InvalidSetup.because(
-            "nothing-in-common",
-            f"{after.source} has no workload, load and arm in common with {before.source} ({names[1]} / {names[0]}).",
-            where=after.source,
-            fix="Measure the same workload under the same load.",
-        )
+        raise refusal("nothing-in-common", after=after.source, before=before.source, theirs=names[1], ours=names[0])
     return pairs
 
 
