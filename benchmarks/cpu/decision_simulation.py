@@ -18,25 +18,7 @@ from pathlib import Path
 import numpy as np
 from provenance import provenance, write
 
-from draftwise.statistics import (
-    FEWEST_PROMPTS,
-    RACE_LOOKS,
-    Design,
-    Guard,
-    Looks,
-    RatioEstimate,
-    adjust_family,
-    find_bar,
-    find_drift_apart,
-    find_lead,
-    find_leavers,
-    find_pace_change,
-    find_unrest,
-    guard_tail,
-    leads_surely,
-    prompt_ratio,
-)
-from draftwise.statistics.rounding import find_rounding_scale, is_beyond_rounding
+from draftwise import statistics as stats
 from draftwise.workloads.reshape import spread_places
 
 MARGIN = 0.03
@@ -59,41 +41,60 @@ def make_log(kind: str, rows: int, truth: float, rng: np.random.Generator) -> tu
     return gains, math.log(truth)
 
 
-def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, float], rng: np.random.Generator) -> dict:
-    """Return what one run says, and how far its interval lies from the truth."""
+def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, ...], rng: np.random.Generator) -> dict:
+    """Return what one run says, and how far its interval lies from the truth.
+
+    `slow`: how many times as slow baseline and candidate are before a share of the prompts, or (-) after it.
+    """
     gains, target = make_log(kind, rows, truth, rng)
     places = np.fromiter(spread_places(rows, rng.random()), dtype=int, count=rows)[:count]
     text = 0.04 * rng.standard_normal(count)
-    late = np.where(np.arange(count) < slow[1] * count, math.log(slow[0]), 0.0)
-    plain_step = text + NOISE * rng.standard_normal(count) + late
-    own_step = text + NOISE * rng.standard_normal(count)
+    slow_T = (np.arange(count) < abs(slow[2]) * count) != (slow[2] < 0)
+    plain_step, own_step = (text + NOISE * rng.standard_normal(count) + slow_T * math.log(by) for by in slow[:2])
     logs = plain_step - own_step + gains[places]
-    design = Design.of([(n, n) for n in range(count)], places=dict(enumerate(places.astype(float))), population=rows)
-    found = prompt_ratio(np.exp(logs), np.ones(count), design)
-    looks = Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
+    design = stats.Design.of([(n, n) for n in range(count)], places=dict(enumerate(1.0 * places)), population=rows)
+    found = stats.prompt_ratio(np.exp(logs), np.ones(count), design)
+    looks = stats.Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
     interval = found.interval(1 - looks.level(count))
     said = "open"
-    if interval.low > find_bar(count, MARGIN):
+    if interval.low > stats.find_bar(count, MARGIN):
         said = "adopted"
-        tail = guard_tail(np.exp(own_step - gains[places]), np.exp(plain_step))
-        if tail is not None and tail.answer is Guard.HARM:
+        tail = stats.guard_tail(np.exp(own_step - gains[places]), np.exp(plain_step))
+        if tail is not None and tail.answer is stats.Guard.HARM:
             said = "mixed"
-    times = np.arange(float(count))
-    paces = (plain_step, own_step)
-    changed = (
-        any(find_pace_change(paces[n], paces[1 - n], claimed=found.log) for n in (0, 1))
-        or find_unrest(*paces[:: 1 if found.log > 0 else -1], claimed=abs(found.log))
-        or find_drift_apart(own_step, plain_step, times, claimed=found.log)
-    )
     half = math.log(interval.high / found.value)
-    return {"said": "pace changed" if changed else said, "z": 1.96 * (found.log - target) / half, "half": half}
+    return {
+        "said": "pace changed" if doubts(plain_step, own_step, slow, found.log, rng) else said,
+        "z": 1.96 * (found.log - target) / half,
+        "half": half,
+    }
+
+
+def doubts(plain: np.ndarray, own: np.ndarray, slow: tuple[float, ...], log: float, rng: np.random.Generator) -> bool:
+    """Return whether any check of the servers' pace raises doubt: in turns, gaps, late warm-ups and anchors."""
+    grew = [math.log(by) * ((slow[2] < 0) - (slow[2] > 0)) for by in slow[:2]]
+    noise = NOISE * rng.standard_normal((2, 4))
+    warm = noise[:, :2].mean(axis=1) - noise[:, 2:].min(axis=1) + grew
+    gaps = [np.exp(0.04 * rng.standard_normal((len(own), steps))) for steps in (27, 14)]
+    paces, turn = (plain, own), 1 if log > 0 else -1
+    return bool(
+        any(stats.find_pace_change(paces[n], paces[1 - n], claimed=log) for n in (0, 1))
+        or stats.find_unrest(*paces[::turn], claimed=abs(log))
+        or (log < 0 and stats.find_unrest(*paces, claimed=abs(log)))
+        or stats.find_pauses(*gaps[::turn], claimed=abs(log))
+        or stats.find_drift_apart(own, plain, np.arange(float(len(own))), claimed=log)
+        or stats.find_split_apart(own, plain, claimed=log)
+        or any(stats.has_slowed(*warm[::n], stats.find_step_noise(own - plain), claimed=log) for n in (1, -1))
+        or stats.has_moved((2 * NOISE * rng.standard_normal(6) + grew[0] - grew[1]).tolist())
+    )
 
 
 def rows_of_decisions(runs: int) -> list[dict]:
     rows = []
     for kind in ("no order", "three routes", "gain in the first quarter only"):
         for size, count in ((246, 30), (246, 150), (2000, 150)):
-            for truth, slow in ((1.0, (1, 0)), (1.03, (1, 0)), (1.08, (1, 0)), (1.0, (2, 0.4)), (1.27, (0.5, 0.4))):
+            for truth, slow in ((1.0, (1, 1, 0)), (1.03, (1, 1, 0)), (1.08, (1, 1, 0)), (1.0, (2, 1, 0.4)),
+                                (1.27, (0.5, 1, 0.4)), (1.0, (3, 1.6, -0.5)), (1.27, (1.6, 3, -0.5))):  # fmt: skip
                 rng = np.random.default_rng([size, count, round(100 * truth), round(10 * slow[0])])
                 found = [decide(kind, size, count, truth, slow, rng) for _ in range(runs)]
                 said = [each["said"] for each in found]
@@ -104,7 +105,7 @@ def rows_of_decisions(runs: int) -> list[dict]:
                         "rows": size,
                         "prompts": count,
                         "truth": truth,
-                        "baseline": "steady" if not slow[1] else f"{slow[0]:g}x as slow for the first 40 %",
+                        "slow": "none" if not slow[2] else f"{slow[0]:g}x and {slow[1]:g}x, of {slow[2]:.0%}",
                         **{each: said.count(each) / runs for each in ("adopted", "mixed", "pace changed")},
                         "rms_z": round(float(np.sqrt(np.mean(z**2))), 3),
                         "covers": float(np.mean(np.abs(z) < 1.96)),
@@ -124,8 +125,8 @@ def rows_of_guards(runs: int) -> list[dict]:
             text = 0.04 * rng.standard_normal(count)
             plain = text + 0.05 * rng.standard_normal(count)
             own = text - math.log(1.08) + SP * rng.standard_normal(count) + 0.11 * rng.standard_normal(count)
-            answers.append(guard_tail(np.exp(own), np.exp(plain)).answer)
-        rows.append({"prompts": count, **{str(each): answers.count(each) / runs for each in Guard}})
+            answers.append(stats.guard_tail(np.exp(own), np.exp(plain)).answer)
+        rows.append({"prompts": count, **{str(each): answers.count(each) / runs for each in stats.Guard}})
     return rows
 
 
@@ -151,11 +152,11 @@ def differs(count: int, asked: int, sigma: float, wrong: float, back: float, rng
     Half of the answers part by rounding, at a uniform share of a Rayleigh value; wrong ones at 2 nats in the mean.
     """
     rounded = rng.random(asked) * rng.rayleigh(sigma, asked)
-    scale = find_rounding_scale(list(rounded[: rng.binomial(asked, 0.5)]), PRIOR, STEP)
+    scale = stats.find_rounding_scale(list(rounded[: rng.binomial(asked, 0.5)]), PRIOR, STEP)
     is_wrong = rng.random(count) < wrong
     gaps = np.where(is_wrong, rng.exponential(2.0, count), rng.random(count) * rng.rayleigh(sigma, count))
     parts = is_wrong | (rng.random(count) < 0.5)
-    flagged = [bool(is_wrong[n]) for n in np.flatnonzero(parts) if is_beyond_rounding(gaps[n], scale)]
+    flagged = [bool(is_wrong[n]) for n in np.flatnonzero(parts) if stats.is_beyond_rounding(gaps[n], scale)]
     return any(rng.random() < (back if each else 0.5) for each in flagged[:ASKED_AGAIN])
 
 
@@ -201,28 +202,28 @@ def race(gains: np.ndarray, sp: float, se: float, rng: np.random.Generator) -> d
         for name in open_[lane]:
             own = math.sqrt(0.5) * sp * rng.standard_normal() + se / math.sqrt(2) * rng.standard_normal()
             logs[lane][name][count[lane]] = gains[lane, int(name)] + common + own + plain
-        if count[lane] in RACE_LOOKS and not reopened:
+        if count[lane] in stats.RACE_LOOKS and not reopened:
             mine = {name: logs[lane][name] for name in open_[lane]}
             blocks = (BUDGET_S - spent) / sum(map(block_s, ready))
-            for each in find_leavers(mine, margin=MARGIN, blocks_left=blocks, family=gains.size):
+            for each in stats.find_leavers(mine, margin=MARGIN, blocks_left=blocks, family=gains.size):
                 open_[lane].remove(each.candidate)
                 left[lane, each.candidate] = str(each.reason)
             rest = open_[lane]
-            if len(rest) == 1 and leads_surely(logs[lane][rest[0]], margin=MARGIN, family=gains.size):
+            if len(rest) == 1 and stats.leads_surely(logs[lane][rest[0]], margin=MARGIN, family=gains.size):
                 open_[lane] = []
     return judge_race(gains, logs)
 
 
 def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> dict:
     cells = [(lane, name) for lane, mine in enumerate(logs) for name in mine]
-    found: dict[tuple[int, str], RatioEstimate] = {}
+    found: dict[tuple[int, str], stats.RatioEstimate] = {}
     for lane, name in cells:
         values = list(logs[lane][name].values())
-        if len(values) >= FEWEST_PROMPTS:
-            design = Design.of([(n, n) for n in range(len(values))])
-            found[lane, name] = prompt_ratio(np.exp(values), np.ones(len(values)), design)
-    ps = adjust_family([2 * found[cell].p_above(1 + MARGIN) if cell in found else None for cell in cells])
-    losses = adjust_family([2 * (1 - found[cell].p_above(1.0)) if cell in found else None for cell in cells])
+        if len(values) >= stats.FEWEST_PROMPTS:
+            design = stats.Design.of([(n, n) for n in range(len(values))])
+            found[lane, name] = stats.prompt_ratio(np.exp(values), np.ones(len(values)), design)
+    ps = stats.adjust_family([2 * found[cell].p_above(1 + MARGIN) if cell in found else None for cell in cells])
+    losses = stats.adjust_family([2 * (1 - found[cell].p_above(1.0)) if cell in found else None for cell in cells])
     adopted, answered, false_labels = set(), set(), 0
     for cell, p, loss in zip(cells, ps, losses, strict=True):
         if cell not in found:
@@ -230,7 +231,7 @@ def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> di
         lane, name = cell
         interval = found[cell].interval()
         best = max((each for each in found if each[0] == lane), key=lambda each: found[each].log)
-        if p <= 0.05 and interval.low > find_bar(len(logs[lane][name]), MARGIN):
+        if p <= 0.05 and interval.low > stats.find_bar(len(logs[lane][name]), MARGIN):
             adopted.add(cell)
             answered.add(cell)
         elif (loss <= 0.01 and interval.value < 1 - MARGIN) or (
@@ -240,7 +241,7 @@ def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> di
         elif found[cell].interval(0.99).high < 1 + MARGIN:
             answered.add(cell)
             false_labels += gains[lane, int(name)] > math.log1p(MARGIN) + 1e-9
-        elif best != cell and find_lead(logs[lane][best[1]], logs[lane][name]):
+        elif best != cell and stats.find_lead(logs[lane][best[1]], logs[lane][name]):
             answered.add(cell)
             false_labels += gains[lane, int(name)] > gains[lane, int(best[1])] + math.log1p(MARGIN)
     return {

@@ -1,6 +1,7 @@
 """A look at outputs before the run: the baseline tells how long they are, each server how fast it writes other ones."""
 
 import asyncio
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,6 +42,17 @@ def test_the_first_prompts_of_all_workloads_are_asked_at_once_while_there_is_tim
     first = [*(("code", f"code-{i}") for i in range(13)), *(("prose", f"prose-{i}") for i in range(3))]
     assert sorted(find_lengths(PLAN, 0.1)) == sorted(first)
     assert find_lengths(PLAN, 0.0) == {}
+
+
+def test_a_cache_of_answers_cannot_know_a_prompt_from_the_look() -> None:
+    async def look() -> set[str]:
+        roster = await gather(PLAN, PLAIN, FASTER)
+        await look_at_lengths(roster, PLAN, ends_at=math.inf, progress=Silent())
+        return set(roster.backends[0].engine._seen)
+
+    seen = virtual_time.run(look())
+    assert len(seen) > 20
+    assert not seen & {json.dumps(prompt.text) for each in PLAN.workloads for prompt in each.prompts}
 
 
 def test_answers_that_are_as_long_as_was_recorded_need_no_look() -> None:

@@ -245,7 +245,7 @@ def test_a_limit_that_is_used_up_before_the_first_turn_settles_nothing(tmp_path:
     """It comes back in part while the other server answers, and the time ends with little to spare."""
     scripts = {"plain": noisy(PLAIN, 1), "candidate 1": noisy(replace(PLAIN, k=1, accepted=(1,), step_s=0.008), 2)}
     plan = make_plan(workloads=(make_workload(num_prompts=60),), repeats=1)
-    session = make_session(tmp_path / "run", plan, tuple(scripts.values()), budget_s=12.0)
+    session = make_session(tmp_path / "run", plan, tuple(scripts.values()), budget_s=13.0)
     limited = Limited(slow, scripts[slow], burst=200.0, per_s=60.0, slower=1.5)
     session.backends = [limited if name == slow else FakeBackend(name, each) for name, each in scripts.items()]
     virtual_time.run(session.run())
@@ -253,3 +253,20 @@ def test_a_limit_that_is_used_up_before_the_first_turn_settles_nothing(tmp_path:
     assert found.verdict is Verdict.INCONCLUSIVE
     assert f"a decoding step of {slow} took" in describe_reason(found.reason)
     assert "since its warm-up" in describe_reason(found.reason)
+
+
+@pytest.mark.parametrize("slow", ["plain", "candidate 1"])
+@pytest.mark.parametrize("seed", range(2))
+def test_two_servers_that_slow_down_unequally_settle_nothing(tmp_path: Path, slow: str, seed: int) -> None:
+    """The machine slows down both of them, and one has more to do with every request."""
+    usual = FakeScript(step_s=0.03, first_token_s=0.06, step_jitter=0.04, drift_per_s=0.023)
+    leak = tuple((number, number, 1 + 0.005 * number) for number in range(1, 400))
+    scripts = {"plain": usual, "candidate 1": replace(usual, k=1, accepted=(1,), step_s=0.06)}
+    scripts[slow] = replace(scripts[slow], cold=leak)
+    plain, candidate = (noisy(each, seed + n) for n, each in enumerate(scripts.values()))
+    plan = make_plan(workloads=(make_workload(num_prompts=60, max_tokens=12),))
+    session = make_session(tmp_path / "run", plan, (plain, candidate), budget_s=90.0)
+    virtual_time.run(session.run())
+    (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert f"compared with the other server's, a decoding step of {slow} took" in describe_reason(found.reason)

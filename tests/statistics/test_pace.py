@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.statistics import find_drift_apart, find_pace_change, find_pauses, find_unrest, has_moved, has_slowed
+from draftwise.statistics import (
+    find_drift_apart,
+    find_pace_change,
+    find_pauses,
+    find_split_apart,
+    find_step_noise,
+    find_unrest,
+    has_moved,
+    has_slowed,
+)
 
 
 def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
@@ -67,7 +76,7 @@ def test_arms_that_drift_apart_are_seen() -> None:
     assert find_drift_apart(unsure_T, noise(2, 40, 0.06), np.arange(40.0), claimed=np.log(0.93)), "but all is claimed"
 
 
-@pytest.mark.parametrize("size", [0, 1, 7])
+@pytest.mark.parametrize("size", [0, 1, 4])
 def test_too_few_turns_tell_nothing(size: int) -> None:
     own_T = np.where(np.arange(size) < 3, 5.0, 0.0)
     assert find_pace_change(own_T, np.zeros(size)) is None
@@ -157,10 +166,38 @@ def test_answers_that_arrive_at_once_have_no_pauses() -> None:
     assert find_pauses([np.zeros(0)] * 30, [np.full(20, 0.03)] * 30, claimed=0.1) is None
 
 
+@pytest.mark.parametrize("size", [18, 60])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_of_two_servers_that_slow_down_the_one_that_does_so_more_may_be_all_of_a_gain(size: int, sign: int) -> None:
+    late_T = np.where(np.arange(size) < size // 3, 0.0, sign)
+    own_T, other_T = 0.9 * late_T + noise(1, size), 0.5 * late_T + noise(2, size)
+    claimed = -0.4 * sign * 2 / 3
+    assert find_pace_change(own_T, other_T, claimed=claimed) is None, "shared by half"
+    found = find_split_apart(own_T, other_T, claimed=claimed)
+    assert found is not None
+    assert found.ratio == pytest.approx(np.exp(0.4 * sign), rel=0.1)
+    assert find_split_apart(own_T, other_T, claimed=-2.0 * sign) is None, "most of it is left in each part"
+    assert find_split_apart(late_T + noise(1, size), late_T + noise(2, size), claimed=claimed) is None
+
+
+def test_noise_is_what_changes_from_turn_to_turn() -> None:
+    series_T = noise(1, 400, 0.1)
+    assert find_step_noise(series_T) == pytest.approx(0.1, rel=0.1)
+    assert find_step_noise(series_T + np.linspace(0, 2, 400)) == pytest.approx(0.1, rel=0.1)
+
+
+def test_few_turns_tell_of_what_is_not_chance() -> None:
+    drift_T = np.linspace(-0.3, 0.3, 7)
+    assert find_drift_apart(drift_T + noise(1, 7), noise(2, 7, 0.01), np.arange(7.0), claimed=-0.3)
+    assert find_drift_apart(drift_T + noise(1, 7, 0.3), noise(2, 7, 0.3), np.arange(7.0), claimed=-0.3) is None
+
+
 def test_a_server_has_slowed_where_the_other_one_has_not() -> None:
     assert has_slowed(np.log(1.3), 0.0, 0.03)
     assert not has_slowed(np.log(1.3), np.log(1.25), 0.03), "both"
     assert not has_slowed(np.log(1.3), 0.0, 0.1), "chance"
     assert not has_slowed(np.log(1.1), 0.0, 0.0)
+    assert has_slowed(np.log(1.1), 0.0, 0.03, claimed=0.08), "all of a small gain"
+    assert has_slowed(np.log(1.3), 0.0, 0.1, claimed=0.3), "2.6 standard errors, and most of what is claimed"
     assert not has_slowed(-np.log(1.3), 0.0, 0.0), "it was not warm"
     assert not has_slowed(0.0, -np.log(1.3), 0.0), "the other one was not"

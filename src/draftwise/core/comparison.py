@@ -26,7 +26,7 @@ class ReasonCode(StrEnum):
     `wanted_s` seconds needed."""
     PACE_CHANGED = "pace-changed"
     """A decoding step of `arm`, and not of the other arm, took `ratio` times as long after a `share` of the paired
-    blocks (None: at the end of a drift), or in `spells`."""
+    blocks (None: at the end of a drift), or in `spells`; `relative`: compared with the other arm's."""
     ANCHORS_MOVED = "anchors-moved"
     """Prompts that were sent again gained `ratio` times as much."""
     UNSEEN = "unseen"

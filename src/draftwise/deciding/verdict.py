@@ -189,7 +189,8 @@ def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Rea
         return None
     if not pace.arm:
         return _reason(ReasonCode.ANCHORS_MOVED, ratio=pace.ratio)
-    return _reason(ReasonCode.PACE_CHANGED, arm=pace.arm, ratio=pace.ratio, share=pace.share, spells=pace.in_spells)
+    values = {"arm": pace.arm, "ratio": pace.ratio, "share": pace.share}
+    return _reason(ReasonCode.PACE_CHANGED, **values, spells=pace.in_spells, relative=pace.is_relative)
 
 
 def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Thresholds) -> Reason | None:

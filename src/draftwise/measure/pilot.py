@@ -103,9 +103,8 @@ async def look_at_lengths(
     progress.status(f"measuring the length of {arm}'s answers")
     await client.backend.wake()
     while clock() < ends_at and (together := list(islice(left, _TOGETHER))):
-        # Where its prefix cache goes by the salt they are asked as they are, and as long as in their turns.
-        hidden = [prompt if client.keeps_apart else disguise(prompt) for _, prompt in together]
-        asked = [(_make_turn(arm, name, plan), each) for (name, _), each in zip(together, hidden, strict=True)]
+        # As they are, a cache of answers in front of the server would know them in their turns.
+        asked = [(_make_turn(arm, name, plan), disguise(prompt)) for name, prompt in together]
         asking = {
             asyncio.create_task(client.ask(*each, seed=plan.seed)): place
             for each, place in zip(asked, together, strict=True)

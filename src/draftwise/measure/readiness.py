@@ -40,8 +40,8 @@ _OPEN_STREAMS = 4
 """Streams of a warm-up for loads that do not fix their number."""
 _FEWEST_ROUNDS = 2
 """The first round makes a server compile and cache. If a second one is no faster, the server is warm."""
-STEPS_AGAIN = _FEWEST_ROUNDS * _WARMUP_TOKENS
-"""Maximum number of decoding steps of a server in the warm-up at the end of a run."""
+STEPS_AGAIN, ROUNDS_AGAIN = _WARMUP_TOKENS, 2
+"""Maximum number of decoding steps of a server in a round of the warm-up at the end of a run, and of rounds."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
 """Two rounds whose paces differ by less than this ratio count as alike."""
@@ -169,13 +169,13 @@ def _find_lightest(plan: RunPlan) -> Condition:
     return min(plan.conditions, key=lambda each: each.concurrency or math.inf)
 
 
-async def warm_up_again(client: Client, plan: RunPlan) -> float:
+async def warm_up_again(client: Client, plan: RunPlan, rounds: int) -> float:
     """Return the seconds per decoding step of a warm server on other warm-up prompts (geometric mean).
 
     Raises:
         BackendError: it does not answer.
     """
-    numbers = range(_MOST_ROUNDS, _MOST_ROUNDS + _FEWEST_ROUNDS)
+    numbers = range(_MOST_ROUNDS, _MOST_ROUNDS + rounds)
     steps = [(await _take_round(client, _find_lightest(plan), plan, number)).step for number in numbers]
     return math.pow(math.prod(steps), 1 / len(steps))
 

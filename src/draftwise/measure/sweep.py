@@ -25,7 +25,7 @@ from draftwise.core import (
 from draftwise.core.progress import check_stop
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.measure.experiment import Experiment
-from draftwise.measure.readiness import STEPS_AGAIN, warm_up_again
+from draftwise.measure.readiness import ROUNDS_AGAIN, STEPS_AGAIN, warm_up_again
 from draftwise.measure.replan import (
     Place,
     describe_lead,
@@ -144,6 +144,7 @@ class Sweep:
             self._note_estimate()
             self._report_progress()
             await self._race()
+            await self._ask_anchors()
             await self._warm_up_again(self.experiment.clients)
         self._lanes = []
         self._note_estimate()
@@ -176,14 +177,16 @@ class Sweep:
                 if not await self._find_more():
                     return
                 continue
-            block = lane.queue[0]
-            expected_s = self.estimate.sum(block)
-            if expected_s > self._left_s():
+            expected_s, left_s = self.estimate.sum(lane.queue[0]), self._left_s()
+            is_last = expected_s > left_s
+            shorter = (each for each in lane.queue if _SLOWER * self.estimate.sum(each) <= left_s)
+            block = next(shorter, None) if is_last else lane.queue[0]
+            if block is not None:
+                lane.queue.remove(block)
+                await self._measure_block(lane, block)
+                await self._look(lane)
+            if is_last:
                 self._end_lane(lane, expected_s)
-                continue
-            lane.queue.popleft()
-            await self._measure_block(lane, block)
-            await self._look(lane)
 
     def _choose_lane(self) -> _Lane | None:
         """Return where the next block is taken; None where nothing is left to ask."""
@@ -261,7 +264,7 @@ class Sweep:
                 self._add_loads()
             if not self.budget.is_bounded:
                 self._report_lead()
-        if progress >= _ANCHORS_FROM and self.budget.is_bounded:
+        if progress >= _ANCHORS_FROM:
             await self._ask_anchors()
         if asyncio.get_running_loop().time() > self._word_due:
             self._report_lead()
@@ -372,32 +375,36 @@ class Sweep:
         if not self._lanes:
             return False
         ahead = [block, *(lane.queue[0] for lane in self._lanes if lane.queue and not lane.is_closed)]
-        needed_s = self._expect_again(self.fastest) + 2 * max(map(self.estimate.sum, ahead))
+        needed_s = ROUNDS_AGAIN * sum(map(self._expect_round, self.fastest)) + 2 * max(map(self.estimate.sum, ahead))
         progress = self._find_progress()
         return progress >= _ANCHORS_FROM or (progress >= _LOOKS[-1] and self._left_s() < needed_s)
 
-    def _expect_again(self, arms: Iterable[str]) -> float:
-        return _SLOWER * STEPS_AGAIN * sum(self.fastest[arm] for arm in arms)
+    def _expect_round(self, arm: str) -> float:
+        return _SLOWER * STEPS_AGAIN * self.fastest[arm] * self.estimate.find_slowdown(arm)
 
-    async def _warm_up_again(self, arms: Iterable[str]) -> None:
+    async def _warm_up_again(self, arms: Iterable[str], ahead: Sequence[Turn] = ()) -> None:
         """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else.
 
-        A limit may recover while others are asked, so an arm is asked directly after a turn of its own.
+        A limit may recover while others are asked, so an arm is asked directly after a turn of its own. Each gets the
+        same share of the time that the turns ahead leave: a comparison needs both.
         """
         present = self.fastest.keys() & self.experiment.clients.keys() - self.without - self._warm_again
-        ahead = [arm for arm in arms if arm in present]
-        if not self._done or self._expect_again(ahead) > self._left_s():
-            return
-        self._warm_again.update(ahead)
-        for arm in ahead:
-            with suppress(BackendError):
-                late_s = await warm_up_again(self.experiment.clients[arm], self._plan)
-                for seconds, is_late in ((self.fastest[arm], False), (late_s, True)):
-                    if seconds:
-                        self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
+        for arm in [arm for arm in arms if arm in present and self._done]:
+            round_s = sum(map(self._expect_round, present))
+            left_s = self._left_s() - self.estimate.sum(ahead)
+            if rounds := int(max(0.0, min(ROUNDS_AGAIN, left_s / round_s if round_s else math.inf))):
+                self._warm_again.add(arm)
+                present.remove(arm)
+                with suppress(BackendError):
+                    late_s = await warm_up_again(self.experiment.clients[arm], self._plan, rounds)
+                    for seconds, is_late in ((self.fastest[arm], False), (late_s, True)):
+                        if seconds:
+                            self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
 
     async def _ask_anchors(self) -> None:
-        """Ask the first prompts again, in the last tenth of the time."""
+        """Ask the first prompts again, in the last tenth of the time, or when no block fits any more."""
+        if not self.budget.is_bounded:
+            return
         lanes = [
             lane
             for lane in self._lanes
@@ -496,7 +503,7 @@ class Sweep:
     async def _take(self, block: Sequence[Turn]) -> bool:
         """Measure a paired block, and learn how long its turns take; return whether no server broke."""
         clock, is_late = asyncio.get_running_loop().time, self._is_late(block)
-        for turn in block:
+        for place, turn in enumerate(block, 1):
             check_stop(self._progress)
             await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
@@ -512,7 +519,7 @@ class Sweep:
             if is_taken:
                 self.estimate.learn(turn, clock() - began)
                 self._done += 1
-                await self._warm_up_again([turn.arm] if is_late else [])
+                await self._warm_up_again([turn.arm] if is_late else [], ahead=block[place:])
         await self._warm_up_again(self.experiment.clients if is_late else [])
         return True
 
@@ -540,7 +547,8 @@ class Sweep:
             number = self._plan.repeats + 1
             blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
         for block in blocks:
-            await self._take(block)
+            if is_once or self.estimate.sum(block) <= self._left_s():
+                await self._take(block)
         return True
 
     def _report_lead(self) -> None:

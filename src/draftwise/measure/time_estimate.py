@@ -91,6 +91,12 @@ class TimeEstimate:
         self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, expected, _KEPT)
         self._all = _mix(self._all, seconds, expected, _KEPT_OF_ALL)
 
+    def find_slowdown(self, arm: str) -> float:
+        """Return how many times as long as expected at first the last turns of an arm took; 1 without any."""
+        mine = [sums for place, sums in self._seen.items() if place[0] == arm]
+        expected = sum(each for _, each in mine)
+        return sum(taken for taken, _ in mine) / expected if expected else 1.0
+
     def expect_first(self, turn: Turn) -> float:
         """Return the seconds of a turn as estimated before the first turn."""
         pace, streams = self._find_pace(turn), turn.condition.concurrency

@@ -331,10 +331,10 @@ def _say_slow_server(found: _Values) -> str:
 def _say_pace(found: _Values) -> str:
     when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
     when = "part of the time" if found.get("spells") else "since its warm-up" if found["share"] == 0 else when
-    return (
-        f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}, but the other server's did "
-        "not. Drafting cannot explain that: measure again"
-    )
+    change = f"a decoding step of {found['arm']} took {found['ratio']:.2f}x as long {when}"
+    if found.get("relative"):
+        return f"compared with the other server's, {change}. Drafting cannot explain that: measure again"
+    return f"{change}, but the other server's did not. Drafting cannot explain that: measure again"
 
 
 def _say_change(found: _Values, *, gains: bool) -> str:

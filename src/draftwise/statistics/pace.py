@@ -12,11 +12,13 @@ import numpy as np
 from draftwise.statistics.estimate import student_quantile
 from draftwise.statistics.ratios import Array
 
-_LEAST_SIDE = 4
-"""Minimum number of readings on each side of a split."""
-_SPLIT_T, _SLOPE_T, _CLAIMED_T, _CLAIMED_SPLIT_T, _SLOWED_T = 5.0, 4.0, 2.5, 4.0, 3.0
-"""Values of |t| beyond which a split and a slope are not chance, and the same for a change as large as the claimed
-gain; the last is for warm-up prompts. They allow for choosing the largest of all splits."""
+_LEAST_SIDE, _FEWEST = 2, 5
+"""Minimum number of readings on each side of a split, and in all."""
+_SPLIT_ALPHA, _SLOPE_ALPHA, _CLAIMED_SPLIT_ALPHA, _CLAIMED_SLOPE_ALPHA = 0.01, 0.001, 0.02, 0.01
+"""Two-sided errors of calling chance a split (the largest of all: Bonferroni) or a slope, and the same for a change
+that leaves less than half of the claimed gain."""
+_SLOWED_T, _CLAIMED_T = 3.0, 2.5
+"""The same for warm-up prompts, as values of t."""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest log change that raises doubt."""
 _UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
@@ -50,24 +52,55 @@ def find_pace_change(own_T: Array, other_T: Array, *, claimed: float = math.inf)
     Args:
         own_T: logs of the arm's seconds per decoding step, in time order.
         other_T: logs of the other arm's, in the same blocks. Pairing cancels shared changes, which are the machine's.
-        claimed: log of the claimed ratio. A change of that size may explain all of it.
+        claimed: log of the claimed ratio. A change may explain it.
     """
     place, t = _split(own_T)
-    if abs(t) <= _CLAIMED_SPLIT_T:
+    if not _is_split(t, len(own_T), _CLAIMED_SPLIT_ALPHA):
         return None
     own, other = (float(each[place:].mean() - each[:place].mean()) for each in (own_T, other_T))
     least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
-    if abs(t) <= _SPLIT_T and abs(own - other) < abs(claimed):
+    if not _is_split(t, len(own_T), _SPLIT_ALPHA) and not _explains(own - other, place / len(own_T), claimed):
         return None
     if abs(own) <= least or abs(own - other) <= max(least, _SHARED * abs(own)):
         return None
     return PaceChange(place=place, ratio=math.exp(own))
 
 
+def find_split_apart(own_T: Array, other_T: Array, *, claimed: float) -> PaceChange | None:
+    """Return the largest split between two arms' paces that explains the claim; None without one.
+
+    Both may have slowed down, one more than the other.
+
+    Args:
+        own_T: as for `find_pace_change`; the candidate's.
+        other_T: the baseline's.
+        claimed: log of the claimed ratio.
+    """
+    apart_T = own_T - other_T
+    place, t = _split(apart_T)
+    if not _is_split(t, len(own_T), _CLAIMED_SPLIT_ALPHA):
+        return None
+    change = float(apart_T[place:].mean() - apart_T[:place].mean())
+    if abs(change) <= _LEAST_DRIFT or not _explains(change, place / len(own_T), claimed):
+        return None
+    return PaceChange(place=place, ratio=math.exp(change))
+
+
+def _explains(change: float, share: float, claimed: float) -> bool:
+    """Return whether a change after a share of the blocks leaves less than half of a claim in one of the two parts."""
+    favoring = share if (change > 0) is (claimed > 0) else 1 - share
+    return abs(change) * favoring > abs(claimed) / 2 or abs(change) >= abs(claimed)
+
+
+def _is_split(t: float, count: int, alpha: float) -> bool:
+    """Return whether the largest t of all splits of a series is not chance."""
+    return count >= _FEWEST and abs(t) > student_quantile(1 - alpha / 2 / (count + 1 - 2 * _LEAST_SIDE), count - 2)
+
+
 def _split(series_T: Array) -> tuple[int, float]:
     """Return the split with the largest |t|, and t of the means after minus before it."""
     count = len(series_T)
-    if count < 2 * _LEAST_SIDE:
+    if count < _FEWEST:
         return 0, 0.0
     at_K = np.arange(_LEAST_SIDE, count - _LEAST_SIDE + 1)
     sums_T, squares_T = np.cumsum(series_T), np.cumsum(series_T**2)
@@ -90,7 +123,7 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
         claimed: log of the claimed ratio. A drift of that size may explain all of it.
     """
     count, length = len(own_T), float(seconds_T[-1] - seconds_T[0]) if len(own_T) else 0.0
-    if count < 2 * _LEAST_SIDE or length <= 0:
+    if count < _FEWEST or length <= 0:
         return None
     along_T = (seconds_T - seconds_T[0]) / length
     along_T = along_T - along_T.mean()
@@ -100,7 +133,8 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     rest_T = apart_T - apart_T.mean() - slope * along_T
     error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
     least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
-    if abs(slope) <= max(least, (_CLAIMED_T if abs(slope) >= abs(claimed) else _SLOPE_T) * error):
+    alpha = _CLAIMED_SLOPE_ALPHA if abs(slope) >= abs(claimed) else _SLOPE_ALPHA
+    if abs(slope) <= max(least, student_quantile(1 - alpha / 2, count - 2) * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))
 
@@ -171,15 +205,25 @@ def _find_halves(series_T: Array) -> float:
     return float(ordered_T[half:].mean() - ordered_T[:half].mean())
 
 
-def has_slowed(own: float, other: float, error: float) -> bool:
-    """Return whether a server takes 15 % longer for the same than before the run, and the other one does not.
+def find_step_noise(series_T: Array) -> float:
+    """Return the standard deviation of a series without what changes slowly in it (von Neumann, Annals of Mathematical
+    Statistics 1941)."""
+    return math.sqrt(float((np.diff(series_T) ** 2).mean()) / 2)
+
+
+def has_slowed(own: float, other: float, error: float, *, claimed: float = math.inf) -> bool:
+    """Return whether a server takes longer for the same than before the run, and more so than the other one: by 15 %,
+    or by half of what is claimed.
 
     Args:
         own: logarithm of its seconds of a step after over before.
         other: that of the other server.
         error: standard error of the difference of the two.
+        claimed: log of the claimed ratio.
     """
-    return own > _LEAST_CHANGE and own - other > max(_LEAST_CHANGE, _SLOWED_T * error)
+    least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
+    limit = _CLAIMED_T if own - other > abs(claimed) / 2 else _SLOWED_T
+    return own > least and own - other > max(least, limit * error)
 
 
 def has_moved(differences: Sequence[float]) -> bool:

@@ -91,6 +91,21 @@ def test_differences_that_nobody_examined_are_no_error(loaded: Run) -> None:
     assert conclude_run(run).decision.comparisons[0].verdict == "adopt"
 
 
+def test_a_single_difference_that_was_not_asked_again_is_undecided(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", replace(QUICKER, differs_at=20, gap=2.0), plain=replace(ENDING, gap=2.0))
+    seen = {each.prompt_id: each for each in run.divergences}.values()
+
+    def judge(*again: bool | None) -> dict[str, Severity]:
+        far = [replace(each, again=answer) for each, answer in zip(seen, again, strict=False)]
+        near = [replace(each, gap=0.1) for each in [*seen][len(again) :]]
+        return graded(replace(run, divergences=(*far, *near)))
+
+    assert judge(None)["outputs-unexamined"] is Severity.ERROR
+    assert "outputs-differ" not in judge(None)
+    assert judge(True)["outputs-differ"] is judge(None, None)["outputs-differ"] is Severity.ERROR
+    assert "outputs-differed-once" in judge(False)
+
+
 def test_a_candidate_that_wavers_far_more_than_plain(loaded: Run) -> None:
     run = wavering(wavering(loaded, "plain", range(2)), "candidate 1", range(16))
     assert graded(run)["outputs-differ"] is Severity.ERROR

@@ -12,7 +12,7 @@ import numpy as np
 from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Origin, Run, Timing, TurnRecord, Verdict, Workload
 from draftwise.core.comparison import ALL, GuardedHarm
 from draftwise.core.grouping import group_by
-from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
+from draftwise.deciding.comparison.cell import Cell, PairedRequest, make_cells
 from draftwise.deciding.comparison.latencies import LATENCIES, keeps_promise, measure_output
 from draftwise.deciding.comparison.recall import Recall, divide_cell
 from draftwise.deciding.disturbance import LostPair
@@ -36,6 +36,8 @@ from draftwise.statistics import (
     find_outlook,
     find_pace_change,
     find_pauses,
+    find_split_apart,
+    find_step_noise,
     find_unrest,
     goodput_change,
     guard_delay,
@@ -115,6 +117,8 @@ class PaceDoubt:
     share: float | None
     """Share of the blocks before the change; None for a drift or for spells, 0 for the time since the warm-up."""
     in_spells: bool = False
+    is_relative: bool = False
+    """Whether the ratio is that to the other arm, which may have changed as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,32 +447,54 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
         if change := find_pace_change(paces[own], paces[1 - own], claimed=claimed):
             return PaceDoubt(arm=name, ratio=change.ratio, share=change.place / len(times))
     slower = int(claimed < 0)
-    ratio = find_unrest(*_read_requests(cell, slower), claimed=abs(claimed))
-    if ratio is None:
-        gaps = [(_read_gaps(each.baseline, 1), _read_gaps(each.candidate, 2)) for each in cell.paired]
-        ratio = find_pauses(*([each[arm] for each in gaps] for arm in (slower, 1 - slower)), claimed=abs(claimed))
-    if ratio is not None:
+    # A baseline that is faster part of the time may answer from a cache: without drafts all its steps are alike.
+    for own in sorted({0, slower}):
+        if ratio := find_unrest(*_read_requests(cell, own), claimed=abs(claimed)):
+            return PaceDoubt(arm=(cell.baseline, cell.candidate)[own], ratio=ratio, share=None, in_spells=True)
+    gaps = [(_read_gaps(each.baseline, 1), _read_gaps(each.candidate, 2)) for each in cell.paired]
+    if ratio := find_pauses(*([each[arm] for each in gaps] for arm in (slower, 1 - slower)), claimed=abs(claimed)):
         return PaceDoubt(arm=(cell.baseline, cell.candidate)[slower], ratio=ratio, share=None, in_spells=True)
-    if change := find_drift_apart(paces[1], paces[0], times, claimed=claimed):
-        return PaceDoubt(arm=cell.candidate, ratio=change.ratio, share=None)
-    if slowed := _find_slowed(run, cell, paces):
+    drift = find_drift_apart(paces[1], paces[0], times, claimed=claimed)
+    if change := drift or find_split_apart(paces[1], paces[0], claimed=claimed):
+        arm, ratio = (cell.candidate, change.ratio) if change.ratio > 1 else (cell.baseline, 1 / change.ratio)
+        return PaceDoubt(arm=arm, ratio=ratio, share=None if drift else change.place / len(times), is_relative=True)
+    if slowed := _find_slowed(run, cell, paces, claimed):
         return slowed
-    moved = _compare_again(cell) if cell.condition.concurrency == 1 else []
+    moved = _compare_again(cell)
     return PaceDoubt(arm="", ratio=math.exp(fmean(moved)), share=None) if has_moved(moved) else None
 
 
-def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array]) -> PaceDoubt | None:
-    """Return which server, and not the other, takes longer for warm-up prompts at the end of the run than before."""
+def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: float) -> PaceDoubt | None:
+    """Return which server, more than the other, takes longer for warm-up prompts at the end of the run than before."""
     arms, taken = (cell.baseline, cell.candidate), group_by(lambda each: (each.arm, each.is_late), run.warm_paces)
-    if len(paces[0]) < 2 or not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
+    if len(paces[0]) < 2:
+        return None
+    if claimed < 0 and (quick := _find_quick(run, cell, paces[0], claimed)):
+        return quick
+    if not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
         return None
     logs = {key: math.log((max if key[1] else min)(each.seconds for each in mine)) for key, mine in taken.items()}
     changes = [logs[arm, True] - logs[arm, False] for arm in arms]
-    error = math.hypot(*(float(each.std(ddof=1)) for each in paces))
+    error = find_step_noise(paces[1] - paces[0])
     for own, arm in enumerate(arms):
-        if has_slowed(changes[own], changes[1 - own], error):
-            return PaceDoubt(arm=arm, ratio=math.exp(changes[own]), share=0.0)
+        if has_slowed(changes[own], changes[1 - own], error, claimed=claimed):
+            ratio = math.exp(changes[own] - changes[1 - own])
+            return PaceDoubt(arm=arm, ratio=ratio, share=0.0, is_relative=True)
     return None
+
+
+def _find_quick(run: Run, cell: Cell, paces_T: Array, claimed: float) -> PaceDoubt | None:
+    """Return that the baseline's steps took less time than for short warm-up prompts: something else answers."""
+    warm = [each.seconds for each in run.warm_paces if each.arm == cell.baseline]
+    answers = [each for turn in cell.turns if turn.arm == cell.baseline for each in cell.answers_by_turn[turn.turn]]
+    pace = _read_pace(answers, 1.0)
+    lightest = min(each.concurrency or math.inf for each in run.conditions)
+    if not warm or pace is None or cell.condition.concurrency != lightest:
+        return None
+    change = pace - math.log(min(warm))
+    if not has_slowed(-change, 0.0, find_step_noise(paces_T), claimed=claimed):
+        return None
+    return PaceDoubt(arm=cell.baseline, ratio=math.exp(change), share=0.0)
 
 
 def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
@@ -553,13 +579,23 @@ def _read_gaps(answer: Answer, least: int) -> Array:
 
 
 def _compare_again(cell: Cell) -> list[float]:
-    """Return of every prompt that came back, by how much (log) it gained otherwise the last time than the first."""
-    gains: dict[Unit, list[float]] = {}
-    for each in sorted(cell.paired, key=lambda pair: pair.candidate.turn):
-        ours, theirs = each.candidate.timing.tokens_per_s, each.baseline.timing.tokens_per_s
-        if ours and theirs and each.candidate.error is None and each.baseline.error is None:
-            gains.setdefault(each.unit, []).append(math.log(ours / theirs))
-    return [each[-1] - each[0] for each in gains.values() if len(each) > 1]
+    """Return by how much (log) prompts gained otherwise the last time than the first, background requests included: the
+    mean of those whose last time was in the same turn."""
+    answers = (answer for turn in cell.turns for answer in cell.answers_by_turn[turn.turn])
+    whole = [each for each in answers if each.error is None and each.timing.tokens_per_s]
+    whole.sort(key=lambda each: (each.turn, each.timing.sent))
+    found = group_by(lambda each: (each.workload, each.prompt_id, each.arm), whole)
+    moved: dict[int, list[float]] = {}
+    for unit in cell.units:
+        sides = [found.get((*unit, arm), []) for arm in (cell.candidate, cell.baseline)]
+        if min(map(len, sides)) > 1:
+            ours, theirs = (_compare_speed(side[-1], side[0]) for side in sides)
+            moved.setdefault(sides[0][-1].turn, []).append(ours - theirs)
+    return [fmean(each) for each in moved.values()]
+
+
+def _compare_speed(answer: Answer, other: Answer) -> float:
+    return math.log((answer.timing.tokens_per_s or 1.0) / (other.timing.tokens_per_s or 1.0))
 
 
 def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None:

@@ -59,6 +59,8 @@ def _judge(
     """Sort differences into rounding, real ones and those of which the servers could or did not say anything."""
     ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], scale)]
     real = [each for each in differences if each.unit in views and _is_real(views[each.unit], scale)]
+    # One that was not asked again may be rounding (in up to 2 % of runs), several are not.
+    unsure, real = (real, []) if len(real) == 1 and views[real[0].unit].again is None else ([], real)
     once = [each for each in differences if each.unit in views and views[each.unit].again is False]
     unknown = [each for each in differences if each not in ties and each not in real and each not in once]
     apart = [each for each in ties if is_apart(views[each.unit], scale)]
@@ -69,6 +71,9 @@ def _judge(
             yield fault(
                 "other-model", case="early", parted=len(parted), count=len(cell.units), early_tokens=_EARLY_TOKENS
             )
+    elif unsure:
+        gap = views[unsure[0].unit].gap or 0.0
+        yield fault("outputs-unexamined", case="again", count=len(cell.units), gap=gap, scale=scale)
     elif unknown:
         yield warning("outputs-unexamined", unknown=len(unknown), count=len(cell.units))
     if once:
