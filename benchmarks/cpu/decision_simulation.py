@@ -75,7 +75,7 @@ def doubts(plain: np.ndarray, own: np.ndarray, slow: tuple[float, ...], log: flo
     grew = [math.log(by) * ((slow[2] < 0) - (slow[2] > 0)) for by in slow[:2]]
     noise = NOISE * rng.standard_normal((2, 4))
     warm = noise[:, :2].mean(axis=1) - noise[:, 2:].min(axis=1) + grew
-    gaps = [np.exp(0.04 * rng.standard_normal((len(own), steps))) for steps in (27, 14)]
+    gaps = [np.exp(0.04 * rng.standard_normal((min(30, len(own)), steps))) for steps in (27, 14)]
     paces, turn = (plain, own), 1 if log > 0 else -1
     return bool(
         any(stats.find_pace_change(paces[n], paces[1 - n], claimed=log) for n in (0, 1))
