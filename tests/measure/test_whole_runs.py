@@ -270,3 +270,29 @@ def test_two_servers_that_slow_down_unequally_settle_nothing(tmp_path: Path, slo
     (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons
     assert found.verdict is Verdict.INCONCLUSIVE
     assert f"compared with the other server's, a decoding step of {slow} took" in describe_reason(found.reason)
+
+
+class Remembered(FakeBackend):
+    """A fake behind a cache of answers, which gives a text that it knows four times as fast."""
+
+    async def stream(self, path, body, received=None):
+        if body:
+            known = self.__dict__.setdefault("known", set())
+            prompt = json.dumps(json.loads(body)["prompt"])
+            speed = 4.0 if prompt in known else 1.0
+            known.add(prompt)
+            script = self.usual = getattr(self, "usual", self.engine.script)
+            quick = replace(script, step_s=script.step_s / speed, first_token_s=script.first_token_s / speed)
+            self.engine.script = self.engine.batch._script = quick
+        return await super().stream(path, body, received)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_cache_of_answers_in_front_of_the_baseline_settles_nothing(tmp_path: Path, concurrency: int) -> None:
+    plan = make_plan(workloads=(make_workload(num_prompts=30),), concurrency=concurrency)
+    scripts = noisy(PLAIN, 1), noisy(replace(PLAIN, k=1, accepted=(1,), step_s=0.006), 2)
+    session = make_session(tmp_path / "run", plan, scripts, budget_s=60.0)
+    session.backends = [Remembered("plain", scripts[0]), FakeBackend("candidate 1", scripts[1])]
+    virtual_time.run(session.run())
+    (found,) = conclude_run(RunDirectory(tmp_path / "run").read()).decision.comparisons
+    assert found.verdict is not Verdict.REJECT

@@ -12,7 +12,7 @@ import numpy as np
 from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Origin, Run, Timing, TurnRecord, Verdict, Workload
 from draftwise.core.comparison import ALL, GuardedHarm
 from draftwise.core.grouping import group_by
-from draftwise.deciding.comparison.cell import Cell, PairedRequest, make_cells
+from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
 from draftwise.deciding.comparison.latencies import LATENCIES, keeps_promise, measure_output
 from draftwise.deciding.comparison.recall import Recall, divide_cell
 from draftwise.deciding.disturbance import LostPair
@@ -469,7 +469,7 @@ def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: floa
     arms, taken = (cell.baseline, cell.candidate), group_by(lambda each: (each.arm, each.is_late), run.warm_paces)
     if len(paces[0]) < 2:
         return None
-    if claimed < 0 and (quick := _find_quick(run, cell, paces[0], claimed)):
+    if claimed < 0 and (quick := _find_quick(run, cell, paces, claimed)):
         return quick
     if not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
         return None
@@ -483,18 +483,22 @@ def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: floa
     return None
 
 
-def _find_quick(run: Run, cell: Cell, paces_T: Array, claimed: float) -> PaceDoubt | None:
-    """Return that the baseline's steps took less time than for short warm-up prompts: something else answers."""
-    warm = [each.seconds for each in run.warm_paces if each.arm == cell.baseline]
-    answers = [each for turn in cell.turns if turn.arm == cell.baseline for each in cell.answers_by_turn[turn.turn]]
-    pace = _read_pace(answers, 1.0)
-    lightest = min(each.concurrency or math.inf for each in run.conditions)
-    if not warm or pace is None or cell.condition.concurrency != lightest:
+def _find_quick(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: float) -> PaceDoubt | None:
+    """Return that the baseline's steps, and not the candidate's, take less time than for short warm-up prompts: a cache
+    answers for it."""
+    if cell.condition.concurrency != min(each.concurrency or math.inf for each in run.conditions):
         return None
-    change = pace - math.log(min(warm))
-    if not has_slowed(-change, 0.0, find_step_noise(paces_T), claimed=claimed):
+    saved = []
+    for arm, per_step in ((cell.baseline, 1.0), (cell.candidate, cell.counters[cell.candidate].tokens_per_step)):
+        warm = [each.seconds for each in run.warm_paces if each.arm == arm]
+        answers = [each for turn in cell.turns if turn.arm == arm for each in cell.answers_by_turn[turn.turn]]
+        pace = _read_pace(answers, per_step)
+        if not warm or pace is None:
+            return None
+        saved.append(math.log(min(warm)) - pace)
+    if not has_slowed(*saved, find_step_noise(paces[1] - paces[0]), claimed=claimed):
         return None
-    return PaceDoubt(arm=cell.baseline, ratio=math.exp(change), share=0.0)
+    return PaceDoubt(arm=cell.baseline, ratio=math.exp(saved[1] - saved[0]), share=0.0, is_relative=True)
 
 
 def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
@@ -579,23 +583,20 @@ def _read_gaps(answer: Answer, least: int) -> Array:
 
 
 def _compare_again(cell: Cell) -> list[float]:
-    """Return by how much (log) prompts gained otherwise the last time than the first, background requests included: the
-    mean of those whose last time was in the same turn."""
-    answers = (answer for turn in cell.turns for answer in cell.answers_by_turn[turn.turn])
-    whole = [each for each in answers if each.error is None and each.timing.tokens_per_s]
-    whole.sort(key=lambda each: (each.turn, each.timing.sent))
-    found = group_by(lambda each: (each.workload, each.prompt_id, each.arm), whole)
+    """Return by how much (log) prompts that came back gained otherwise the last time than the first: the mean of those
+    whose last time was in the same turn."""
+    gains: dict[Unit, list[float]] = {}
+    turns: dict[Unit, int] = {}
+    for each in sorted(cell.paired, key=lambda pair: pair.candidate.turn):
+        ours, theirs = each.candidate.timing.tokens_per_s, each.baseline.timing.tokens_per_s
+        if ours and theirs and each.candidate.error is None and each.baseline.error is None:
+            gains.setdefault(each.unit, []).append(math.log(ours / theirs))
+            turns[each.unit] = each.candidate.turn
     moved: dict[int, list[float]] = {}
-    for unit in cell.units:
-        sides = [found.get((*unit, arm), []) for arm in (cell.candidate, cell.baseline)]
-        if min(map(len, sides)) > 1:
-            ours, theirs = (_compare_speed(side[-1], side[0]) for side in sides)
-            moved.setdefault(sides[0][-1].turn, []).append(ours - theirs)
+    for unit, mine in gains.items():
+        if len(mine) > 1:
+            moved.setdefault(turns[unit], []).append(mine[-1] - mine[0])
     return [fmean(each) for each in moved.values()]
-
-
-def _compare_speed(answer: Answer, other: Answer) -> float:
-    return math.log((answer.timing.tokens_per_s or 1.0) / (other.timing.tokens_per_s or 1.0))
 
 
 def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None:
