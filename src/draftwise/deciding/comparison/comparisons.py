@@ -496,7 +496,7 @@ def _find_quick(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: float
         if not warm or pace is None:
             return None
         saved.append(math.log(min(warm)) - pace)
-    if not has_slowed(*saved, find_step_noise(paces[1] - paces[0]), claimed=claimed):
+    if not has_slowed(saved[0], saved[1], find_step_noise(paces[1] - paces[0]), claimed=claimed):
         return None
     return PaceDoubt(arm=cell.baseline, ratio=math.exp(saved[1] - saved[0]), share=0.0, is_relative=True)
 
