@@ -31,6 +31,29 @@ def test_errors_of_what_vllm_stands_on_lead_to_a_term(term) -> None:
 
 
 @pytest.mark.parametrize(
+    "template", Random(45).sample([each for each in LONG if "{}" not in each[len(each) // 3 :]], 12)
+)
+def test_a_message_with_an_invented_end_or_middle_is_unknown_and_the_nearest_is_said_to_be_another(
+    template: str,
+) -> None:
+    words = template.replace("{}", "17").split()
+    half = len(words) // 2
+    ending = [*words[: half + 1], "and", "purple", "unicorns", "must", "never", "sing", "twice"]
+    words[half : half + 3] = ["whose", "penguin", "never"]
+    for invented in (ending, words):
+        assert template not in {each.template for each in find_messages(f"ValueError: {' '.join(invented)}")}
+    with pytest.raises(InvalidSetup, match="Nearest, not the same: 'Unknown prefix caching hash algorithm"):
+        explain("ValueError: Unknown prefix caching hash algorithm must be one of the seven dwarfs")
+
+
+def test_a_message_with_words_left_out_is_only_the_nearest() -> None:
+    (found,) = explain("draft_tensor_parallel_size=2 cannot be other than 1 or target model tensor_parallel_size")
+    assert found.text.startswith("No release has this message. Nearest, not the same: ")
+    (found,) = explain("ValueError: num_speculative_tokens:5 must be divisible by n_predict=2")
+    assert found.text.startswith("vLLM ")
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "AttributeError: 'NoneType' object has no attribute 'shape' in my own plugin",

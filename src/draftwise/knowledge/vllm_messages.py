@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,10 +13,16 @@ _TOPIC = "messages"
 _LONGEST = 200_000
 """Characters of a pasted text that are looked at, from its end: that is where an error stands."""
 _VALUE = r".{0,400}?"
-_ENOUGH = 24
-"""Letters of that part that suffice where the text holds no message in full, as of a line that was cut off."""
-_FIRST, _SECOND, _BOTH = 8, 24, 20
-"""A message's beginning: least letters before the first value, characters compared after it, least letters in both."""
+_FIRST, _BOTH = 8, 20
+"""Least letters of a message's beginning, and of all that a text without the whole message has of it."""
+_SPAN, _OPEN = 12, 4
+"""Most words of a value, and of a value with which a text ends."""
+_LINE = 400
+"""Words of a line that are compared with a message that it may hold a part of."""
+_MARKS = ".,'\")]"
+"""What may end a word, and be missing in a copy."""
+_NEAR = 0.5
+"""Share of the words that a message must have in common with a text to be named as the nearest."""
 _TOLD = 7
 """Words, in their order, that tell a message of which others are left out."""
 _PART = 12
@@ -34,23 +40,38 @@ class KnownMessage:
     rules: tuple[str, ...]
     """Rules whose condition is at the same place in the source."""
     history: tuple[Span, ...]
+    is_same: bool = True
+    """Whether the text holds it, in full or cut off; False if it is only the message with words left out."""
 
 
 def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
     """Return the messages in a text, those with the most constant text first."""
-    squeezed = _squeeze(text[-_LONGEST:])
+    text = text[-_LONGEST:]
+    squeezed = _squeeze(text)
     lowered = squeezed.lower()
     parts = {template: part for template, part in _parts().items() if part in lowered}
-    whole = [template for template in parts if _pattern(template).search(squeezed) is not None]
-    cut_off = [template for template, part in parts.items() if sum(map(str.isalpha, part)) >= _ENOUGH]
-    begun = () if whole or cut_off else (each for each in all_keys(_TOPIC) if _begins(each, squeezed))
-    taken = (*whole, *(() if whole else cut_off), *begun) or (
-        each for each in all_keys(_TOPIC) if _retells(lowered, each)
-    )
+    taken = [template for template in parts if _pattern(template).search(squeezed) is not None]
+    if not taken:
+        starts = {template: start for template in all_keys(_TOPIC) if (start := _start(template)) and start in lowered}
+        lines = dict.fromkeys([lowered, *map(_squeeze, text.lower().splitlines())])
+        shown = dict.fromkeys((*parts.items(), *starts.items()))
+        taken = [each for each, part in shown if any(part in line and _holds_part(line, each) for line in lines)]
+    is_same = bool(taken)
+    words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
+    if len(words) >= _TOLD:
+        taken = taken or [each for each in all_keys(_TOPIC) if _retells(words, each)]
     found = {template.lower(): template for template in taken}  # of two spellings the newer one
     alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
     ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
-    return tuple(map(_describe, ordered[:most]))
+    return tuple(replace(_describe(each), is_same=is_same) for each in ordered[:most])
+
+
+def find_nearest(text: str) -> str:
+    """Return the message with most words in common with the end of a text; empty if none has many."""
+    asked = set(_words(" ".join(text.split()[-_LINE:])))
+    scores = {each: len(asked & words) / len(asked | words) for each, words in _all_words().items() if asked & words}
+    best = max(scores, key=lambda each: scores[each], default="")
+    return best if best and scores[best] >= _NEAR else ""
 
 
 def _describe(template: str) -> KnownMessage:
@@ -62,22 +83,53 @@ def _describe(template: str) -> KnownMessage:
     )
 
 
-def _begins(template: str, squeezed: str) -> bool:
-    """Say whether a text holds the beginning of a message, as of an error that was copied without its end."""
-    first, value, rest = _squeeze(template).partition("{}")
-    if not value or first.strip().lower() not in squeezed.lower():
-        return False
-    second = rest.partition("{}")[0][:_SECOND]
-    letters = [sum(map(str.isalpha, part)) for part in (first, second)]
-    pattern = re.escape(first) + _VALUE + re.escape(second.rstrip(". "))
-    return letters[0] >= _FIRST and sum(letters) >= _BOTH and re.search(pattern, squeezed, re.IGNORECASE) is not None
+def _start(template: str) -> str:
+    """Return the text in front of a message's first value, in lower case; empty if it says too little."""
+    first = _squeeze(template).partition("{}")[0].strip().lower()
+    return first if sum(map(str.isalpha, first)) >= _FIRST else ""
 
 
-def _retells(lowered: str, template: str) -> bool:
-    """Say whether a text is a message with words left out, as people shorten them."""
-    words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
+def _holds_part(line: str, template: str) -> bool:
+    """Say whether a line begins or ends within a message, as of an error that was copied without its end or start.
+
+    What stands on the line before the message's first word does not count, nor what follows its last.
+    """
+    text, message = line.split()[:_LINE], template.lower().split()
+    starts = [at for at in range(len(text)) if at == 0 or text[at - 1].endswith((":", "]", ")"))]
+    ways = [(at, 0) for at in range(len(text))] + [(at, word) for at in starts for word in range(1, len(message))]
+    return any(_follow(text[at:], message[word:]) >= _BOTH for at, word in ways)
+
+
+def _follow(text: Sequence[str], message: Sequence[str]) -> int:
+    """Return how many letters of a message a text repeats until one of the two ends; 0 if the text leaves it."""
+    at = word = letters = skipped = 0
+    while at < len(text) and word < len(message):
+        own, given = message[word].rstrip(_MARKS), text[at].rstrip(_MARKS)
+        is_cut = at == len(text) - 1 and own.startswith(given)
+        if is_cut or re.fullmatch(r"\S*".join(map(re.escape, own.split("{}"))), given):
+            letters += sum(map(str.isalpha, own))
+            word, skipped = word + 1, 0
+        elif word and "{}" in message[word - 1] and skipped < _SPAN:
+            skipped += 1
+        else:
+            return 0
+        at += 1
+    return letters if skipped <= _OPEN else 0
+
+
+def _words(text: str) -> Iterator[str]:
+    return (each for each in re.findall(r"[a-z_]{3,}", text.lower()))
+
+
+@cache
+def _all_words() -> Mapping[str, frozenset[str]]:
+    return {template: frozenset(_words(template)) for template in all_keys(_TOPIC)}
+
+
+def _retells(words: Sequence[str], template: str) -> bool:
+    """Say whether words are those of a message in their order, some left out, as people shorten them."""
     rest = iter(re.findall(r"[a-z_]{2,}", template.lower()))
-    return len(words) >= _TOLD and all(any(word in each for each in rest) for word in words)
+    return all(any(word in each for each in rest) for word in words)
 
 
 @cache

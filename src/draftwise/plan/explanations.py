@@ -26,7 +26,7 @@ from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.stored import read_rows
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
-from draftwise.knowledge.vllm_messages import KnownMessage, find_messages
+from draftwise.knowledge.vllm_messages import KnownMessage, find_messages, find_nearest
 
 _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
@@ -314,10 +314,11 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
         rules = rules or tuple(_find_read_in(message))
         told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
+        unlike = "" if message.is_same else "No release has this message. Nearest, not the same: "
         yield Explanation(
             kind="message",
             name=message.template,
-            text=f"vLLM {_LEVELS.get(message.level, 'raises it as ' + message.level)}. {told or _UNEXPLAINED}",
+            text=f"{unlike}vLLM {_LEVELS.get(message.level, 'raises it as ' + message.level)}. {told or _UNEXPLAINED}",
             history=message.history,
             related=rules,
         )
@@ -373,6 +374,8 @@ def _unknown_message(text: str, own: Mapping[str, Explanation]) -> InvalidSetup:
     words = [near for word in words for near in get_close_matches(word, names, n=1, cutoff=0.75)]
     near = [*find_titles(text, least=0), *(names[word] for word in words)]
     nearest = f"Nearest: {', '.join(dict.fromkeys(near))}. " if near else ""
+    if message := find_nearest(text):
+        nearest = f"Nearest, not the same: {message!r}. {nearest}"
     shown = text.strip().splitlines()[-1][:120]
     return refusal("unknown-message", oldest=known[0], newest=known[-1], shown=shown, nearest=nearest)
 
