@@ -15,7 +15,7 @@ _LONGEST = 200_000
 _VALUE = r".{0,400}?"
 _FIRST, _BOTH = 8, 20
 """Least letters of a message's beginning, and of all that a text without the whole message has of it."""
-_SPAN, _OPEN = 12, 4
+_SPAN, _OPEN = 12, 2
 """Most words of a value, and of a value with which a text ends."""
 _LINE = 400
 """Words of a line that are compared with a message that it may hold a part of."""
@@ -95,7 +95,7 @@ def _holds_part(line: str, template: str) -> bool:
     What stands on the line before the message's first word does not count, nor what follows its last.
     """
     text, message = line.split()[:_LINE], template.lower().split()
-    starts = [at for at in range(len(text)) if at == 0 or text[at - 1].endswith((":", "]", ")"))]
+    starts = [at for at in range(len(text)) if at == 0 or text[at - 1].endswith((":", "]"))]
     ways = [(at, 0) for at in range(len(text))] + [(at, word) for at in starts for word in range(1, len(message))]
     return any(_follow(text[at:], message[word:]) >= _BOTH for at, word in ways)
 
