@@ -1,9 +1,13 @@
 """Counters and gauges out of the text that real servers print."""
 
+from dataclasses import replace
+
 import pytest
+from tests.support.spellings import SPELLINGS, respell
 
 from draftwise.backends.exposition import (
     find_engine,
+    find_unknown,
     has_spec_counters,
     parse_cache_tokens,
     parse_counters,
@@ -248,6 +252,35 @@ def test_names_that_an_exporter_changed_are_read() -> None:
 def test_a_counter_that_stands_there_under_two_names_counts_once() -> None:
     text = 'ray_vllm_generation_tokens{engine="0"} 30\nray_vllm_generation_tokens_total{engine="0"} 30\n'
     assert parse_counters(text).generation_tokens == 30
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
+    read = [replace(each, is_sparse=False, told=frozenset()) for each in parse_engines(RANKS)]
+    page = respell(RANKS, spelling)
+    assert [replace(each, is_sparse=False, told=frozenset()) for each in parse_engines(page)] == read
+    both = parse_engines(RANKS + "".join(line for line in page.splitlines(keepends=True) if line not in RANKS))
+    assert [replace(each, is_sparse=False, told=frozenset()) for each in both] == read
+    assert (find_engine(page), find_unknown(page)) == ("vLLM", ())
+
+
+@pytest.mark.parametrize("name", ["spec_decode_drafts", "speculation_accepted", "draft_rounds"])
+@pytest.mark.parametrize("prefix", ["vllm_", "otel_vllm_", "vllm.", "prod:vllm:"])
+def test_a_name_about_drafts_that_no_release_has_leaves_them_unknown(prefix: str, name: str) -> None:
+    line = f'{{"{prefix}{name}",engine="0"}} 7\n' if "." in prefix else f'{prefix}{name}{{engine="0"}} 7\n'
+    page = 'vllm_generation_tokens{engine="0"} 5000\n' + line
+    assert [each.counts_drafts for each in parse_engines(page)] == [None]
+    assert find_unknown(page) == (prefix + name,)
+
+
+def test_counters_of_drafts_that_are_renamed_in_part_are_unknown_and_not_zero() -> None:
+    page = respell(RANKS, "underscore").replace("num_accepted_tokens", "num_taken")
+    assert [(each.counts_drafts, each.counters.spec) for each in parse_engines(page)] == [(None, SpecStats())] * 2
+
+
+def test_servers_on_a_collectors_page_are_read_apart() -> None:
+    first, second = (respell(VLLM, "underscore").replace("{", f'{{instance="{name}:8000",') for name in "ab")
+    assert [each.engine for each in parse_engines(first + second)] == ["a:8000 0", "a:8000 1", "b:8000 0", "b:8000 1"]
 
 
 # The lines of TensorRT-LLM's /prometheus/metrics that matter, as tensorrt_llm/metrics/collector.py names them.

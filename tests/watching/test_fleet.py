@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
@@ -89,13 +90,13 @@ class RecordedAnswer:
         for begins, rows in self.told.items():
             if query.startswith(begins):
                 return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(rows)}})
-        start, constant = query.startswith("process_start"), query.startswith('{__name__=~"draftwise')
+        start = query.startswith("process_start")
+        asked = re.findall(r'__name__([=!]~)("(?:[^"\\]|\\.)*")', query)
+        wanted = [(sign == "=~", re.compile(json.loads(name))) for sign, name in asked]
         result = []
         for labels, value, grows in self.series:
             name = labels["__name__"]
-            wanted = "process_start" if start else "draftwise:" if constant else "vllm:"
-            is_named = start or constant or name.removeprefix("vllm:").removesuffix("_total") in query
-            if name.startswith(wanted) and is_named:
+            if name.startswith("process_start") if start else all(bool(n.fullmatch(name)) == is_ for is_, n in wanted):
                 told = [each for each in times if self.shows(labels, each)]
                 shown = [[each, f"{value * (each - BORN_S) if grows else value}"] for each in told]
                 if shown:
@@ -186,11 +187,23 @@ def test_without_deploys_labels_the_model_names_a_service() -> None:
     assert [each.name for each in see(series)] == [("", "qwen"), ("", "llama")]
 
 
+def test_names_of_no_release_and_sums_of_no_server_are_no_health() -> None:
+    series = [*record_service([SPEC], "chat"), *record_service([DEAD], "other")]
+    renamed = [({**labels, "__name__": labels["__name__"].replace("spec_decode_num", "speculation")}, *more)
+               for labels, *more in series]  # fmt: skip
+    assert [codes(each) for each in see(renamed)] == [["metrics-renamed"]] * 2  # type: ignore[arg-type]
+    sums = [({name: label for name, label in labels.items() if name != "instance"}, *more) for labels, *more in series]
+    assert [codes(each) for each in see(sums)] == [["server-unread"]] * 2  # type: ignore[arg-type]
+    shared = [({**labels, "instance": "otel:8889", "exported_instance": labels["instance"]}, *more)
+              for labels, *more in series]  # fmt: skip
+    assert see(shared) == see(series)  # type: ignore[arg-type]
+
+
 def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 8
+    assert len(recorded.asked) == 9
     assert not [query for query in recorded.asked if "bucket" in query]
 
 

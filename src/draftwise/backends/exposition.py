@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
-from draftwise.knowledge.metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
+from draftwise.knowledge.metrics import CACHE_CONFIG, KnownSample, counts_drafts, find_sample
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _STARTS = tuple(
     re.compile(rf"^{name}(?:\{{[^}}]*\}})? (\S+)", re.MULTILINE)
-    for name in ("process_start_time_seconds", "vllm:generation_tokens_created")
+    for name in ("process_start_time_seconds", r"(?:\w+_)?vllm[:_]generation_tokens_created")
 )
 """Start of the process, else of its counters: proxies and exporters may drop metrics that are not vLLM's."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_SAMPLE = re.compile(r'[\w:]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
+_SAMPLE = re.compile(r'[\w:.]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
 """Labels and value, optionally followed by a timestamp or an OpenMetrics exemplar."""
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 """Copies of rank 0's values (SGLang, if all its schedulers export)."""
-_ENGINE_LABELS = ("ReplicaId", "engine")
-"""Labels of a rank in Ray and vLLM. (SGLang counts tokens over all ranks.)"""
+_ENGINE_LABELS = ("instance", "ReplicaId", "engine")
+"""Labels of a server on a collector's page, and of a rank in Ray and vLLM. (SGLang counts tokens over all ranks.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
 _SUMS = tuple(each.name for each in fields(Sums))
 _OF_DRAFTS = frozenset({"num_drafts", "num_draft_tokens", "num_accepted_tokens"})
-DRAFT_NAMES = r"vllm:\w*(?:spec|draft|accept)\w*"
-"""Possible names of draft counters, also in unknown releases."""
-_NAMES_OF_DRAFTS = re.compile(rf"^{DRAFT_NAMES}(?=[ {{])", re.MULTILINE)
+DRAFT_NAMES = r"([\w:.]*[_:.])?vllm[_:.][\w:.]*(spec|draft|accept)[\w:.]*"
+"""Possible names of draft counters, also in unknown releases and spellings."""
+_CREATED = re.compile("[_.]created$")
+_QUOTED = re.compile(r'^\{"([^"\\]+)"\s*,?\s*', re.MULTILINE)
+"""Prometheus 3 writes names with dots in quotation marks, as the first label."""
 _EDGE = re.compile(r'\ble="([^"]+)"')
 _MODEL = re.compile(r'\bmodel_name="([^"]+)"')
 _LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
@@ -66,6 +69,8 @@ class EngineReading:
     """Name that the server gives its model; empty where it gives none."""
     slower_than: tuple[tuple[float, float], ...] = ()
     """(edge in seconds, requests with a longer mean time per output token). The edge 0 counts all requests."""
+    is_sparse: bool = False
+    """Whether a counter is shown from its first increment on only."""
     told: frozenset[str] = frozenset()
     """Readings on the page of a server that always shows all counters; empty for others."""
 
@@ -75,8 +80,8 @@ def parse_counters(text: str) -> Counters:
     return parse_load_and_counters(text)[1]
 
 
-Sample = tuple[str, str, int, str, float]
-"""(name, reading, rank of the name among the reading's names, labels, value)."""
+Sample = tuple[KnownSample, str, float]
+"""(meaning, labels, value)."""
 
 
 def parse_engines(text: str) -> tuple[EngineReading, ...]:
@@ -95,13 +100,12 @@ def leave_drafts_unknown(engines: Iterable[EngineReading]) -> tuple[EngineReadin
 
 def find_unknown(text: str) -> tuple[str, ...]:
     """Return metric names about drafts on a page that no known release has."""
-    return leave_out_known(_NAMES_OF_DRAFTS.findall(text))
+    return leave_out_known(name for name, _ in _list_lines(text) if re.fullmatch(DRAFT_NAMES, name))
 
 
 def leave_out_known(names: Iterable[str]) -> tuple[str, ...]:
     """Return each name that no known release has, once. Ignores creation timestamps of series."""
-    known = read_server_metrics()
-    return tuple(dict.fromkeys(name for name in names if name not in known and not name.endswith("_created")))
+    return tuple(dict.fromkeys(each for each in names if find_sample(each) is None and not _CREATED.search(each)))
 
 
 def gather_engines(samples: Iterable[Sample], server: str) -> tuple[EngineReading, ...]:
@@ -132,20 +136,18 @@ def parse_gauges(text: str) -> ServerLoad:
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
     """Return the results of `parse_gauges` and `parse_counters` in one pass."""
     gathered = _gather(_samples(text), apart=False).get("", _EngineSamples())
-    totals = gathered.totals
-    return _to_load(totals), gathered.to_counters(totals)
+    return _to_load(gathered.totals), gathered.to_counters()
 
 
 def find_engine(text: str) -> str | None:
     """Return the engine that the metrics belong to; None if no sample is known."""
-    known = read_server_metrics()
-    names = (line.partition("{")[0].partition(" ")[0] for line in text.splitlines())
-    return next(filter(None, (get_server(name) for name in names if name in known)), None)
+    known = (find_sample(name) for name, _ in _list_lines(text))
+    return next((each.server for each in known if each is not None and each.server), None)
 
 
 def has_spec_counters(text: str) -> bool:
     """Return whether the server has draft counters. vLLM has them exactly if it speculates."""
-    return any(reading == "num_drafts" for _, reading, *_ in _samples(text))
+    return any(known.reading == "num_drafts" for known, *_ in _samples(text))
 
 
 def parse_cache_tokens(text: str) -> int | None:
@@ -168,24 +170,23 @@ def parse_cache_tokens(text: str) -> int | None:
 
 
 class _EngineSamples:
-    """The samples of one engine, or of all: totals by reading and rank, and what labels tell."""
+    """The samples of one engine, or of all: totals by reading, and what labels tell."""
 
     def __init__(self) -> None:
-        self._totals: dict[tuple[str, int], float] = {}
+        self.totals: dict[str, float] = {}
         self._positions: dict[int, int] = {}
         self._cache_dtypes: set[str] = set()
         self._at_most: dict[float, float] = {}
         self.adapters: dict[str, float] = {}
         self.model = ""
-        self.is_renamed = False
+        self.is_sparse = False
 
-    def add(self, reading: str, rank: int, labels: str, value: float) -> None:
+    def add(self, reading: str, labels: str, value: float) -> None:
         """Add one sample."""
-        key = (reading, rank)
         if reading == "kv_usage":
-            self._totals[key] = max(value, self._totals.get(key, value))
+            self.totals[reading] = max(value, self.totals.get(reading, value))
         elif reading == "reported_length":
-            self._totals[key] = math.nan if key in self._totals else value
+            self.totals[reading] = math.nan if reading in self.totals else value
         elif reading == "accepted_per_pos":
             if position := _POSITION.search(labels):
                 index = int(position[1])
@@ -198,44 +199,40 @@ class _EngineSamples:
         elif reading in _TOLD_BY_LABELS:
             self._read_labels(reading, dict(_LABEL.findall(labels)), value)
         else:
-            self._totals[key] = self._totals.get(key, 0.0) + value
+            self.totals[reading] = self.totals.get(reading, 0.0) + value
             if reading == "generation_tokens" and (named := _MODEL.search(labels)):
                 self.model = named[1]
 
     def _read_kinds(self, label: re.Pattern[str], kinds: Mapping[str, str], labels: str, value: float) -> None:
         """Count a sample of a kind in, and the other kinds as none."""
         for name in kinds.values():
-            self._totals.setdefault((name, 0), 0.0)
+            self.totals.setdefault(name, 0.0)
         if (found := label.search(labels)) and found[1] in kinds:
-            self._totals[kinds[found[1]], 0] += value
+            self.totals[kinds[found[1]]] += value
 
     def take_shared(self, other: _EngineSamples, *, is_first: bool) -> None:
         """Add the values without an engine label. Counts go to the first engine."""
         self.adapters |= other.adapters
         for name in _OF_SERVER:
-            if (total := other._totals.get((name, 0))) is not None:
-                self._totals[name, 0] = total if is_first else 0.0
+            if (total := other.totals.get(name)) is not None:
+                self.totals[name] = total if is_first else 0.0
 
     def _read_labels(self, reading: str, labels: Mapping[str, str], value: float) -> None:
         if reading == "sleeping" and labels.get("sleep_state") == "awake":
-            self._totals[reading, 0] = max(float(value == 0), self._totals.get((reading, 0), 0.0))
+            self.totals[reading] = max(float(value == 0), self.totals.get(reading, 0.0))
         elif reading == "cache_dtype" and reading in labels:
             self._cache_dtypes.add(labels[reading])
         for name in filter(None, labels.get("running_lora_adapters", "").split(",")):
             self.adapters[name] = max(value, self.adapters.get(name, value))
 
     @property
-    def totals(self) -> dict[str, float]:
-        """Total of each reading, under its best name."""
-        return {reading: self._totals[reading, rank] for reading, rank in sorted(self._totals, reverse=True)}
-
-    @property
     def cache_dtype(self) -> str | None:
         """The cache type if all engines agree; otherwise None."""
         return next(iter(self._cache_dtypes)) if len(self._cache_dtypes) == 1 else None
 
-    def to_counters(self, totals: Mapping[str, float]) -> Counters:
+    def to_counters(self) -> Counters:
         """Return the counters among the totals, including those by position."""
+        totals = self.totals
         per_pos = self._positions
         return Counters(
             spec=SpecStats(
@@ -252,9 +249,9 @@ class _EngineSamples:
     def to_reading(self, engine: str, server: str) -> EngineReading:
         """Return the reading of one engine from these samples."""
         totals = self.totals
-        sleeping, counters = totals.get("sleeping"), self.to_counters(totals)
-        counting = _counts_drafts(totals, server, self.is_renamed)
-        is_whole = counts_drafts(server) and not self.is_renamed
+        sleeping, counters = totals.get("sleeping"), self.to_counters()
+        counting = _counts_drafts(totals, server, self.is_sparse)
+        is_whole = counts_drafts(server) and not self.is_sparse
         if counting is None and is_whole:
             counters = replace(counters, spec=SpecStats())
         return EngineReading(
@@ -268,12 +265,13 @@ class _EngineSamples:
             cache_dtype=self.cache_dtype,
             model=self.model,
             slower_than=self._slower_than(),
+            is_sparse=self.is_sparse,
             told=self._list_told() if is_whole else frozenset(),
         )
 
     def _list_told(self) -> frozenset[str]:
         positions = {f"position {index}" for index in self._positions}
-        return frozenset({reading for reading, _ in self._totals} - _UNTOLD | positions)
+        return frozenset(self.totals.keys() - _UNTOLD | positions)
 
     def _slower_than(self) -> tuple[tuple[float, float], ...]:
         total = self._at_most.get(math.inf)
@@ -281,16 +279,16 @@ class _EngineSamples:
         return () if total is None else ((0.0, total), *((edge, total - self._at_most[edge]) for edge in edges))
 
 
-def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -> bool | None:
+def _counts_drafts(totals: Mapping[str, float], server: str, is_sparse: bool) -> bool | None:
     """Return whether drafts are counted; None where their absence tells nothing.
 
-    Exporters that rename metrics show a counter from its first increment on only (vllm v1/metrics/ray_wrappers.py).
+    Ray shows a counter from its first increment on only.
     Servers that always show it have drafted once it is above zero.
     """
-    if counts_drafts(server) and not is_renamed:
+    if counts_drafts(server) and not is_sparse:
         known = totals.keys() & _OF_DRAFTS  # a release that renames one of them has the others: nothing is known then
         return True if known == _OF_DRAFTS else None if known else False
-    if is_renamed:
+    if is_sparse:
         return True if "num_drafts" in totals else None
     return True if totals.get("num_drafts") else None
 
@@ -318,14 +316,19 @@ def _to_load(totals: Mapping[str, float]) -> ServerLoad:
 
 def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSamples]:
     """Return what each engine's samples say, by its label; of all engines together under the empty label."""
-    found: dict[str, _EngineSamples] = {}
-    for sample, reading, rank, labels, value in samples:
-        engine = _find_engine_label(labels) if apart else ""
-        gathered = found.get(engine)
-        if gathered is None:
-            gathered = found[engine] = _EngineSamples()
-        gathered.is_renamed |= is_renamed(sample)
-        gathered.add(reading, rank, labels, value)
+    engines: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        engines[_find_engine_label(sample[1]) if apart else ""].append(sample)
+    found = {}
+    for engine, own in engines.items():
+        gathered = found[engine] = _EngineSamples()
+        best: dict[str, tuple[int, str]] = {}
+        for known, *_ in own:
+            best[known.reading] = min(known.rank, best.get(known.reading, known.rank))
+        for known, labels, value in own:
+            if known.rank == best[known.reading]:
+                gathered.is_sparse |= known.is_sparse
+                gathered.add(known.reading, labels, value)
     return found
 
 
@@ -336,12 +339,21 @@ def _find_engine_label(labels: str) -> str:
     return " ".join(found[name] for name in _ENGINE_LABELS if found.get(name))
 
 
+def unquote_names(text: str) -> str:
+    """Return a page on which names with dots stand in front of their labels."""
+    return _QUOTED.sub(r"\1{", text)
+
+
+def _list_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the line of every sample."""
+    for line in unquote_names(text).splitlines():
+        yield line.partition("{")[0].partition(" ")[0], line
+
+
 def _samples(text: str) -> Iterator[Sample]:
     """Yield every sample that is known; damaged lines are passed over."""
-    known = read_server_metrics()
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in known and (found := _SAMPLE.match(line)) is not None:
+    for name, line in _list_lines(text):
+        if find_sample(name) is not None and (found := _SAMPLE.match(line)) is not None:
             sample = make_sample(name, found[1] or "", found[2])
             if sample is not None:
                 yield sample
@@ -349,8 +361,8 @@ def _samples(text: str) -> Iterator[Sample]:
 
 def make_sample(name: str, labels: str, word: str) -> Sample | None:
     """Return a sample; None for an unknown name, a copy of rank 0's value, or a value that is not a number."""
-    meaning, value = read_server_metrics().get(name), _number(word)
-    return None if meaning is None or value is None or _RANK.search(labels) else (name, *meaning, labels, value)
+    known, value = find_sample(name), _number(word)
+    return None if known is None or value is None or _RANK.search(labels) else (known, labels, value)
 
 
 def _number(word: str) -> float | None:

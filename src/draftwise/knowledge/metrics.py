@@ -6,9 +6,10 @@ vLLM 0.32.0. The speculative counters are the same in 0.9.2 to 0.33.0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import product, takewhile
 from types import MappingProxyType
 
@@ -79,56 +80,71 @@ CACHE_CONFIG = "vllm:cache_config_info"
 """A gauge that is always 1 and whose labels are vLLM's cache config (vllm 0.9.2..0.33.0 v1/metrics/loggers.py;
 `kv_cache_size_tokens` is among them from 0.24.0 on)."""
 
-MetricMeaning = tuple[str, int]
-"""The field of SpecStats, Counters, ServerLoad, Sums or `exposition.EngineReading` that a sample holds, or
-`verifications` (steps of requests that verified a draft), and its rank:
-if one exposition has two names for the same field (a release that renames a metric keeps the old name for a while), the
-lower rank counts."""
-_RENAMING_PREFIXES = ("vllm_", "ray_vllm_")
-"""Exporters that know no colon in names: OpenTelemetry's, and Ray's, which puts its own name in front
-(vllm 0.33.0 v1/metrics/ray_wrappers.py)."""
-_SPELLINGS = 1 + 2 * len(_RENAMING_PREFIXES)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSample:
+    """What a sample of a page means."""
+
+    reading: str
+    """Field of SpecStats, Counters, ServerLoad, Sums or `exposition.EngineReading` that it holds, or `verifications`
+    (steps of requests that verified a draft)."""
+    rank: tuple[int, str]
+    """The lowest counts where a page has several names for a reading: a release that renames a metric keeps the old
+    name for a while, and recording rules add spellings."""
+    server: str
+    """Engine that exports it; empty for samples of every HTTP server."""
+    is_sparse: bool = False
+    """Whether it appears from its first increment on only, as in Ray (vllm 0.33.0 v1/metrics/ray_wrappers.py)."""
+
+
+_SEPARATORS = re.compile(r"_(?:dot|2e|3a)_|[\W_]+")
+"""Separators of words, also those that Prometheus 3 escapes."""
+_SUFFIXES = re.compile(r"_total(?=_|$)|(?<=_perc)_ratio$")
+"""Suffixes that OpenMetrics, collectors and recording rules add and take away."""
 
 
 @cache
-def read_server_metrics() -> Mapping[str, MetricMeaning]:
-    """Return the meaning of each sample, by its name."""
-    rows = enumerate(read_data("server_metrics")["rows"])
+def read_server_metrics() -> Mapping[str, KnownSample]:
+    """Return the meaning of each sample, by the name that its server gives it."""
     return MappingProxyType(
         {
-            name: (row["reading"], rank * _SPELLINGS + spelling)
-            for rank, row in rows
-            for spelling, name in enumerate(_spell(row["sample"]))
+            row["sample"]: KnownSample(reading=row["reading"], rank=(rank, ""), server=row["server"])
+            for rank, row in enumerate(read_data("server_metrics")["rows"])
         }
     )
 
 
-def _spell(sample: str) -> Iterator[str]:
-    """Yield a sample's name, and what exporters in between make of it. Some leave out that it is a total."""
-    yield sample
-    if sample.startswith(VLLM):
-        for prefix in _RENAMING_PREFIXES:
-            name = prefix + sample.removeprefix(VLLM)
-            yield from dict.fromkeys((name, name.removesuffix("_total")))
+@lru_cache(maxsize=65536)
+def find_sample(name: str) -> KnownSample | None:
+    """Return the meaning of a sample in any spelling: with colons, dots or underscores, prefixes, with or without
+    `_total`. None if it is not known."""
+    known = read_server_metrics().get(name)
+    if known is None and (spelled := _spellings().get(_fold(name))) is not None:
+        is_sparse = "ray_vllm" in _SEPARATORS.sub("_", name)
+        known = replace(spelled, rank=(spelled.rank[0], name), is_sparse=is_sparse)
+    return known
 
 
-def is_renamed(sample: str) -> bool:
-    """Return whether an exporter has renamed a sample of `read_server_metrics`."""
-    return sample.startswith(_RENAMING_PREFIXES)
+@cache
+def _spellings() -> Mapping[str, KnownSample]:
+    return {_fold(name): known for name, known in read_server_metrics().items() if known.server}
 
 
-def get_server(sample: str) -> str:
-    """Return the engine that exports a sample of `read_server_metrics`."""
-    return _servers()[sample]
+def _fold(name: str) -> str:
+    """Return the part of a name that all of its spellings share, from the engine's own prefix on."""
+    words = _SUFFIXES.sub("", _SEPARATORS.sub("_", name))
+    found = _engines().search(words)
+    return words[found.start(1) :] if found else ""
+
+
+@cache
+def _engines() -> re.Pattern[str]:
+    """Return the pattern of the last engine's prefix in a name: exporters put their own in front."""
+    prefixes = {_SEPARATORS.split(name)[0] for name, known in read_server_metrics().items() if known.server}
+    return re.compile(rf"(?:^|.*_)((?:{'|'.join(sorted(prefixes))})_)")
 
 
 @cache
 def counts_drafts(server: str) -> bool:
     """Return whether an engine's /metrics has draft counters if, and only if, it was started to speculate."""
     return server in read_data("server_metrics")["absence_means_off"]
-
-
-@cache
-def _servers() -> Mapping[str, str]:
-    rows = read_data("server_metrics")["rows"]
-    return MappingProxyType({name: row["server"] for row in rows for name in _spell(row["sample"])})

@@ -33,22 +33,27 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
     NEVER,
+    PLACE,
     RESTARTS,
     TURNS,
     PrometheusApi,
     Selection,
     Series,
+    alternates,
+    ask_unknown,
     leave_out_copies,
+    leave_unknown,
     list_targets,
+    nameless,
     put_together,
     select,
     tell_unread,
 )
-from draftwise.watching.watcher import PLAIN, Look, grow
+from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, unread
 from draftwise.watching.yardstick import Yardstick
 
 _KEPT = (
-    *("__name__", "namespace", "service", "pool", "revision", "job", "instance", "model_name"),
+    *(*PLACE, "namespace", "service", "revision", "job", "model_name"),
     *("engine", "ReplicaId", "position", "sleep_state"),
 )
 """Labels that distinguish services, servers and readings. Others only make the answer longer."""
@@ -141,14 +146,15 @@ async def see_fleet(
         name: fault("engine-dies", case="restarts", where=name, count=count, span="an hour")
         for (_, name), count in list_targets(again, lambda count: 2 < count < 3600).items()
     }
+    faults[""] = unread(api.url, nameless(api.url))
     for _, name in list_targets(turns, lambda count: 0 < count < span_s):
         faults[name] = fault("several-behind-url", where=name)
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
-    groups = _group(looked)
+    unknown, groups = await ask_unknown(api, selection), _group(looked)
     for labels in (each["metric"] for each in never if each["metric"].get("instance") in faults):
         groups[name_service(labels)].append({"metric": {**labels, "__name__": "up"}, "values": ()})
-    services = [_judge(*each, began, known, faults, now_s - span_s) for each in groups.items()]
+    services = [_judge(*each, began, known, faults, unknown, now_s - span_s) for each in groups.items()]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
 
 
@@ -174,17 +180,22 @@ def _judge(
     starts: Mapping[str, Sequence[Series]],
     constants: _Constants,
     faults: Mapping[str, Finding],
+    unknown: Mapping[tuple[str, str], tuple[str, ...]],
     since_s: float,
 ) -> FleetService:
     instances = {each["metric"].get("instance", "") for each in series}
+    instances = instances - {""} or instances
+    began = [start for instance in instances for start in starts.get(instance, ())]
+    pairs = [_pair(each, since_s) for each in leave_unknown(put_together(series, began), unknown)]
+    several = {each[0].instance for each in pairs if alternates(each)} & instances
     ill = [faults[each] for each in sorted(instances & faults.keys())]
+    ill += [fault("several-behind-url", where=each) for each in sorted(several - faults.keys())]
+    ill += find_renamed(each[-1] for each in pairs if each[-1].instance in instances - several)
     told = [
         Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})
         for each in ill
     ]
-    began = [start for instance in instances for start in starts.get(instance, ())]
-    pairs = [_pair(each, since_s) for each in put_together(series, began)]
-    hidden = {instance for instance, each in faults.items() if each.code != "engine-dies"}
+    hidden = several | {instance for instance, each in faults.items() if each.code != "engine-dies"}
     looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in hidden]
     windows = tuple(window for before, after in looks for window in grow(before, after))
     revisions = {window.revision for window in windows}

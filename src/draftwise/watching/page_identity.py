@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from draftwise.knowledge.metrics import CACHE_CONFIG
+from draftwise.backends.exposition import unquote_names
+from draftwise.knowledge.metrics import find_sample
 from draftwise.machine.network import is_here
 
-_TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)
-_SAMPLE = re.compile(r'^([\w:]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
-_SUFFIX = re.compile(r"_(total|bucket|count|sum|created)$")
+_TYPE = re.compile(r'^# TYPE "?([^\s"]+)"? (\w+)', re.MULTILINE)
+_SAMPLE = re.compile(r'^([\w:.]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
+_SUFFIX = re.compile(r"[_.](total|bucket|count|sum|created)$")
 _START = "process_start_time_seconds"
 START_TOLERANCE_S = 1.0
 """Tolerance in seconds between two start times of one process: gateways and exporters round them."""
@@ -49,17 +50,18 @@ def read_identity(text: str) -> PageIdentity:
     counted, fixed, cache = {}, {}, set()
     for name, labels, value in _list_samples(text[: text.rfind("\n") + 1]):
         suffix = _SUFFIX.search(name)
+        kind = types.get(name) or types.get(_SUFFIX.sub("", name), "counter" if suffix else "")
         if name == _START or (suffix is not None and suffix[1] == "created"):
             fixed[name + labels] = value
-        elif name == CACHE_CONFIG:
+        elif (known := find_sample(name)) is not None and known.reading == "cache_dtype":
             cache.add(labels)
-        elif suffix is not None and types.get(_SUFFIX.sub("", name), "counter") in ("counter", "histogram", "summary"):
+        elif kind == "counter" or (suffix is not None and kind in ("histogram", "summary")):
             counted[name + labels] = value
     return PageIdentity(counted, fixed, frozenset(cache))
 
 
 def _list_samples(text: str) -> Iterator[tuple[str, str, float]]:
-    for name, labels, word in _SAMPLE.findall(text):
+    for name, labels, word in _SAMPLE.findall(unquote_names(text)):
         try:
             yield name, labels, float(word)
         except ValueError:

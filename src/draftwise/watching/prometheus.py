@@ -27,7 +27,7 @@ from draftwise.backends.exposition import (
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, Window
 from draftwise.knowledge.messages import fault
-from draftwise.knowledge.metrics import get_server, is_renamed, read_server_metrics
+from draftwise.knowledge.metrics import VLLM, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
 from draftwise.watching.stalls import Stalls
@@ -50,6 +50,7 @@ _LATE_S, _LATE = 60.0, 3.0
 """Seconds, and scrape intervals, after which a target is late."""
 _GONE = 2.5
 """Scrape intervals behind the newest server after which a server is gone."""
+_OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "accepted_per_pos")
 Series = Mapping[str, Any]
 """A series of the API: labels under `metric`, (seconds, text) pairs under `values`."""
 
@@ -144,7 +145,7 @@ class PrometheusApi:
             body = json.loads(b"".join(data for _, data in answer.received))
             if body["status"] != "success":
                 raise BackendError(f"{self.url} rejects the query: {body.get('error', 'no reason is given')}.")
-            found: list[Series] = body["data"]["result"]
+            found: list[Series] = [{**each, "metric": _name_server(each["metric"])} for each in body["data"]["result"]]
         except (ValueError, LookupError, TypeError):
             raise BackendError(f"{self.url} answers {answer.status}, which is not Prometheus' API.") from None
         return found
@@ -200,11 +201,11 @@ class PrometheusWatcher:
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
             turns = await self._ask_starts(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
             again = list_targets(await self._ask_starts(RESTARTS), lambda count: 2 < count < 3600)
-            pages = await self._leave_unknown(list(looks))
+            pages = leave_unknown(looks, await ask_unknown(self.api, self._selection))
             unread_targets = await self._find_unread(pages)
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
-        several = {(each[0].pool, each[0].instance) for each in pages if _alternates(each)}
+        several = {(each[0].pool, each[0].instance) for each in pages if alternates(each)}
         several |= set(list_targets(turns, lambda count: 0 < count < span_s))  # the start of a process never goes back
         pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
         stalls, gone = Stalls(), _list_gone(pages)
@@ -228,28 +229,14 @@ class PrometheusWatcher:
             recent=_add_answers([reduce(Window.followed_by, windows) for each in pairs for windows in each], answers),
         )
 
-    async def _leave_unknown(self, pages: list[list[Look]]) -> list[list[Look]]:
-        """Return the looks. A server with names of no known release that speak of drafts may draft."""
-        if not any(engine.counts_drafts is False for looks in pages for look in looks for engine in look.engines):
-            return pages
-        names = defaultdict(list)
-        for each in await self.api.query(f"{{__name__=~{json.dumps(DRAFT_NAMES)}{self._selection.matchers}}}"):
-            names[_place(each["metric"])].append(each["metric"]["__name__"])
-        unknown = {place: leave_out_known(found) for place, found in names.items()}
-        return [
-            [_without_drafts(look, unknown.get((look.pool, look.instance), ())) for look in looks] for looks in pages
-        ]
-
     async def _find_unread(self, pages: Sequence[Sequence[Look]]) -> list[Finding]:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
         now_s = max([self._now(), *(looks[-1].at_s for looks in pages)])  # whose clock is later, of the two machines
-        late = {
-            (looks[-1].pool, looks[-1].instance)
-            for looks in pages
-            if now_s - looks[-1].at_s > max(_LATE_S, _LATE * _find_interval(looks))
-        }
+        late = _list_late(pages, now_s)
         down = set[tuple[str, str]]()
-        if late:
+        if len(late) == len(pages) and (told := await self.api.query("vector(time())")):
+            late = down = _list_late(pages, float(told[0]["value"][1]))  # none is scraped, unless this clock is fast
+        elif late:
             names = json.dumps("|".join(re.escape(name) for _, name in sorted(late)))
             down = late & {_place(each["metric"]) for each in await self.api.query(f"up{{instance=~{names}}} == 0")}
         if self._selection.service:
@@ -278,6 +265,21 @@ class PrometheusWatcher:
         return await self.api.query(f"{query} and on (job, instance) {select(self._selection)}")
 
 
+SERVERS = ("exported_instance", "pod", "k8s_pod_name", "service_instance_id")
+"""Labels that name a server where `instance` is a collector that passes its page on, a node, or missing."""
+
+
+PLACE = ("__name__", "pool", "instance", *SERVERS)
+
+
+def _name_server(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return labels whose `instance` is the server."""
+    if "exported_instance" not in labels and ":" in labels.get("instance", ""):
+        return labels
+    name = next((labels[each] for each in SERVERS if labels.get(each)), None)
+    return {**labels, "instance": name} if name else labels
+
+
 def select(selection: Selection, readings: Collection[str] = (), *, without: Collection[str] = ()) -> str:
     """Return the selector for vLLM's samples, under all known names.
 
@@ -286,11 +288,11 @@ def select(selection: Selection, readings: Collection[str] = (), *, without: Col
         readings: readings to include; empty: all.
         without: readings to leave out.
     """
-    known = {name: reading for name, (reading, _) in read_server_metrics().items()}
+    known = {name: each.reading for name, each in read_server_metrics().items() if name.startswith(VLLM)}
     wanted = {*readings} or {*known.values()} - {*without}
-    own = [n for n, reading in known.items() if reading in wanted and get_server(n) == "vLLM" and not is_renamed(n)]
-    names = "|".join(sorted({name.removeprefix("vllm:").removesuffix("_total") for name in own}))
-    return f'{{__name__=~"(ray_)?vllm[:_]({names})(_total)?"{selection.matchers}}}'
+    own = {name.removeprefix(VLLM).removesuffix("_total") for name, reading in known.items() if reading in wanted}
+    names = "|".join(sorted(own)).replace("total_", "(total_)?").replace("_", "[_.]")
+    return f'{{__name__=~"(.*[_:.])?vllm[_:.]({names})([_.](total|ratio))*"{selection.matchers}}}'
 
 
 def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
@@ -301,6 +303,9 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
     """
     if not series:
         raise BackendError(f"{url} recorded no counters of such a service in the last minutes.")
+    series = [each for each in series if each["metric"].get("instance")]
+    if not series:
+        raise nameless(url)
     for label, option in (("service", "--service"), ("namespace", "--namespace")):
         values = sorted({each["metric"].get(label, "") for each in series} - {""})
         if len(values) > 1:
@@ -334,10 +339,16 @@ def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator
     started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
     pages: dict[tuple[str, str], dict[float, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     revisions = {}
+    told: dict[tuple[str, ...], set[float]] = defaultdict(set)
+    several = set()
     for each in series:
         labels = each["metric"]
         name, shown, place = labels["__name__"], _write_labels(labels), _place(labels)
         revisions[place] = labels.get("revision", "")
+        times = {at_s for at_s, _ in each["values"]}
+        if "generation" in name and times & told[name, shown, *place]:
+            several.add(place)
+        told[name, shown, *place] |= times
         for at_s, value in each["values"]:
             sample = make_sample(name, shown, value)
             if sample is not None:
@@ -355,10 +366,16 @@ def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator
                 # Of the process before one that began later, nothing is known.
                 started_s=None if began is None or began > at_s else began,
                 revision=revisions[place],
+                several=place in several,
             )
             for at_s, samples in sorted(scrapes.items())
-            for server in [get_server(samples[0][0])]
+            for server in [samples[0][0].server]
         ]
+
+
+def nameless(url: str) -> BackendError:
+    """Return the error for sums that name no server."""
+    return BackendError(f"{url} recorded counters without a label `instance` or `pod`, so it cannot tell servers apart.")
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
@@ -387,6 +404,15 @@ def _find_interval(looks: Sequence[Look]) -> float:
     return (looks[-1].at_s - looks[0].at_s) / max(len(looks) - 1, 1)
 
 
+def _list_late(pages: Sequence[Sequence[Look]], now_s: float) -> set[tuple[str, str]]:
+    """Return the targets whose newest look is older than some scrapes."""
+    return {
+        (looks[-1].pool, looks[-1].instance)
+        for looks in pages
+        if now_s - looks[-1].at_s > max(_LATE_S, _LATE * _find_interval(looks))
+    }
+
+
 def _list_gone(pages: Sequence[Sequence[Look]]) -> frozenset[str]:
     """Return the targets whose counters ended scrapes before the newest ones."""
     newest_s = max((looks[-1].at_s for looks in pages), default=0.0)
@@ -409,14 +435,33 @@ def _write_labels(labels: Mapping[str, str]) -> str:
     return ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
 
 
+async def ask_unknown(api: PrometheusApi, selection: Selection) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """Return the names of no known release that speak of drafts, by pool and instance.
+
+    Raises:
+        BackendError: Prometheus does not answer.
+    """
+    own = select(selection, _OF_DRAFTS).replace("__name__=~", "__name__!~")[1:]
+    names = defaultdict(list)
+    for each in await api.query(
+        f'count by ({", ".join(PLACE)}) ({{__name__=~{json.dumps(DRAFT_NAMES)},__name__!~".*_created",{own})'
+    ):
+        names[_place(each["metric"])].append(each["metric"]["__name__"])
+    return {place: leave_out_known(found) for place, found in names.items()}
+
+
+def leave_unknown(pages: Iterable[list[Look]], unknown: Mapping[tuple[str, str], tuple[str, ...]]) -> list[list[Look]]:
+    """Return the looks. A server with names of no known release that speak of drafts may draft."""
+    return [[_without_drafts(look, unknown.get((look.pool, look.instance), ())) for look in looks] for looks in pages]
+
+
 def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
-    """Return a look of which it is unknown whether drafts are counted, if names of no known release speak of some."""
     return replace(look, unknown=unknown, engines=leave_drafts_unknown(look.engines)) if unknown else look
 
 
-def _alternates(looks: Sequence[Look]) -> bool:
-    """Say whether counters fall again and again: several servers answer in turns at one address."""
-    return sum(falls_back(*pair) for pair in pairwise(looks)) >= FALLS
+def alternates(looks: Sequence[Look]) -> bool:
+    """Say whether one address stands for several servers: counters fall again and again, or stand there twice."""
+    return any(look.several for look in looks) or sum(falls_back(*pair) for pair in pairwise(looks)) >= FALLS
 
 
 def _chain(looks: Sequence[Look]) -> Iterator[list[Window]]:

@@ -622,7 +622,7 @@ async def tick_every(interval_s: float, *, since_s: float | None = None) -> Asyn
 def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
     """Yield a finding per server whose page lacks counters that every known release has: its state is unknown."""
     for look in looks:
-        known = [each for each in look.engines if each.told]
+        known = [each for each in look.engines if each.told or (look.pool != PLAIN and _has_generated(each))]
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
@@ -630,6 +630,11 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
             yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)
+
+
+def _has_generated(engine: EngineReading) -> bool:
+    """Return whether a vLLM whose exporter shows a counter from its first increment on has long had to draft."""
+    return engine.is_sparse and (engine.counters.generation_tokens or 0) >= _MANY_TOKENS
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
