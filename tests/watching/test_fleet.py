@@ -72,6 +72,7 @@ class RecordedAnswer:
         self.series, self.asked = series, list[str]()
         self.told = {
             "(resets": told.get("turns", ()),
+            "(max_over_time": told.get("moves", ()),
             "(changes": told.get("again", ()),
             "max by (instance)": told.get("down", ()),
             "max by (instance, service": told.get("never", ()),
@@ -199,11 +200,18 @@ def test_names_of_no_release_and_sums_of_no_server_are_no_health() -> None:
     assert see(shared) == see(series)  # type: ignore[arg-type]
 
 
+def test_starts_that_contradict_the_counters_are_named_and_nothing_is_computed() -> None:
+    moves = [{"metric": {"instance": "prod-moved-0:8000", "pool": "spec"}, "value": [NOW_S, "600"]}]
+    series = [row for name in ("moved", "well") for row in record_service([SPEC], name)]
+    moved, well = _see_told(series, NOW_S, moves=moves)
+    assert (codes(moved), moved.windows, codes(well), len(well.windows)) == (["several-behind-url"], (), [], 1)
+
+
 def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 9
+    assert len(recorded.asked) == 10
     assert not [query for query in recorded.asked if "bucket" in query]
 
 

@@ -234,6 +234,37 @@ def test_a_start_that_comes_back_is_of_another_process() -> None:
     assert [each.code for each in play(shown).findings] == ["several-behind-url"]
 
 
+STARTED_S = 1_789_000_000.0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(lambda i, by=by: STARTED_S + by * (i > 9) for by in (45, 600, 1_000_200, -45, -600)),
+        lambda i: 1_790_000_000.0 + 15 * i,
+        lambda i: STARTED_S + 7 * i,
+    ],
+)
+def test_a_start_that_moves_while_counters_go_on_is_said_and_nothing_is_computed(start: Callable[[int], float]) -> None:
+    snapshot = play([start_at(page, start(i)) for i, page in enumerate(scrapes(7))])
+    assert ([each.code for each in snapshot.findings], snapshot.recent) == (["several-behind-url"], ())
+
+
+def test_counters_that_begin_anew_while_the_start_stays_are_said_and_nothing_is_computed() -> None:
+    anew = [start_at(page or "", STARTED_S) for page in restart(8, seed=3)]
+    drafts = scrapes(7)
+    at_ten = dict(re.findall(r"^(vllm:spec_decode\S+) (\S+)$", drafts[9], re.MULTILINE))
+
+    def take_away(line: str) -> str:
+        name, _, value = line.rpartition(" ")
+        return f"{name} {float(value) - float(at_ten[name])}\n" if name in at_ten else line
+
+    for pages in (anew, [edit_lines(page, take_away) if i > 9 else page for i, page in enumerate(drafts)]):
+        snapshot = play(pages)
+        assert ([each.code for each in snapshot.findings], snapshot.recent) == (["several-behind-url"], ())
+        assert "contradict each other" in snapshot.findings[0].message
+
+
 def test_a_canary_of_few_requests_makes_no_outlier_of_the_others() -> None:
     canary = change(GOOD, rate=0.06)
     for seed in range(12):

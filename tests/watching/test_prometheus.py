@@ -71,6 +71,7 @@ def watch(
     starts: list[dict] = (),
     *,
     turns: list[dict] = (),
+    moves: list[dict] = (),
     down: list[dict] = (),
     again: list[dict] = (),
     answers: list[dict] = (),
@@ -95,6 +96,7 @@ def watch(
         vectors = turns if "resets(" in query else again if "changes(" in query else starts
         if query.startswith("increase(http_requests_total"):
             return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(answers)}})
+        vectors = moves if query.startswith("(max_over_time(process_start") else vectors
         result = list(vectors) if "process_start" in query else list(down) if query.startswith("up{") else named(query)
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
@@ -155,10 +157,24 @@ def test_drafts_that_a_release_counts_under_other_names_are_unknown_and_not_off(
     assert sum("(spec|draft|accept)" in query for query in asked) == 1
 
 
+def moved(seconds: float) -> list[dict]:
+    return [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(seconds)]}] if seconds else []
+
+
+@pytest.mark.parametrize(("restart_s", "moved_s"), [(None, 600), (None, 3900), (NOW_S - 100, 0)])
+def test_a_start_that_contradicts_the_counters_is_said_and_nothing_is_computed(
+    restart_s: int | None, moved_s: float
+) -> None:
+    starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(NOW_S - 3900)]}]
+    snapshot, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restart_s), starts, moves=moved(moved_s))
+    assert ([each.code for each in snapshot.findings], snapshot.recent) == (["several-behind-url"], ())
+    assert "contradict each other" in snapshot.findings[0].message
+
+
 def test_a_restart_within_is_counted_from_its_start() -> None:
     restarted = NOW_S - 100
     starts = [{"metric": {"instance": "a:8000", "pool": "spec"}, "value": [NOW_S, str(restarted)]}]
-    snapshot, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restarted), starts)
+    snapshot, _ = watch(record(SPEC, "spec", "a:8000", restart_s=restarted), starts, moves=moved(3900))
     (window,) = snapshot.recent
     assert window.restarted
     assert window.tokens_per_step == pytest.approx(SPEC.generated / SPEC.steps, rel=1e-2)

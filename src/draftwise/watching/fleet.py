@@ -32,6 +32,7 @@ from draftwise.knowledge.messages import fault
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
+    MOVES,
     NEVER,
     PLACE,
     RESTARTS,
@@ -41,6 +42,7 @@ from draftwise.watching.prometheus import (
     Series,
     alternates,
     ask_unknown,
+    contradicts,
     leave_out_copies,
     leave_unknown,
     list_targets,
@@ -132,11 +134,13 @@ async def see_fleet(
         now_s = float(told[0]["value"][1])
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
     of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
-    looked, starts, constants, turns, again, down, never = (
+    start = f"process_start_time_seconds[{span_s:.0f}s]"
+    looked, starts, constants, turns, moves, again, down, never = (
         await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
         await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
-        await api.query(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]") + of_services, at_s=now_s),
+        await api.query(TURNS.format(start) + of_services, at_s=now_s),
+        await api.query(MOVES.format(start) + of_services, at_s=now_s),
         await api.query(RESTARTS + of_services, at_s=now_s),
         await api.query(_DOWN, at_s=now_s),
         await api.query(NEVER.format(selection.of_targets, "instance, service, namespace", span_s), at_s=now_s),
@@ -152,9 +156,10 @@ async def see_fleet(
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
     unknown, groups = await ask_unknown(api, selection), _group(looked)
+    moved = list_targets(moves, lambda seconds: seconds > 0)
     for labels in (each["metric"] for each in never if each["metric"].get("instance") in faults):
         groups[name_service(labels)].append({"metric": {**labels, "__name__": "up"}, "values": ()})
-    services = [_judge(*each, began, known, faults, unknown, now_s - span_s) for each in groups.items()]
+    services = [_judge(*each, began, known, faults, unknown, moved, now_s - span_s) for each in groups.items()]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
 
 
@@ -181,21 +186,25 @@ def _judge(
     constants: _Constants,
     faults: Mapping[str, Finding],
     unknown: Mapping[tuple[str, str], tuple[str, ...]],
+    moved: Mapping[tuple[str, str], float],
     since_s: float,
 ) -> FleetService:
     instances = {each["metric"].get("instance", "") for each in series}
     instances = instances - {""} or instances
     began = [start for instance in instances for start in starts.get(instance, ())]
-    pairs = [_pair(each, since_s) for each in leave_unknown(put_together(series, began), unknown)]
-    several = {each[0].instance for each in pairs if alternates(each)} & instances
+    pages = leave_unknown(put_together(series, began), unknown)
+    several = {each[0].instance: "" for each in pages if alternates(each)}
+    several |= {each[0].instance: "start" for each in pages if contradicts(each, moved)}
     ill = [faults[each] for each in sorted(instances & faults.keys())]
-    ill += [fault("several-behind-url", where=each) for each in sorted(several - faults.keys())]
-    ill += find_renamed(each[-1] for each in pairs if each[-1].instance in instances - several)
+    odd = sorted(instances & several.keys() - faults.keys())
+    ill += [fault("several-behind-url", case=several[each], where=each) for each in odd]
+    ill += find_renamed(each[-1] for each in pages if each[-1].instance in instances - several.keys())
     told = [
         Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})
         for each in ill
     ]
-    hidden = several | {instance for instance, each in faults.items() if each.code != "engine-dies"}
+    hidden = several.keys() | {instance for instance, each in faults.items() if each.code != "engine-dies"}
+    pairs = [_pair(each, since_s) for each in pages]
     looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in hidden]
     windows = tuple(window for before, after in looks for window in grow(before, after))
     revisions = {window.revision for window in windows}

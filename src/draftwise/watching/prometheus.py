@@ -32,6 +32,7 @@ from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
 from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import (
+    CLOCKS_DIFFER_S,
     FALLS,
     RECENT_S,
     Look,
@@ -57,6 +58,8 @@ Series = Mapping[str, Any]
 
 TURNS = "(resets({0}) > 0) and (max_over_time({0}) - min_over_time({0}) > 1)"
 """Query: how often a target's start time decreased by more than its rounding."""
+MOVES = "(max_over_time({0}) - min_over_time({0}) > 1)"
+"""Query: by how many seconds a target's start time moved."""
 RESTARTS = (
     "(changes(process_start_time_seconds[1h]) >= 3) and (max_over_time(process_start_time_seconds[1h]) "
     "- min_over_time(process_start_time_seconds[1h]) > 30)"
@@ -199,7 +202,9 @@ class PrometheusWatcher:
             series = await self.api.query(f"{select(self._selection)}[{span_s:.0f}s]")
             looks = put_together(_of_one_service(leave_out_copies(series), self.api.url), await self._ask_starts())
             answers = leave_out_copies(await self._ask_starts(_ANSWERS.format(span_s)))
-            turns = await self._ask_starts(TURNS.format(f"process_start_time_seconds[{span_s:.0f}s]"))
+            start = f"process_start_time_seconds[{span_s:.0f}s]"
+            turns = await self._ask_starts(TURNS.format(start))
+            moves = list_targets(await self._ask_starts(MOVES.format(start)), lambda seconds: seconds > 0)
             again = list_targets(await self._ask_starts(RESTARTS), lambda count: 2 < count < 3600)
             pages = leave_unknown(looks, await ask_unknown(self.api, self._selection))
             unread_targets = await self._find_unread(pages)
@@ -207,7 +212,8 @@ class PrometheusWatcher:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         several = {(each[0].pool, each[0].instance) for each in pages if alternates(each)}
         several |= set(list_targets(turns, lambda count: 0 < count < span_s))  # the start of a process never goes back
-        pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several]
+        odd = {(each[0].pool, each[0].instance) for each in pages if contradicts(each, moves)} - several
+        pairs = [list(_chain(each)) for each in pages if (each[0].pool, each[0].instance) not in several | odd]
         stalls, gone = Stalls(), _list_gone(pages)
         every = (window for each in pairs for windows in each for window in windows)
         stalls.add(window for window in every if window.instance not in gone)
@@ -217,6 +223,7 @@ class PrometheusWatcher:
             findings=(
                 *unread_targets,
                 *(fault("several-behind-url", where=instance) for _, instance in sorted(several)),
+                *(fault("several-behind-url", case="start", where=instance) for _, instance in sorted(odd)),
                 *(
                     fault("engine-dies", case="restarts", where=place[1], count=count, span="an hour")
                     for place, count in again.items()
@@ -375,7 +382,7 @@ def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator
 
 def nameless(url: str) -> BackendError:
     """Return the error for sums that name no server."""
-    return BackendError(f"{url} recorded counters without a label `instance` or `pod`, so it cannot tell servers apart.")
+    return BackendError(f"{url} recorded counters without `instance` or `pod`, so their servers are unknown.")
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
@@ -462,6 +469,20 @@ def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
 def alternates(looks: Sequence[Look]) -> bool:
     """Say whether one address stands for several servers: counters fall again and again, or stand there twice."""
     return any(look.several for look in looks) or sum(falls_back(*pair) for pair in pairwise(looks)) >= FALLS
+
+
+def contradicts(looks: Sequence[Look], moves: Mapping[tuple[str, str], float]) -> bool:
+    """Say whether of a target's start time and its counters, one began anew and the other did not.
+
+    Args:
+        looks: looks at the target.
+        moves: answer to `MOVES`.
+    """
+    if looks[-1].started_s is None or len(looks) < 2:
+        return False
+    moved_s = moves.get((looks[0].pool, looks[0].instance), 0.0)
+    began = any(window.restarted for pair in pairwise(leave_out_damaged(looks)) for window in grow(*pair))
+    return not moved_s if began else moved_s > CLOCKS_DIFFER_S
 
 
 def _chain(looks: Sequence[Look]) -> Iterator[list[Window]]:

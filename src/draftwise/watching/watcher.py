@@ -24,7 +24,7 @@ from draftwise.machine.network import find_proxy
 from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
 from draftwise.watching.stalls import Stalls
 
-_CLOCKS_DIFFER_S = 30.0
+CLOCKS_DIFFER_S = 30.0
 """Allowed difference in seconds between the clocks of two machines."""
 _FASTER = 2.0
 """Largest growth of a server's counters between two looks, as a multiple of its fastest observed rate."""
@@ -161,7 +161,7 @@ def _is_new_start(before: Look, after: Look) -> bool:
     shift = _find_shift(before, after)
     if shift <= START_TOLERANCE_S:
         return False
-    return shift > _CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
+    return shift > CLOCKS_DIFFER_S or any(_falls(*pair) for pair in _pair_engines(before, after))
 
 
 def _find_shift(before: Look, after: Look) -> float:
@@ -182,13 +182,23 @@ def _are_several(before: Look, after: Look, fastest: float) -> bool:
     The start of one process never goes back. A process that was there already at the look before, and did not answer
     then, is another one, unless its clock is late: then it has made no more tokens than fit in between.
     """
+    if before.started_s is None or after.started_s is None or not _is_new_start(before, after):
+        return False
+    was_there = after.started_s < before.at_s - CLOCKS_DIFFER_S
+    fresh = _count_tokens(after) < _count_tokens(before) and _fits(_count_tokens(after), before, after, fastest)
+    return after.started_s < before.started_s or (was_there and not fresh)
+
+
+def _contradicts(before: Look, after: Look, fastest: float) -> bool:
+    """Say whether of start time and counters, one began anew and the other went on."""
     if before.started_s is None or after.started_s is None:
         return False
     if not _is_new_start(before, after):
-        return False
-    was_there = after.started_s < before.at_s - _CLOCKS_DIFFER_S
-    fresh = _count_tokens(after) < _count_tokens(before) and _fits(_count_tokens(after), before, after, fastest)
-    return after.started_s < before.started_s or (was_there and not fresh)
+        moves = before.started_s + after.at_s - before.at_s  # as does the start of what answers each time anew
+        moves_on = _find_shift(before, after) > START_TOLERANCE_S and abs(after.started_s - moves) <= START_TOLERANCE_S
+        return moves_on or any(_begins_anew(*pair) for pair in _pair_engines(before, after))
+    fell = any(_falls(*pair) for pair in _pair_engines(before, after))
+    return not (fell or _fits(_count_tokens(after), before, after, fastest))
 
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
@@ -511,6 +521,7 @@ class Watcher:
         self._alone = {name for name in alone if may_be_shared(name)}
         self._starts: dict[tuple[str, str], deque[float]] = {}
         self._several: dict[tuple[str, str], float] = {}
+        self._cases: dict[tuple[str, str], str] = {}
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
@@ -544,7 +555,7 @@ class Watcher:
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
-        faults += [fault("several-behind-url", where=instance) for _, instance in self._several]
+        faults += [fault("several-behind-url", case=self._cases.get(key, ""), where=key[1]) for key in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
         faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
@@ -574,7 +585,8 @@ class Watcher:
             if look.several:
                 self._several[key] = look.clock_s
             return iter(())
-        damaged = is_damaged(before, look) and self._damaged.get(key, 0) < DAMAGED
+        is_whole = not is_damaged(before, look)
+        damaged = not is_whole and self._damaged.get(key, 0) < DAMAGED
         windows = [] if damaged else list(grow(before, look))
         self._damaged[key] = self._damaged.get(key, 0) + 1 if damaged else 0
         self._last[key] = before if damaged else look
@@ -588,12 +600,19 @@ class Watcher:
         if _find_shift(before, look) > START_TOLERANCE_S:
             returns = any(abs(each - (look.started_s or 0.0)) <= START_TOLERANCE_S for each in starts)
             starts.append(before.started_s or 0.0)
-            if not returns and look.started_s:
+            if not _is_new_start(before, look):
+                falls.append(look.clock_s)
+            elif not returns and look.started_s:
                 self._began.setdefault(key, deque(maxlen=8)).append(look.started_s)
         # Where the start of the process is not shown, counters that fall again and again are those of several.
         alternates = len(falls) == FALLS and falls[-1] - falls[0] < self._span_s
-        if look.several or _are_several(before, look, self._fastest.get(key, 0.0)) or alternates or returns:
+        fastest = self._fastest.get(key, 0.0)
+        stays = not (is_whole or damaged) and any(_falls(*pair) for pair in _pair_engines(before, look))
+        several = look.several or alternates or returns
+        contradicts = stays or _contradicts(before, look, fastest)
+        if several or contradicts or _are_several(before, look, fastest):
             self._several[key] = look.clock_s
+            self._cases[key] = "start" if contradicts and not several else ""
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
@@ -660,7 +679,7 @@ def _is_one_process(first: Look, second: Look) -> bool:
     pairs = [map(_list_counts, pair) for pair in _pair_engines(first, second)]
     counts = [(x, y) for a, b in pairs for name, x in a.items() if x and (y := b.get(name)) is not None]
     return (
-        max(starts, default=0.0) - min(starts, default=0.0) <= _CLOCKS_DIFFER_S
+        max(starts, default=0.0) - min(starts, default=0.0) <= CLOCKS_DIFFER_S
         and _count_tokens(first) >= _MANY_TOKENS
         and all(abs(x - y) <= _ALMOST * x for x, y in counts)
     )
