@@ -9,6 +9,7 @@ import pytest
 
 import draftwise
 from draftwise.core import ServerLoad, Window
+from draftwise.verbs.diagnosing import add_diagnoses
 from draftwise.watching.log import read_log, see_log
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -50,6 +51,71 @@ def test_every_spelling_is_the_same_window(lines: str) -> None:
         assert window.load == ServerLoad(running=8, waiting=1, kv_usage=0.4)
         assert window.counts_drafts is True
     assert second.start_s - first.start_s == pytest.approx(10.0)
+
+
+EARLY = (  # 0.8: neither positions nor the number of drafts
+    "INFO 07-05 10:00:{0:02} [metrics.py:53] Speculative metrics: Draft acceptance rate: 0.290, Number of accepted "
+    "tokens: 870, Number of draft tokens: 3000, \n",
+    "INFO 07-05 10:00:{0:02} [metrics.py:56] SpecDecoding metrics: Draft acceptance rate: 29.0%, Accepted: 870 tokens, "
+    "Drafted: 3000 tokens\n",
+    "Accepted: 870 tokens, Drafted: 3000 tokens\n",
+)
+ENGINE_LINE = OLD.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize("line", EARLY)
+def test_lines_of_draft_tokens_alone_tell_tokens_per_step_and_no_length(line: str) -> None:
+    (window,) = see_log((ENGINE_LINE + line).format(10).splitlines(), name="pod.log", now=NOW).recent
+    assert window.tokens_per_step == pytest.approx(1.87)
+    assert (window.acceptance_length, window.coverage, window.mean_k) == (None, None, None)
+    alone = see_log(line.format(10).splitlines(), name="pod.log", now=NOW)
+    assert [each.code for each in alone.findings] == ["no-statistics"]
+    none = line.replace("870", "0")
+    for lines in (ENGINE_LINE.replace("187.0", "100.0") + none, none):
+        seen = add_diagnoses(see_log((lines * 2).format(10).splitlines(), name="pod.log", now=NOW), None, None)
+        assert [each.code for each in seen.findings if not getattr(each, "follows_from", "")] == ["zero-acceptance"]
+
+
+def test_a_log_of_two_releases_is_judged_by_the_newer_one() -> None:
+    for line in EARLY:
+        later = NEW.replace("11-22 10:00", "11-22 10:01")
+        lines = "".join((ENGINE_LINE + line).format(i) for i in (10, 20)) + "".join(map(later.format, (10, 20)))
+        (window,) = see_log(lines.splitlines(), name="pod.log", now=NOW).recent
+        assert (window.acceptance_length, window.mean_k) == (pytest.approx(1.87), pytest.approx(3.0))
+
+
+CUTS = (
+    " tokens/s, Accepted:",
+    ", Per-position",
+    ", 0.120",
+    "00 tokens, Per",
+    "Accepted: 870 tokens, ",
+    "11-22 10:00:{0:02}",
+)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("lines", [OLD, NEW], ids=["old", "new"])
+def test_cut_lines_and_lines_without_a_time_tell_nothing_false(cut: str, lines: str) -> None:
+    def shorten(line: str) -> str:
+        keeps_end = cut in CUTS[-2:]
+        return line.replace(cut, "") if keeps_end else line.partition(cut)[0] + cut[:9] * (cut == CUTS[0]) + "\n"
+
+    engine, drafts = lines.splitlines(keepends=True)
+    snapshot = see_log((engine + shorten(drafts)).format(10).splitlines() * 3, name="pod.log", now=NOW)
+    (window,) = snapshot.recent
+    known = (window.tokens_per_step, window.acceptance_length, window.mean_k)
+    for value, truth in zip(known, (1.87, 1.87, 3.0), strict=True):
+        assert value is None or value == pytest.approx(truth, rel=0.01)
+    assert any(known) or [each.code for each in snapshot.findings] == ["no-statistics"]
+
+
+@pytest.mark.parametrize("engine", ["", "INFO [loggers.py:236] Engine 000: Avg prompt throughput: 1.0 tokens/s, "])
+def test_lines_without_any_time_follow_each_other(engine: str) -> None:
+    drafts = NEW.splitlines()[1].partition("] ")[2]
+    lines = [line for _ in range(4) for line in (f"{engine}Avg generation throughput: 187.0 tokens/s", drafts)]
+    (window,) = see_log(lines if engine else [drafts] * 4, name="pod.log", now=NOW).recent
+    assert (window.counters.spec.num_drafts, window.duration_s) == (4000, pytest.approx(40.0))
 
 
 def test_preemptions_are_known_where_they_are_told() -> None:

@@ -121,8 +121,8 @@ class Counters:
         """
         if self.tokens_per_step is None or self.generation_tokens is None:
             return None
-        if self.spec.num_accepted_tokens and not self.spec.num_drafts:
-            return None  # TGI and SGLang tell what was accepted, and not of how many drafts
+        if (self.spec.num_accepted_tokens or self.spec.num_draft_tokens) and not self.spec.num_drafts:
+            return None  # TGI, SGLang and the log of vLLM 0.8 tell what was accepted, and not of how many drafts
         return min(1.0, self.spec.num_drafts / (self.generation_tokens - self.spec.num_accepted_tokens))
 
     @property

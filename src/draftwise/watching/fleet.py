@@ -51,7 +51,7 @@ from draftwise.watching.prometheus import (
     select,
     tell_unread,
 )
-from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, unread
+from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, tell_several, unread
 from draftwise.watching.yardstick import Yardstick
 
 _KEPT = (
@@ -152,7 +152,7 @@ async def see_fleet(
     }
     faults[""] = unread(api.url, nameless(api.url))
     for _, name in list_targets(turns, lambda count: 0 < count < span_s):
-        faults[name] = fault("several-behind-url", where=name)
+        faults[name] = tell_several(name, is_start=False)
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
     unknown, groups = await ask_unknown(api, selection), _group(looked)
@@ -193,11 +193,11 @@ def _judge(
     instances = instances - {""} or instances
     began = [start for instance in instances for start in starts.get(instance, ())]
     pages = leave_unknown(put_together(series, began), unknown)
-    several = {each[0].instance: "" for each in pages if alternates(each)}
-    several |= {each[0].instance: "start" for each in pages if contradicts(each, moved)}
+    several = {each[0].instance: False for each in pages if alternates(each)}
+    several |= {each[0].instance: True for each in pages if contradicts(each, moved)}
     ill = [faults[each] for each in sorted(instances & faults.keys())]
     odd = sorted(instances & several.keys() - faults.keys())
-    ill += [fault("several-behind-url", case=several[each], where=each) for each in odd]
+    ill += [tell_several(each, is_start=several[each]) for each in odd]
     ill += find_renamed(each[-1] for each in pages if each[-1].instance in instances - several.keys())
     told = [
         Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, groupby, pairwise
 from math import inf, log, sqrt
@@ -35,6 +35,9 @@ _STOOD_S = 60.0
 _DEATHS = 2
 _TAIL = 2000
 """Number of lines after the last statistics to search for an error."""
+_COUNTS = frozenset({"accepted", "drafted"})
+_ROUNDED = 0.02
+"""Difference between an acceptance length and its parts, of which there are up to twenty."""
 _ZONES = timedelta(days=1)
 """Largest time-zone offset: lines use their machine's local time without naming the zone."""
 
@@ -78,8 +81,16 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
-    found = filter(None, (_find_stall(past, name), _find_fall(past, name)))
-    return Snapshot(at_s=end_s, windows=(last,), recent=tuple(recent.read()), findings=(*died, *stalls.find(), *found))
+    seen = tuple(recent.read())
+    mute = warning("no-statistics", case="drafts", name=name) if any(map(_is_mute, seen)) else None
+    found = filter(None, (_find_stall(past, name), _find_fall(past, name), mute))
+    return Snapshot(at_s=end_s, windows=(last,), recent=seen, findings=(*died, *stalls.find(), *found))
+
+
+def _is_mute(window: Window) -> bool:
+    """Return whether lines about drafts do not tell what these gave."""
+    told = (window.acceptance_length, window.tokens_per_step)
+    return told == (None, None) and (not window.tells_acceptance or window.counters.spec.num_accepted_tokens > 0)
 
 
 def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str], int]:
@@ -134,10 +145,16 @@ def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
     return warning("fell-in-log", of=of, before=before, after=after, at=at, until=ended, name=name)
 
 
+def _count_steps(window: Window) -> int:
+    """Return the drafts; where a line has only their tokens, the steps, few of which have no draft."""
+    stats = window.counters.spec
+    return stats.num_drafts or (window.sequence_steps or 0 if stats.num_draft_tokens else 0)
+
+
 def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, float | None, str] | None:
     """Return an engine's surest fall: how sure, lengths before and in it, start, end if any, and the engine."""
-    known = [each for each in windows if each.counters.spec.num_drafts]
-    drafts = [0, *accumulate(each.counters.spec.num_drafts for each in known)]
+    known = [each for each in windows if _count_steps(each)]
+    drafts = [0, *accumulate(map(_count_steps, known))]
     accepted = [0, *accumulate(each.counters.spec.num_accepted_tokens for each in known)]
     end = len(known)
 
@@ -176,11 +193,14 @@ def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[
         instance: name of the server.
         now: latest possible time of a line.
     """
-    drafting: set[str] = set()
+    tells_drafts: dict[str, bool] = {}
     for entry in _read_entries(lines, now):
+        window = _to_window(entry, instance)
+        told = before = tells_drafts.get(entry.engine)
         if entry.is_about_drafts:
-            drafting.add(entry.engine)
-        yield _to_window(entry, instance, counts_drafts=True if entry.engine in drafting else None)
+            told = tells_drafts[entry.engine] = window.counters.spec.num_drafts > 0
+        # A release that tells more or less than the one before was started since.
+        yield replace(window, counts_drafts=told or None, restarted=before is not None and told != before)
 
 
 def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
@@ -194,11 +214,13 @@ def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
         if begins is None and drafts is None:
             continue
         writer = process[1] if (process := facts.process.search(line)) else ""
-        at_s = _read_time(line, now, at_s)
+        is_new = begins is not None or writer not in unfinished
+        untimed_s = at_s + _INTERVAL_S if is_new and ended else at_s
+        at_s = _read_time(line, now, untimed_s)
         entry = unfinished.pop(writer, None)
         if begins is not None and entry is not None:
             yield entry
-        if begins is not None or entry is None:
+        if is_new or entry is None:
             engine = "" if begins is None else begins[1] or begins[2]
             entry = _Entry(engine, at_s, at_s - ended[engine] if engine in ended else None)
             ended[engine] = at_s
@@ -225,9 +247,12 @@ def _read_time(line: str, now: datetime, otherwise_s: float) -> float:
         return otherwise_s
 
 
-def _to_window(entry: _Entry, instance: str, *, counts_drafts: bool | None) -> Window:
-    numbers = {name: float(text) for name, text in entry.readings.items() if name != "rates"}
+def _to_window(entry: _Entry, instance: str) -> Window:
+    numbers = {name: float(text) for name, text in entry.readings.items() if name not in ("rates", "percent")}
     duration_s = _find_duration(entry, numbers)
+    for count in _COUNTS - numbers.keys():  # of a line that was cut, the rates
+        if f"{count}_per_s" in numbers:
+            numbers[count] = round(numbers[f"{count}_per_s"] * duration_s)
     rate, percent = numbers.get("generation_tokens_per_s"), numbers.get("kv_percent")
     return Window(
         pool="spec",
@@ -245,7 +270,7 @@ def _to_window(entry: _Entry, instance: str, *, counts_drafts: bool | None) -> W
             kv_usage=None if percent is None else percent / 100,
         ),
         sums=Sums(preemptions=numbers.get("preemptions")),
-        counts_drafts=counts_drafts,
+        tells_acceptance=not entry.is_about_drafts or numbers.keys() >= _COUNTS,
     )
 
 
@@ -259,13 +284,20 @@ def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
 
 
 def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> SpecStats:
-    """Return the counts behind rates: accepted tokens over the sum of all positions' rates are the drafts."""
+    """Return the counts behind rates: accepted tokens over those of a draft are the drafts.
+
+    Lines of 0.8 tell neither these nor the positions: how many drafts there were is unknown then.
+    """
     rates = [float(text) for text in readings.get("rates", "").split(",") if text.strip()]
-    accepted, drafted = int(numbers.get("accepted", 0)), int(numbers.get("drafted", 0))
-    if not drafted:
+    # A cut line lacks what follows its rates; before 0.10.2 nothing does, and only their sum can tell.
+    length = numbers.get("length", 1.0) if "drafted_per_s" not in numbers else 1 + sum(rates)
+    if "percent" not in readings or abs(1 + sum(rates) - length) > _ROUNDED:
+        rates = []
+    if _COUNTS - numbers.keys():
         return SpecStats()
-    of_a_draft = sum(rates)
-    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // max(1, len(rates)))
+    accepted, drafted = int(numbers["accepted"]), int(numbers["drafted"])
+    of_a_draft = sum(rates) or numbers.get("length", 1.0) - 1
+    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // len(rates)) if rates else 0
     return SpecStats(
         num_drafts=drafts,
         num_draft_tokens=drafted,

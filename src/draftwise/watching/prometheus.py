@@ -41,6 +41,7 @@ from draftwise.watching.watcher import (
     find_renamed,
     grow,
     leave_out_damaged,
+    tell_several,
     tick_every,
     unread,
 )
@@ -222,8 +223,7 @@ class PrometheusWatcher:
             gone=gone,
             findings=(
                 *unread_targets,
-                *(fault("several-behind-url", where=instance) for _, instance in sorted(several)),
-                *(fault("several-behind-url", case="start", where=instance) for _, instance in sorted(odd)),
+                *(tell_several(place[1], is_start=place in odd) for place in sorted(several | odd)),
                 *(
                     fault("engine-dies", case="restarts", where=place[1], count=count, span="an hour")
                     for place, count in again.items()

@@ -521,7 +521,7 @@ class Watcher:
         self._alone = {name for name in alone if may_be_shared(name)}
         self._starts: dict[tuple[str, str], deque[float]] = {}
         self._several: dict[tuple[str, str], float] = {}
-        self._cases: dict[tuple[str, str], str] = {}
+        self._odd: set[tuple[str, str]] = set()
         self._falls: dict[tuple[str, str], deque[float]] = {}
         self._damaged: dict[tuple[str, str], int] = {}
         self._began: dict[tuple[str, str], deque[float]] = {}
@@ -555,7 +555,7 @@ class Watcher:
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
         faults = [unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError)]
-        faults += [fault("several-behind-url", case=self._cases.get(key, ""), where=key[1]) for key in self._several]
+        faults += [tell_several(key[1], is_start=key in self._odd) for key in self._several]
         shown = {look.instance for look in looks} - {instance for _, instance in self._several}
         faults += [note("one-page-one-address", where=each) for each in sorted(self._alone & shown)]
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
@@ -612,7 +612,7 @@ class Watcher:
         contradicts = stays or _contradicts(before, look, fastest)
         if several or contradicts or _are_several(before, look, fastest):
             self._several[key] = look.clock_s
-            self._cases[key] = "start" if contradicts and not several else ""
+            (self._odd.add if contradicts and not several else self._odd.discard)(key)
             self._recent.drop(key)
         if look.clock_s - self._several.get(key, -math.inf) < self._span_s:
             return iter(())
@@ -654,6 +654,13 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
 def _has_generated(engine: EngineReading) -> bool:
     """Return whether a vLLM whose exporter shows a counter from its first increment on has long had to draft."""
     return engine.is_sparse and (engine.counters.generation_tokens or 0) >= _MANY_TOKENS
+
+
+def tell_several(where: str, *, is_start: bool) -> Finding:
+    """Return the finding for an address whose pages, or start time and counters, are not one process's."""
+    if is_start:
+        return fault("several-behind-url", case="start", where=where)
+    return fault("several-behind-url", where=where)
 
 
 def find_twice(looks: Iterable[Look], fastest: Mapping[tuple[str, str], float]) -> Iterator[Finding]:

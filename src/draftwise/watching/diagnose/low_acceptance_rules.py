@@ -28,6 +28,8 @@ from draftwise.watching.diagnose.pool_case import (
 
 _NOISE = 0.05
 """Share of accepted first tokens that chance reaches, with a foreign drafter and with padding."""
+_LONGEST = 16
+"""Most tokens of a draft, for servers that count only tokens."""
 _PERFECT = 0.98
 _FELL = 0.08
 """Smallest relevant change of the acceptance length, as a share."""
@@ -53,11 +55,16 @@ def _accepts_all(window: Window) -> bool:
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     stats, rates = case.window.counters.spec, case.window.rate_per_pos
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
-    nothing = stats.num_drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
+    drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST
+    nothing = drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
     if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
         return None
     return RuleMatch(
-        message=text_of("zero-acceptance", num_drafts=stats.num_drafts, accepted=stats.num_accepted_tokens or "none"),
+        message=(
+            text_of("zero-acceptance", num_drafts=stats.num_drafts, accepted=stats.num_accepted_tokens or "none")
+            if stats.num_drafts
+            else text_of("zero-acceptance-tokens", num_tokens=stats.num_draft_tokens)
+        ),
         evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
         loss=find_losses(case).acceptance,
     )

@@ -180,7 +180,7 @@ class PoolCase:
         yardstick, asked = self.expected.yardstick, self.asked
         step = yardstick.step_s(self.window.batch)
         at_hand = {
-            "metrics": self.window.output_tokens is not None or self.window.counters.spec.num_drafts > 0,
+            "metrics": self.window.output_tokens is not None or self.window.counters.spec.num_draft_tokens > 0,
             "replicas": len(self.parts) > 1,
             "uptime": all(window.uptime_s is not None for window in self.windows),
             "wakes": bool(self.window.sleeping),
