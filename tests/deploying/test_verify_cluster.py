@@ -238,6 +238,13 @@ def test_commands_to_look_further_have_the_names_filled_in(tmp_path: Path) -> No
         ("The connection to the server localhost:8080 was refused", "was refused"),
         ("a: 1\n", "holds no object"),
         ("kind: List\nitems: []\n", "holds no object"),
+        ("kind: PodList\nitems: null\n", "holds no object"),
+        ("No resources found in models namespace.", "No resources found"),
+        ('{"kind": "Status", "status": "Failure", "message": "pods is forbidden", "code": 403}', "pods is forbidden"),
+        ("kind: Service\nmetadata: {name: llama}\nError from server (Forbidden): no pods for you", "no pods for you"),
+        ("kind: Service\nmetadata: {name: llama}\n", "No object in stdin starts vLLM (service/llama)"),
+        ("kind: ConfigMap\nmetadata: {name: a}\n---\nkind: Service\n", "(configmap/a, service/)"),
+        ("kind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: nginx}]}\n", "(pod/web)"),
     ],
 )
 def test_without_an_object_it_is_said_why(tmp_path: Path, text: str, said: str) -> None:
@@ -248,4 +255,24 @@ def test_without_an_object_it_is_said_why(tmp_path: Path, text: str, said: str) 
 
 def test_an_object_without_a_server_decides_nothing(tmp_path: Path) -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "llama"}, "spec": {"ports": []}}
-    assert [code for code, _ in found(tmp_path, service)] == ["not-told"]
+    assert [code for code, _ in found(tmp_path, service, pod())] == ["not-told"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "change"),
+    [
+        (deployment, "scaled to 0", lambda value: value["spec"].update(replicas=0)),
+        (deployment, "has no status", lambda value: value.update(status={})),
+        (pod, "has no status", lambda value: value.pop("status")),
+        (pod, "being deleted", lambda value: value["metadata"].update(deletionTimestamp="2026-11-22T10:00:00Z")),
+        (pod, "no condition shows it", lambda value: value["status"].update(conditions=[])),
+        (deployment, "0 of 1 replicas have the last", lambda value: value["status"].update(updatedReplicas=0)),
+        (deployment, "0 of 1 replicas are", lambda value: value.update(kind="StatefulSet", status={"replicas": 1})),
+        (deployment, "no condition", lambda value: value.update(kind="ReplicaSet", status={"replicas": 1})),
+    ],
+)
+def test_what_is_not_known_to_serve_is_an_error(tmp_path: Path, make: Any, said: str, change: Any) -> None:
+    value = make()
+    change(value)
+    assert any(said in message for code, message in found(tmp_path, value) if code in ("not-ready", "not-told"))
+    assert run(tmp_path, yaml.safe_dump(value)).exit_code == 1

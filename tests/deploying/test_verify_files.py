@@ -209,6 +209,15 @@ def test_a_refusal_and_silence_are_said(spec: Path) -> None:
     assert codes(spec, "--returned", "-", stdin='{"kind": "Pod", "metadata": {"name": "b"}}') >= {"object-not-returned"}
 
 
+def test_an_empty_manifest_is_not_returned_whole(tmp_path: Path) -> None:
+    sent, back = tmp_path / "sent.yaml", tmp_path / "back.json"
+    for text in ("", "# nothing", "- 1"):
+        sent.write_text(text)
+        for answer in ('{"kind": "List", "items": []}', "{}", "null"):
+            back.write_text(answer)
+            assert run(sent, "--returned", back).exit_code == 2
+
+
 def test_objects_one_behind_the_other_are_read(spec: Path) -> None:
     items = json.loads(returned(spec))["items"]
     stream = "".join(f"{json.dumps(item, indent=4)}\n" for item in items)

@@ -150,7 +150,7 @@ def test_a_server_behind_a_gateway_tells_less_and_that_is_said(tmp_path: Path) -
             result = verify(*asked, "--header", "X-Key: secret")
             refused = verify(*asked)
     assert set(found(result)) == {"not-told"}
-    assert result.exit_code == 0
+    assert result.exit_code == 1  # nothing shows that it speculates
     assert refused.exit_code == 3
 
 
@@ -174,6 +174,21 @@ def test_a_start_up_log_is_held_against_the_setup(tmp_path: Path, log: str, code
     result = verify("--log", LOGS / f"{log}.txt", "--setup", setup, "--json")
     assert set(found(result)) == codes
     assert result.exit_code == ("start-failed" in codes)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "10.0.0.1 GET / 200\n", "No resources found.", "Application startup complete."]
+)
+def test_a_log_that_shows_no_config_passes_for_nothing(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "pod.log"
+    log.write_text(text)
+    result = verify("--log", log, "--setup", write_setup(tmp_path), "--json")
+    assert (set(found(result)), result.exit_code) == ({"not-told"}, 1)
+
+
+def test_a_check_that_was_asked_for_and_decides_nothing_is_an_error(tmp_path: Path) -> None:
+    result = look_at(tmp_path, replace(SPEC, foreign_tokens_per_s=1000.0), "--expected", "2.3")
+    assert (set(found(result)), result.exit_code) == ({"not-told"}, 1)
 
 
 def test_a_log_of_another_config_or_one_that_ends_early_is_noticed(tmp_path: Path) -> None:

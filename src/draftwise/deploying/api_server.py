@@ -150,9 +150,10 @@ def compare_returned(sent: SourceText, returned: SourceText) -> Iterator[Finding
         UnreadableSource: nothing was returned; kubectl prints rejections to standard error.
     """
     found = {_name(each): each for each in _find_objects(returned)}
-    for document in read_yaml(sent.text, name=sent.name):
-        if not isinstance(document.value, Mapping):
-            continue
+    documents = [each for each in read_yaml(sent.text, name=sent.name) if isinstance(each.value, Mapping)]
+    if not documents:
+        raise unreadable("nothing-returned", case="sent", name=sent.name)
+    for document in documents:
         name = _name(document.value)
         if name in found:
             yield from _compare(document, found[name], sent.name)

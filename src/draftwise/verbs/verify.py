@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -142,8 +142,11 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
     )
     checks = run_with_sockets(check_answers(server, plain, salt=secrets.token_hex(4)))
     outcomes = {check.outcome for check in checks}
+    findings = [describe_check(check, where=url) for check in checks]
+    if outcomes == {"not judged"}:
+        findings = [replace(each, severity=Severity.ERROR) for each in findings]
     verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
-    report = report_of(*(describe_check(check, where=url) for check in checks))
+    report = report_of(*findings)
     return Judgement.of(report, where=url, verdict=f"answers are {verdict}")
 
 
@@ -172,7 +175,9 @@ def _probe(url: str, setup: Setup, request: VerifyRequest) -> Judgement:
     probed = run_with_sockets(probe(server, plain, load_probe(request.prompts), salt=secrets.token_hex(4)))
     findings = [*verify_server(setup, probed, where=url, expected=request.expected)]
     if known is not None:
-        findings.append(judge_probe(probed.server, known, where=url)[0])
+        judged = judge_probe(probed.server, known, where=url)[0]
+        undecided = judged.severity is Severity.WARNING  # the caller asked for this check
+        findings.append(replace(judged, severity=Severity.ERROR) if undecided else judged)
     return _describe(url, report_of(*findings, setup=setup), "as ordered, as far as draftwise can see")
 
 

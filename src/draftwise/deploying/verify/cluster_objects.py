@@ -23,6 +23,7 @@ _POOL = "draftwise.dev/pool"
 _PORT = 8000
 """vLLM's default."""
 _RUNNING = "Running"
+_REPLICATED, _READY = ("Deployment", "StatefulSet", "LeaderWorkerSet"), ("availableReplicas", "readyReplicas")
 _CONDITIONS = ("Ready", "Available", "Progressing", "PodScheduled")
 """Those that are false where an object is not ready."""
 
@@ -34,11 +35,12 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
         UnreadableSource: kubectl printed nothing, or an error.
         InvalidSetup: the text is not YAML.
     """
-    said = source.text.strip().partition("\n")[0]
-    if not said or said.lower().startswith(_REFUSALS):
+    lines = source.text.strip().splitlines()
+    said = next((line for line in lines if line.lower().startswith(_REFUSALS)), "")
+    if said or not lines:
         raise UnreadableSource.because(
             "kubectl-failed",
-            f"kubectl returned no object: {said[:300]}"
+            f"kubectl returned an error: {said[:300]}"
             if said
             else ("kubectl returned no object. Read its standard error."),
             where=source.name,
@@ -49,8 +51,13 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
         value = get_mapping(document.value)
         items = value.get("items") if str(value.get("kind")).endswith("List") else [value]
         found += [each for each in items or () if isinstance(each, Mapping) and "kind" in each]
+    if refused := next((each for each in found if each["kind"] == "Status"), None):
+        raise unreadable("kubectl-failed", case="refused", reason=refused.get("message"), name=source.name)
     if not found:
         raise unreadable("kubectl-failed", name=source.name)
+    if all(_read(each, _name(each)) is None for each in found):
+        names = ", ".join(map(_name, found[:5]))
+        raise unreadable("kubectl-failed", case="server", names=names, name=source.name)
     return tuple(found)
 
 
@@ -65,7 +72,7 @@ def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
     else:
         yield from _compare(found, ordered, where)
         yield from _compare_applied(value, found, where)
-    yield from _judge_status(value, where)
+        yield from _judge_status(value, where)
 
 
 def _name(value: Mapping[str, Any]) -> str:
@@ -129,9 +136,12 @@ def _compare_applied(value: Mapping[str, Any], found: Setup, where: str) -> Iter
 def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
     status = get_mapping(value, "status")
     if not status:
-        yield Finding.info("not-told", f"Cannot tell whether {where} is ready: it has no status.", where=where)
+        text = f"Cannot tell whether {where} is ready: it has no status, as in a file."
+        yield Finding.error("not-told", text, where=where)
         return
     reasons = [*_list_container_reasons(status), *_list_conditions(status), *_count_replicas(value, status)]
+    if get_mapping(value, "metadata").get("deletionTimestamp"):
+        reasons = ["it is being deleted"]
     if not reasons and status.get("phase", _RUNNING) != _RUNNING:
         reasons = [f"its phase is {status['phase']}"]
     for reason in reasons:
@@ -139,7 +149,7 @@ def _judge_status(value: Mapping[str, Any], where: str) -> Iterator[Finding]:
     if not reasons and _is_ready(value, status):
         yield Finding.info("seen", f"{where} is ready.", where=where)
     elif not reasons:
-        yield Finding.info("not-told", f"Cannot tell whether {where} is ready: no condition shows it.", where=where)
+        yield Finding.error("not-told", f"Cannot tell whether {where} is ready: no condition shows it.", where=where)
     for each in status.get("containerStatuses") or ():
         if each.get("restartCount"):
             last = get_mapping(each, "lastState", "terminated")
@@ -166,15 +176,20 @@ def _list_conditions(status: Mapping[str, Any]) -> Iterator[str]:
 def _is_ready(value: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Say whether a condition tells it, or the number of replicas, in which no reason against it was seen."""
     told = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
-    return bool(told & {"Ready", "Available"}) or (value["kind"] == "Deployment" and "availableReplicas" in status)
+    counted = value["kind"] in _REPLICATED and any(each in status for each in _READY)
+    return bool(told & {"Ready", "Available"}) or counted or status.get("serviceStatus") == _RUNNING
 
 
 def _count_replicas(value: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
-    metadata, wanted = get_mapping(value, "metadata"), get_mapping(value, "spec").get("replicas")
-    if value["kind"] == "Deployment" and isinstance(wanted, int):
-        available = status.get("availableReplicas", 0)
-        if available < wanted:
+    metadata, wanted = get_mapping(value, "metadata"), get_mapping(value, "spec").get("replicas", 1)
+    if value["kind"] in _REPLICATED and isinstance(wanted, int):
+        available = next((status[each] for each in _READY if each in status), 0)
+        if not wanted:
+            yield "it is scaled to 0 replicas"
+        elif available < wanted:
             yield f"{available} of {wanted} replicas are available"
+        elif (updated := status.get("updatedReplicas", wanted)) < wanted:
+            yield f"{updated} of {wanted} replicas have the last change"
         if status.get("observedGeneration", 0) < metadata.get("generation", 0):
             yield "its controller has not processed the last change yet"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.backends.backend import ProbedPair, ServerProbe
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
-from draftwise.core import Divergence, Finding, Setup
+from draftwise.core import Divergence, Finding, Setup, Severity
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.validity.output_checks import is_tie
 from draftwise.knowledge.messages import fault, note, warning
@@ -26,11 +26,13 @@ def _compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Fin
         yield fault("runs-otherwise", case="release", told=told, version=setup.engine_version, where=where)
 
 
-def _compare_resolved(setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str) -> Iterator[Finding]:
+def _compare_resolved(
+    setup: Setup, told: Mapping[str, Any] | None, where: str, *, fix: str, severity: Severity = Severity.INFO
+) -> Iterator[Finding]:
     """Yield each key of the speculative config that a server resolved to something else."""
     if told is None:
         text = "Cannot tell how the speculative config resolved."
-        yield Finding.info("not-told", text, where=where, fix=fix)
+        yield Finding(code="not-told", severity=severity, message=text, where=where, fix=fix)
         return
     resolved = check(setup).resolved
     if bool(told) != (resolved is not None):
@@ -57,11 +59,12 @@ def verify_log(source: SourceText, setup: Setup) -> Iterator[Finding]:
     log.take(lines, 0.0)
     yield from _compare_release(setup, log.values.get("engine_version"), source.name)
     told = log.values.get("speculative_config")
-    yield from _compare_resolved(setup, told, source.name, fix="Pass the log from its first line on.")
+    fix = "Pass the log from its first line on."
+    yield from _compare_resolved(setup, told, source.name, fix=fix, severity=Severity.ERROR)
     if (cause := find_root_cause(lines)) is not None:
         yield fault("start-failed", cause=cause, name=source.name)
     elif not log.is_ready:
-        yield warning("not-told", case="ready", name=source.name)
+        yield fault("not-told", case="ready", name=source.name)
 
 
 _SPREAD = 0.16
@@ -91,7 +94,7 @@ def verify_server(setup: Setup, probed: ProbedPair, *, where: str, expected: flo
     yield from _compare_resolved(
         setup, told, where, fix="Give the start-up log with --log: servers report it only in development mode."
     )
-    yield from _check_drafting(setup, server, where)
+    yield from _check_drafting(setup, server, where, is_told=told is not None)
     yield from _check_steps(server, where, expected)
     if probed.plain is not None:
         yield from _check_outputs(setup, probed, where)
@@ -114,7 +117,7 @@ def _check_model(setup: Setup, server: ServerProbe, where: str) -> Iterator[Find
         yield fault("runs-otherwise", case="context", found=found, wanted=wanted, where=where)
 
 
-def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[Finding]:
+def _check_drafting(setup: Setup, server: ServerProbe, where: str, *, is_told: bool) -> Iterator[Finding]:
     stats = server.growth.spec
     if setup.spec is None:
         if stats.num_drafts or server.counts_drafts:
@@ -122,7 +125,8 @@ def _check_drafting(setup: Setup, server: ServerProbe, where: str) -> Iterator[F
             yield Finding.error("runs-otherwise", text, where=where)
     elif server.growth.generation_tokens is None:
         text = "Cannot tell whether the server drafts: its /metrics is not readable."
-        yield Finding.warning("not-told", text, where=where)
+        severity = Severity.WARNING if is_told else Severity.ERROR
+        yield Finding(code="not-told", severity=severity, message=text, where=where)
     elif not stats.num_drafts:
         must = server.counts_drafts is False or _always_drafts(setup)
         text = f"The server counted no draft in {server.num_tokens} tokens."
@@ -152,14 +156,16 @@ def _always_drafts(setup: Setup) -> bool:
 def _check_steps(server: ServerProbe, where: str, expected: float | None) -> Iterator[Finding]:
     """Yield the tokens per step, held against those that were expected where nobody else was served meanwhile."""
     found, generated = server.growth.tokens_per_step, server.growth.generation_tokens
+    severity = Severity.WARNING if expected is None else Severity.ERROR
     if found is None or generated is None:
-        yield Finding.warning("not-told", "Cannot tell how many tokens a step gives.", where=where)
+        text = "Cannot tell how many tokens a step gives."
+        yield Finding(code="not-told", severity=severity, message=text, where=where)
         return
     num_prompts = len(server.answers)
     if generated > server.num_tokens:
         others = generated - server.num_tokens
         text = f"Cannot tell the tokens per step of the probe: the counters include {others} tokens of other clients."
-        yield Finding.warning("not-told", text, where=where)
+        yield Finding(code="not-told", severity=severity, message=text, where=where)
         return
     limit = None if expected is None else expected * (1 - _SURE * _SPREAD / sqrt(num_prompts))
     text = f"A step gave {found:.2f} tokens over {num_prompts} prompts"
