@@ -207,6 +207,15 @@ def test_starts_that_contradict_the_counters_are_named_and_nothing_is_computed()
     assert (codes(moved), moved.windows, codes(well), len(well.windows)) == (["several-behind-url"], (), [], 1)
 
 
+def test_an_engine_that_generates_nothing_is_named() -> None:
+    idle = replace(SPEC, steps=0.0, finished=0.0, running=0.0)
+    names = {"service": "chat", "namespace": "prod"}
+    series = [
+        row for server, engine in ((SPEC, "0"), (idle, "1")) for row in record(server, "a", engine=engine, **names)
+    ]
+    assert [codes(each) for each in see(series)] == [["rank-silent"]]
+
+
 def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:

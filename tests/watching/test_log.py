@@ -118,6 +118,15 @@ def test_lines_without_any_time_follow_each_other(engine: str) -> None:
     assert (window.counters.spec.num_drafts, window.duration_s) == (4000, pytest.approx(40.0))
 
 
+def test_an_engine_whose_lines_end_while_the_others_work_is_told() -> None:
+    hour = write_hour()
+    other = [line.replace("Engine 000", "Engine 001").replace("pid=7", "pid=8") for line in hour[:60]]
+    snapshot = see_log([*other, *hour], name="pod.log", now=NOW)
+    (found,) = [each for each in snapshot.findings if each.code == "rank-silent"]
+    assert found.message.startswith("Engine 001 of pod.log has generated no token for 1800 s")
+    assert see_log(hour, name="pod.log", now=NOW).findings == ()
+
+
 def test_preemptions_are_known_where_they_are_told() -> None:
     assert [window.sums.preemptions for window in read(OLD.format(10) + NEW.format(20))] == [None, 3]
 

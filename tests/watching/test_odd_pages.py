@@ -265,6 +265,23 @@ def test_counters_that_begin_anew_while_the_start_stays_are_said_and_nothing_is_
         assert "contradict each other" in snapshot.findings[0].message
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["idle", "no longer shown"])
+def test_an_engine_that_gets_nothing_while_the_others_are_busy_is_named(lost: bool) -> None:
+    busy, pages = scrapes(8), scrapes(9)
+
+    def show(i: int) -> str:
+        page = pages[min(i, 9)].replace('engine="0"', 'engine="1"')
+        idle = re.sub(r"(num_requests_running\S+) \S+", r"\1 0", page) if i > 9 else page
+        return "" if lost and i > 9 else "".join(re.findall(r"^vllm:.*\n", idle, re.MULTILINE))
+
+    snapshot = play([page + show(i) for i, page in enumerate(busy)])
+    assert [each.code for each in snapshot.findings] == ["rank-silent"]
+    assert snapshot.findings[0].message.startswith("Engine 1 of http://a-0:8000 has generated no token for 165 s")
+    both = [page + "".join(re.findall(r"^vllm:.*\n", other.replace('engine="0"', 'engine="1"'), re.MULTILINE))
+            for page, other in zip(busy, pages, strict=True)]  # fmt: skip
+    assert play(both).findings == ()
+
+
 def test_a_canary_of_few_requests_makes_no_outlier_of_the_others() -> None:
     canary = change(GOOD, rate=0.06)
     for seed in range(12):

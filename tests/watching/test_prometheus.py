@@ -242,6 +242,16 @@ def test_counters_that_ended_are_no_present_ones_whatever_up_says(fast_s: int) -
     assert [each.code for each in snapshot.findings] == ([] if fast_s else ["server-unread"])
 
 
+def test_an_engine_without_requests_among_busy_ones_is_named() -> None:
+    idle = replace(SPEC, steps=0.0, finished=0.0, running=0.0)
+    servers = ((SPEC, "0"), (idle, "1"), (SPEC, "2"))
+    series = [relabel(row, engine=engine) for server, engine in servers for row in record(server, "spec", "a:8000")]
+    (found,) = watch(series)[0].findings
+    assert (found.code, found.message[:20]) == ("rank-silent", "Engine 1 of a:8000 h")
+    quiet = [each for each in series if "num_requests_running" not in each["metric"]["__name__"]]
+    assert watch(quiet)[0].findings == ()
+
+
 def test_the_model_is_asked_for_and_needed_where_there_are_several() -> None:
     series = record(SPEC, "spec", "a:8000")
     _, asked = watch(series, model='na"me')

@@ -12,7 +12,7 @@ from draftwise.watching.stalls import HUNG
 from draftwise.watching.watcher import PLAIN, UNREAD, Snapshot
 from draftwise.watching.yardstick import Yardstick, find_misleading
 
-_OF_SERVERS = (UNREAD, HUNG, "engine-dies", "several-behind-url", "same-server-twice")
+_OF_SERVERS = (UNREAD, HUNG, "engine-dies", "rank-silent", "several-behind-url", "same-server-twice")
 """Findings about whole servers, which explain what happens to the others."""
 
 

@@ -51,6 +51,7 @@ from draftwise.watching.prometheus import (
     select,
     tell_unread,
 )
+from draftwise.watching.stalls import Stalls
 from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, tell_several, unread
 from draftwise.watching.yardstick import Yardstick
 
@@ -199,14 +200,17 @@ def _judge(
     odd = sorted(instances & several.keys() - faults.keys())
     ill += [tell_several(each, is_start=several[each]) for each in odd]
     ill += find_renamed(each[-1] for each in pages if each[-1].instance in instances - several.keys())
-    told = [
-        Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})
-        for each in ill
-    ]
     hidden = several.keys() | {instance for instance, each in faults.items() if each.code != "engine-dies"}
     pairs = [_pair(each, since_s) for each in pages]
     looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in hidden]
     windows = tuple(window for before, after in looks for window in grow(before, after))
+    stalls = Stalls()
+    stalls.add(windows)
+    ill += stalls.find_silent()
+    told = [
+        Diagnosis(**{name: getattr(each, name) for name in ("code", "severity", "message", "where", "fix")})
+        for each in ill
+    ]
     revisions = {window.revision for window in windows}
     said = [constants.get((name[1], revision)) for revision in revisions]
     known = next((each for each in said if each is not None), {}) if sum(each is not None for each in said) == 1 else {}
