@@ -66,19 +66,17 @@ def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str,
              if item.part == "env" and "value" not in item.value and not _is_of_cluster(item)]  # fmt: skip
     asked = [item.key for item in order.around.items if item.part == "env" and "raw" in item.value]
     files = [item.value for item in order.around.items if item.part == "env-file" and isinstance(item.value, str)]
-    given = [each for each in order.around.items if each.part == "env-file" and not isinstance(each.value, str)]
+    names += [f"all of {kind.removesuffix('Ref')} {reference.get('name')}" for item in order.around.items
+              if item.part == "env-file" and isinstance(item.value, Mapping)
+              for kind, reference in item.value.items() if isinstance(reference, Mapping)]  # fmt: skip
     store = f"{order.service}-env"
-    if kind == "unit" and (names or given or files):
+    if kind == "unit" and (names or files):
         path = _env_path(order)
         does = f"Write these variables into {path}, readable only by root: {', '.join(names) or 'those of the source'}"
         return {does: f"sudo install -D -m 600 /dev/stdin {path}"}
-    if kind == "services" and (names or given):
-        return {
-            (
-                "Set these variables where docker compose runs, or in a .env file that you do not commit: "
-                f"{', '.join(names) or 'those of the source'}"
-            ): "docker compose config --quiet"
-        }
+    if kind == "services" and names:
+        does = "Set these variables where docker compose runs, or in a .env file that you do not commit"
+        return {f"{does}: {', '.join(names)}": "docker compose config --quiet"}
     if kind not in ("unit", "services") and (asked or files):
         words = [f'--from-literal={name}="${{{name}}}"' for name in asked]
         words += [f"--from-env-file={name.removeprefix('-')}" for name in files]
@@ -313,7 +311,7 @@ class _Objects:
 
     def _take_spec(self, item: SourceItem) -> str:
         same = self._order.around.kind == self._document.get("kind")
-        if not (same and "spec" in self._target.carries and item.where.startswith("spec.")):
+        if not (same and "spec" in self._target.carries and item.where == f"spec.{item.key}"):
             return _NO_PLACE.format(to=self._target.name)
         own = self._document["spec"].get(item.key)
         if isinstance(own, Mapping) and item.key not in ("strategy", "rolloutStrategy"):

@@ -328,7 +328,10 @@ def _read_project(place: Place) -> Iterator[SourceItem]:
             yield from (SourceItem(part="other", key=f"service {name}", value=each, where=f"services.{name}",
                              reason="it is a separate service: keep its file")
                         for name, each in value.items() if name != place.path[-1])  # fmt: skip
-        elif key not in ("version", "name") and not str(key).startswith("x-"):
+        elif key == "name":
+            yield SourceItem(part="other", key="name", value=value, where="name",
+                       reason="it is the prefix of volumes and networks: pass it with `docker compose -p`")  # fmt: skip
+        elif key != "version" and not str(key).startswith("x-"):
             yield SourceItem(part="project", key=str(key), value=value, where=str(key))
 
 

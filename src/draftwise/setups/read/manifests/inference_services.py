@@ -349,8 +349,10 @@ def _read_llm_container(
         if launch is None:
             return None
         mounts = {_MODELS: uri} if uri else {}
-        findings = (*found, *launch.findings)
-        return replace(launch, mounts=mounts, num_gpus=num_gpus or launch.num_gpus, where=where, findings=findings)
+        findings, place = (*found, *launch.findings), Place(form="object", value=document.value, path=path)
+        return replace(
+            launch, mounts=mounts, num_gpus=num_gpus or launch.num_gpus, where=where, findings=findings, place=place
+        )
     words = _evaluate(args, env, document.line(path), get_text(path))
     of_role = path[: path.index("template")]
     parallel = _read_parallelism(
