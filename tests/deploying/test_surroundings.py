@@ -201,3 +201,102 @@ def test_nothing_of_a_source_is_lost_in_silence(to: str, tmp_path: Path) -> None
             assert list(list_lost(documents, text + memo, named)) == [], (name, seed)
         assert all(not asks or "VLLM_API_KEY" in text or "EnvironmentFile" in text for text in files.values())
     assert tried >= 3
+
+
+LLM_SERVICE = """
+apiVersion: serving.kserve.io/v1alpha2
+kind: LLMInferenceService
+metadata: {name: llama}
+spec:
+  model: {uri: "hf://meta-llama/Llama-3.1-8B-Instruct"}
+  template:
+    serviceAccountName: reader
+    containers:
+    - name: main
+      image: vllm/vllm-openai:v0.26.0
+      command: [vllm, serve, meta-llama/Llama-3.1-8B-Instruct]
+      env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: token-store, key: token-key}}}]
+"""
+GROUP = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: llama}
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    restartPolicy: RecreateGroupOnPodRestart
+    leaderTemplate:
+      spec:
+        containers:
+        - name: leader
+          image: vllm/vllm-openai:v0.26.0
+          command: [vllm, serve, meta-llama/Llama-3.1-8B-Instruct, --pipeline-parallel-size=2]
+          resources: {limits: {nvidia.com/gpu: 1}}
+    workerTemplate: {spec: {containers: [{name: worker, image: busybox, command: [sleep, infinity]}]}}
+"""
+PROJECT = """
+name: lab
+services:
+  llama:
+    image: vllm/vllm-openai:v0.26.0
+    command: --model meta-llama/Llama-3.1-8B-Instruct
+"""
+RAY = """
+applications:
+- name: llm
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: llama, model_source: meta-llama/Llama-3.1-8B-Instruct}
+      engine_kwargs: {max_num_seqs: 64}
+      runtime_env: {env_vars: {NCCL_DEBUG: INFO}}
+"""
+CONFIGURED = """
+apiVersion: v1
+kind: Pod
+metadata: {name: llama}
+spec:
+  containers:
+  - name: vllm
+    image: vllm/vllm-openai:v0.26.0
+    args: [--model, meta-llama/Llama-3.1-8B-Instruct]
+    envFrom: [{configMapRef: {name: map-of-settings}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "said"),
+    [
+        (LLM_SERVICE, "kubernetes", ("token-store", "token-key", "reader")),
+        (LLM_SERVICE, "compose", ("token-store", "spec.template.serviceAccountName")),
+        (GROUP, "leaderworkerset", ("spec.leaderWorkerTemplate.workerTemplate", "spec.leaderWorkerTemplate.size")),
+        (PROJECT, "compose", ("The files do not include name of the source",)),
+        (RAY, "kubernetes", ("The files do not include everything but engine_kwargs of the source",)),
+        (CONFIGURED, "compose", ("configMap map-of-settings",)),
+        (CONFIGURED, "systemd", ("configMap map-of-settings",)),
+    ],
+    ids=[
+        "llm service",
+        "llm service to compose",
+        "group",
+        "project",
+        "Ray",
+        "config map to compose",
+        "config map to systemd",
+    ],
+)
+def test_what_a_platform_cannot_hold_is_named(source: str, to: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "source.yaml").write_text(source)
+    request = DeployRequest(
+        str(tmp_path / "source.yaml"),
+        to=to,
+        out=tmp_path / "out",
+        speculative_config=SPEC,
+        gpu="H100",
+        observe=False,
+        vllm="0.26.0",
+    )
+    deploy.run(request)
+    written = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file())
+    assert [each for each in said if each not in written] == []

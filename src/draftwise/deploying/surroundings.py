@@ -77,8 +77,10 @@ _TOLD_OPTIONS = frozenset(_RUN["told"])
 def read_surroundings(reading: SetupReading) -> Surroundings:
     """Return the surroundings of a server that was read."""
     launch = reading.launch
-    if launch is None:
-        return Surroundings()
+    if launch is None:  # a setup, or a server of Ray, of which only the engine's arguments are read
+        rest = SourceItem(part="other", key="rest", value=None, where="everything but engine_kwargs",
+                          reason="draftwise reads only these of Ray; carry the rest over yourself")  # fmt: skip
+        return Surroundings(items=(rest,) if "engine_kwargs" in reading.where else ())
     place, image = launch.place, launch.image if launch.entry != "huggingfaceserver" else ""
     if place is None:
         variables = [SourceItem(part="env", key=name, value={"name": name, "value": text}, where=name)
