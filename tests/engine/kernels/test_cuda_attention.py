@@ -195,9 +195,13 @@ def test_it_is_dense_attention(device: torch.device, case: Case, tiling: Tiling 
 
 
 TYPES = [torch.float16, torch.float8_e4m3fn, torch.bfloat16]
+SMALL = Tiling(rows=32, keys=32, warps=2, stages=3, splits=1)
 
 
-@pytest.mark.parametrize(("dim", "kv_dtype", "tiling"), covering([64, 80, 96, 128, 256], TYPES, [TILINGS[1], None]))
+@pytest.mark.parametrize(
+    ("dim", "kv_dtype", "tiling"),
+    covering([64, 80, 96, 128, 256], TYPES, [TILINGS[1], None, SMALL, replace(SMALL, rows=16, warps=8)]),
+)
 def test_types_and_head_sizes(dim: int, kv_dtype: torch.dtype, tiling: Tiling | None, device: torch.device):
     if kv_dtype == torch.bfloat16 and interpreted():
         pytest.skip("the interpreter multiplies the bits of bfloat16, not its values")
@@ -313,6 +317,22 @@ def test_one_token_each_finds_work_for_all_multiprocessors():
         tiling = tiling_of(num_seqs, 1)
         programs, places = num_seqs * 8 * tiling.splits, 132 * (1 if tiling.keys == 128 else 3)
         assert 0.75 * places <= programs <= places
+
+
+@pytest.mark.parametrize(("width", "head_dim", "small"), [(1, 128, (2, 4)), (8, 128, (2, 3)), (1, 256, (8, 3))])
+def test_many_tiles_have_small_programs(width: int, head_dim: int, small: tuple[int, int]):
+    many, few = (tiling_of(n, width, head_dim=head_dim) for n in (64, 8))
+    assert (many.keys, many.warps, many.stages, many.splits) == (32, *small, 1)
+    assert (few.keys, few.warps, few.splits > 1) == (64 if head_dim == 128 else 32, 4, True)
+
+
+def test_programs_are_large_where_small_ones_would_leave_many_multiprocessors_less_to_do():
+    """Of 768 small programs, 528 find room at once."""
+    assert [(t.rows, t.keys, t.stages) for t in (tiling_of(n, 4) for n in (32, 96, 128))] == [
+        (16, 64, 4),
+        (16, 64, 4),
+        (16, 32, 4),
+    ]
 
 
 def test_large_blocks_need_the_shared_memory_of_a_hopper_gpu():

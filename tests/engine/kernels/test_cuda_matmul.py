@@ -74,7 +74,7 @@ def test_gated_product(config, num_rows, device, dtype):
     check(products.run_gated(config, x, weight), (F.silu(gate) * up).double(), roundings=3)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("parts", [2, 3, 5])
 @pytest.mark.parametrize("num_rows", [17, 48, 64])
 @pytest.mark.parametrize("columns", [64, 128])
 def test_parts_add_up_to_the_product(parts, num_rows, columns, device, dtype):
@@ -170,11 +170,12 @@ def test_quantize_rows(device, dtype):
 
 @pytest.mark.parametrize("num_out", [2048, 3072, 3840, 4096, 5120, 6144, 7168, 8192])
 @pytest.mark.parametrize("num_in", [1536, 5120, 14336])
-def test_only_what_is_left_to_the_library_comes_in_parts(num_out, num_in):
+def test_only_what_the_library_does_or_few_programs_share_comes_in_parts(num_out, num_in):
     for num_rows in range(1, 66):
         whole = choose(num_rows, num_out, num_in, H200, gated=False)
         config = choose(num_rows, num_out, num_in, H200, gated=False, in_parts=True)
-        assert config == whole or (whole is None and 16 < num_rows <= 64)
+        few = whole is None or num_out // whole.outputs % H200.num_sms < 0.75 * H200.num_sms
+        assert config == whole or (few and 16 < num_rows <= 64)
         if config is not None and config.parts > 1:
             assert 2 <= config.stages <= num_in // config.columns // config.parts
             assert config.stages * config.stage_bytes(num_rows, gated=False) < H200.shared_bytes

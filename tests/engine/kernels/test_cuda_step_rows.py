@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from draftwise.engine.kernels.cuda.step_rows import advance_rows, look_up_rows
+from draftwise.engine.kernels.cuda.step_rows import advance_rows, look_up_rows, store_rows
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.verify import AcceptedTokens
 from draftwise.engine.step.launched import pack
@@ -83,3 +83,15 @@ def test_looking_up_and_advancing_equal_torch(width: int, k: int, seed: int) -> 
     assert torch.equal(packed.cpu(), expected)
     assert torch.equal(packed.cpu(), pack(draft, accepted))
     assert torch.equal(integers_SC.cpu(), table._integers_SC)
+
+
+@pytest.mark.parametrize(("num_rows", "num_features"), [(1, 5), (3, 1500), (4, 2048)])
+def test_rows_are_stored_as_the_first_of_their_slots(num_rows: int, num_features: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows_SWF = torch.randn(SLOTS + 1, 4, num_features, generator=generator)
+    slots_B, new_BRF = torch.tensor([4, 0, SLOTS]), torch.randn(3, num_rows, num_features, generator=generator)
+    expected_SWF = rows_SWF.clone()
+    expected_SWF[:, :num_rows].index_copy_(0, slots_B, new_BRF)
+    stored_SWF = rows_SWF.to(DEVICE)
+    store_rows(stored_SWF, slots_B.to(DEVICE), new_BRF.to(DEVICE))
+    assert torch.equal(stored_SWF.cpu(), expected_SWF)

@@ -234,14 +234,16 @@ class SequenceTable:
         Returns:
             the numbers that the host reads, see `launched.pack`.
         """
-        width = accepted.tokens_BS.shape[1]
-        if features_BSF is not None and self._features_SWF is not None:
-            self._features_SWF[:, :width].index_copy_(0, view.slots_B, features_BSF)
+        width, features_SWF = accepted.tokens_BS.shape[1], self._features_SWF
         if view.slots_B.is_cuda:
-            from draftwise.engine.kernels.cuda.step_rows import advance_rows  # Triton is there where CUDA is
+            from draftwise.engine.kernels.cuda import step_rows  # Triton is there where CUDA is
 
+            if features_BSF is not None and features_SWF is not None:
+                step_rows.store_rows(features_SWF, view.slots_B, features_BSF)
             new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
-            return advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
+            return step_rows.advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
+        if features_BSF is not None and features_SWF is not None:
+            features_SWF[:, :width].index_copy_(0, view.slots_B, features_BSF)
         integers_SC, slots = self._integers_SC.numpy(), view.slots_B.numpy()
         integers_BC, num_emitted_B = integers_SC[slots], accepted.num_accepted_B.numpy() + 1
         integers_BC[:, _Column.NUM_TOKENS] += num_emitted_B * integers_BC[:, _Column.IS_REAL]

@@ -21,11 +21,12 @@ MOST_ROWS = 64
 _PADDED = (4, 8, 16, 32, 64)
 _MOST_STAGES, _MOST_STAGES_EARLY = 7, 11
 _MOST_RESIDENT = 3
-_MOST_PARTS = 4
+_MOST_PARTS = 5
 _LONG_PART = 2048
-"""Columns of a part that are worth writing its sums, beyond 32 rows."""
+"""Columns of a part that are worth writing its sums, beyond 32 rows of what is cuBLAS's otherwise."""
 _EVEN, _NEARLY_EVEN = 0.7, 0.75
-"""Limits of `_evenness`: least to keep from cuBLAS, and least to need no room for the next product's programs."""
+"""Limits of `evenness`: least to keep from cuBLAS, and least to need neither parts of the columns nor room for the
+next product's programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,13 @@ def choose(
         if gated
         else _find_folds(num_rows, num_out, device, weight_bytes)
     )
-    if not gated and weight_bytes > 1 and _is_for_library(num_rows, _find_load(num_out, folds[0], device), folds[0]):
-        return _in_parts(num_rows, num_out, num_in, device) if in_parts and device.hopper else None
+    load = _find_load(num_out, folds[0], device)
+    if in_parts and num_rows > 16 and weight_bytes > 1 and device.hopper and evenness(load) < _NEARLY_EVEN:
+        way = _in_parts(num_rows, num_out, num_in, device)
+        if way is not None:
+            return way
+    if not gated and weight_bytes > 1 and _is_for_library(num_rows, load, folds[0]):
+        return None
     for fold in folds:
         most = _find_residents(_find_load(num_out, fold, device))
         fewest = 4 if fold == 2 else 3
@@ -125,12 +131,16 @@ def choose(
 def _in_parts(num_rows: int, num_out: int, num_in: int, device: MatmulDevice) -> Config | None:
     """Return how to cut columns instead where outputs alone do not keep all multiprocessors busy; None: not at all."""
     load = _find_load(num_out, 1, device)
-    parts = max(range(2, _MOST_PARTS + 1), key=lambda parts: (load * parts <= 2, _evenness(load * parts)))
+    for_library = evenness(_find_load(num_out, 2, device)) < _EVEN
+    most = num_in // _LONG_PART if for_library and num_rows > 32 else _MOST_PARTS
+    if most < 2:
+        return None
+    found = range(2, min(most, _MOST_PARTS) + 1)
+    parts = max(found, key=lambda parts: (load * parts <= 2, evenness(load * parts)))
     way = Config(outputs=64, columns=128, fold=1, stages=0, parts=parts)
     stages = (device.shared_bytes // math.ceil(load * parts) - 1536) // way.stage_bytes(num_rows, gated=False)
-    uneven = load * parts > 2 or _evenness(load * parts) < _EVEN
-    short = num_rows > 32 and num_in < _LONG_PART * parts
-    if uneven or short or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
+    uneven = load * parts > 2 or evenness(load * parts) < (_EVEN if for_library else _NEARLY_EVEN)
+    if uneven or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
         return None
     return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY, stages))
 
@@ -140,7 +150,7 @@ def _find_load(num_out: int, fold: int, device: MatmulDevice) -> float:
     return -(-num_out * fold // 64) / device.num_sms
 
 
-def _evenness(load: float) -> float:
+def evenness(load: float) -> float:
     """Return the mean multiprocessor's part of what the busiest one has to do."""
     return load / math.ceil(load)
 
@@ -151,7 +161,7 @@ def _find_gated_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_
         return [2, 1] if num_rows <= 8 else [1]
     if weight_bytes == 1:
         return [2, 1] if num_rows <= 16 else [1]
-    whole = num_rows > 8 and _evenness(_find_load(num_out, 1, device)) > 0.95
+    whole = num_rows > 8 and evenness(_find_load(num_out, 1, device)) > 0.95
     return [1] if num_rows > 16 or whole else [4, 2, 1]
 
 
@@ -164,7 +174,7 @@ def _find_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_bytes:
     if rows <= 8:
         return [4, 2, 1]
     if rows == 16:
-        finer = loads[4] <= _MOST_RESIDENT or _evenness(loads[4]) > 1.05 * _evenness(loads[2])
+        finer = loads[4] <= _MOST_RESIDENT or evenness(loads[4]) > 1.05 * evenness(loads[2])
         return [4, 2, 1] if finer else [2, 1]
     if _PADDED[-2] < num_rows < _PADDED[-1] and (device.hopper or weight_bytes > 1):
         return [1]  # activations that do not fill a folded tile: 4,096 x 12,800 takes 37 us at 48 rows, 29 at 64
@@ -178,7 +188,7 @@ def _find_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_bytes:
 
 def _is_for_library(num_rows: int, load: float, fold: int) -> bool:
     """Say whether cuBLAS, which cuts columns too, is faster: the more rows, the better it hides what that costs."""
-    return _evenness(load) < _EVEN and (num_rows > 32 or (num_rows > 16 and fold == 1))
+    return evenness(load) < _EVEN and (num_rows > 32 or (num_rows > 16 and fold == 1))
 
 
 def _find_residents(load: float) -> int:
@@ -186,6 +196,6 @@ def _find_residents(load: float) -> int:
     most = math.ceil(load)
     if most > _MOST_RESIDENT:
         return 2
-    if 1 < most < _MOST_RESIDENT and _evenness(load) < _NEARLY_EVEN:
+    if 1 < most < _MOST_RESIDENT and evenness(load) < _NEARLY_EVEN:
         return most + 1  # the next product's first programs find room where this one leaves some
     return most

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda import attention_kernels
 from draftwise.engine.kernels.cuda.matmul import find_device, has_copy_engine
-from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice
+from draftwise.engine.kernels.cuda.matmul_configs import MatmulDevice, evenness
 
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 64
@@ -24,6 +24,8 @@ _FEW = 64
 """Sequences, and tokens of one, up to which `find_forms` looks at every number."""
 _FULL = 0.9
 """Part of the multiprocessors that have work where each is to have one program."""
+_EVEN = 0.75
+"""Least `evenness` of programs of which four share a multiprocessor: below it, two larger ones do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,8 @@ def choose_tiling(
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
 
     if itemsize > 2 or head_dim > 128:
-        return split(2, keys=32)
+        many = itemsize == 2 and kv_itemsize != 1 and rows == 16 and tiles > gpu.num_sms
+        return split(1, keys=32, warps=8) if many else split(2, keys=32)
     if rows == 128:
         return replace(split(1, keys=128, stages=2), copies=True) if copies else split(1, warps=8)
     if rows > 32:
@@ -108,10 +111,12 @@ def choose_tiling(
     alone = gpu.num_sms // tiles
     if roomy and (alone >= rows // 2 or (alone == 1 and tiles >= _FULL * gpu.num_sms)):
         return split(1, keys=128, warps=8)
-    if rows == 16 and tiles > 2 * gpu.num_sms:  # small programs, many of which share a multiprocessor
-        return split(1, keys=32, warps=2, stages=4)
-    if rows == 16 and tiles > gpu.num_sms:  # a tile half empty, of which no third program finds room
-        return split(1, rows=32)
+    large = roomy and rows == 16 and head_dim > 64
+    small = tiles > 2 * gpu.num_sms and (rows == 16 or kv_itemsize != 1)
+    if small and not (large and evenness(tiles / (4 * gpu.num_sms)) < _EVEN):
+        return split(1, keys=32, warps=2, stages=4 if rows == 16 else 3)  # four and more share a multiprocessor
+    if rows == 16 and tiles > gpu.num_sms:  # two share it, and no third program finds room
+        return split(1, stages=4) if large else split(1, rows=32)
     return split(3 if roomy and rows == 16 and (width == 1 or head_dim <= 64) else 2)
 
 

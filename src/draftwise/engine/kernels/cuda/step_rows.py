@@ -18,6 +18,8 @@ _PAGES = 1024
 """Pages that a program copies; all programs of a sequence write the same integers."""
 _ROWS = 128
 """Rows of a program."""
+_VALUES = 4096
+"""Values that a program copies."""
 
 
 def look_up_rows(
@@ -106,6 +108,38 @@ def advance_rows(
         launch_pdl=dependent,
     )
     return packed_B
+
+
+def store_rows(rows_SWF: Tensor, slots_B: Tensor, new_BRF: Tensor) -> None:
+    """Store rows as the first ones of their slots: torch's `index_copy_` takes three times as long.
+
+    Args:
+        rows_SWF: written in place.
+        slots_B: int64.
+        new_BRF: of the same type; R is at most W.
+    """
+    new_BRF = new_BRF.contiguous()
+    size = new_BRF[0].numel()
+    _store_rows(
+        (len(slots_B), triton.cdiv(size, _VALUES)),
+        rows_SWF,
+        slots_B,
+        new_BRF,
+        rows_SWF.stride(0),
+        size,
+        VALUES=_VALUES,
+        num_warps=4,
+    )
+
+
+@Kernel
+def _store_rows(rows, slots, new, row_stride, size, VALUES: tl.constexpr, PDL: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    launch_next(PDL)
+    wait(PDL)
+    values = tl.load(new + b * size + places, mask=places < size, other=0.0)
+    tl.store(rows + tl.load(slots + b) * row_stride + places, values, mask=places < size)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "k"])
