@@ -97,11 +97,12 @@ def choose(
         else _find_folds(num_rows, num_out, device, weight_bytes)
     )
     load = _find_load(num_out, folds[0], device)
-    if in_parts and num_rows > 16 and weight_bytes > 1 and device.hopper and evenness(load) < _NEARLY_EVEN:
+    for_library = not gated and weight_bytes > 1 and _is_for_library(num_rows, load, folds[0])
+    if in_parts and num_rows > 16 and weight_bytes > 1 and device.hopper and (for_library or _is_uneven(load)):
         way = _in_parts(num_rows, num_out, num_in, device)
         if way is not None:
             return way
-    if not gated and weight_bytes > 1 and _is_for_library(num_rows, load, folds[0]):
+    if for_library:
         return None
     for fold in folds:
         most = _find_residents(_find_load(num_out, fold, device))
@@ -131,16 +132,15 @@ def choose(
 def _in_parts(num_rows: int, num_out: int, num_in: int, device: MatmulDevice) -> Config | None:
     """Return how to cut columns instead where outputs alone do not keep all multiprocessors busy; None: not at all."""
     load = _find_load(num_out, 1, device)
-    for_library = evenness(_find_load(num_out, 2, device)) < _EVEN
-    most = num_in // _LONG_PART if for_library and num_rows > 32 else _MOST_PARTS
+    is_uneven = _is_uneven(_find_load(num_out, 2, device))
+    most = _MOST_PARTS if is_uneven or num_rows <= 32 else min(_MOST_PARTS, num_in // _LONG_PART)
     if most < 2:
         return None
-    found = range(2, min(most, _MOST_PARTS) + 1)
-    parts = max(found, key=lambda parts: (load * parts <= 2, evenness(load * parts)))
+    parts = max(range(2, most + 1), key=lambda parts: (load * parts <= 2, evenness(load * parts)))
     way = Config(outputs=64, columns=128, fold=1, stages=0, parts=parts)
     stages = (device.shared_bytes // math.ceil(load * parts) - 1536) // way.stage_bytes(num_rows, gated=False)
-    uneven = load * parts > 2 or evenness(load * parts) < (_EVEN if for_library else _NEARLY_EVEN)
-    if uneven or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
+    too_uneven = load * parts > 2 or evenness(load * parts) < (_NEARLY_EVEN if is_uneven else _EVEN)
+    if too_uneven or stages < 2 or num_in % way.columns or num_in // way.columns // parts < stages:
         return None
     return dataclasses.replace(way, stages=min(_MOST_STAGES_EARLY, stages))
 
@@ -153,6 +153,11 @@ def _find_load(num_out: int, fold: int, device: MatmulDevice) -> float:
 def evenness(load: float) -> float:
     """Return the mean multiprocessor's part of what the busiest one has to do."""
     return load / math.ceil(load)
+
+
+def _is_uneven(load: float) -> bool:
+    """Say whether whole rows keep so few multiprocessors busy that parts are faster, but not so few that cuBLAS is."""
+    return _EVEN <= evenness(load) < _NEARLY_EVEN
 
 
 def _find_gated_folds(num_rows: int, num_out: int, device: MatmulDevice, weight_bytes: int) -> list[int]:

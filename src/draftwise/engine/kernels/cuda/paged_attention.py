@@ -112,7 +112,7 @@ def choose_tiling(
     if roomy and (alone >= rows // 2 or (alone == 1 and tiles >= _FULL * gpu.num_sms)):
         return split(1, keys=128, warps=8)
     large = roomy and rows == 16 and head_dim > 64
-    small = tiles > 2 * gpu.num_sms and (rows == 16 or kv_itemsize != 1)
+    small = tiles > (2 if rows == 16 else 3) * gpu.num_sms and (rows == 16 or kv_itemsize != 1)
     if small and not (large and evenness(tiles / (4 * gpu.num_sms)) < _EVEN):
         return split(1, keys=32, warps=2, stages=4 if rows == 16 else 3)  # four and more share a multiprocessor
     if rows == 16 and tiles > gpu.num_sms:  # two share it, and no third program finds room
