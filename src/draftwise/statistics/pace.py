@@ -12,8 +12,8 @@ import numpy as np
 from draftwise.statistics.estimate import student_quantile
 from draftwise.statistics.ratios import Array
 
-_LEAST_SIDE, _FEWEST = 2, 5
-"""Minimum number of readings on each side of a split, and in all."""
+_LEAST_SIDE, _LEAST_OF_FEW, _FEWEST = 4, 2, 5
+"""Minimum number of readings on each side of a split, the same where there are too few for it, and in all."""
 _SPLIT_ALPHA, _SLOPE_ALPHA, _CLAIMED_SPLIT_ALPHA, _CLAIMED_SLOPE_ALPHA = 0.01, 0.001, 0.02, 0.01
 """Two-sided errors of calling chance a split (the largest of all: Bonferroni) or a slope, and the same for a change
 that leaves less than half of the claimed gain."""
@@ -94,7 +94,12 @@ def _explains(change: float, share: float, claimed: float) -> bool:
 
 def _is_split(t: float, count: int, alpha: float) -> bool:
     """Return whether the largest t of all splits of a series is not chance."""
-    return count >= _FEWEST and abs(t) > student_quantile(1 - alpha / 2 / (count + 1 - 2 * _LEAST_SIDE), count - 2)
+    return count >= _FEWEST and abs(t) > student_quantile(1 - alpha / 2 / len(_list_splits(count)), count - 2)
+
+
+def _list_splits(count: int) -> range:
+    side = _LEAST_SIDE if count >= 2 * _LEAST_SIDE else _LEAST_OF_FEW
+    return range(side, count - side + 1)
 
 
 def _split(series_T: Array) -> tuple[int, float]:
@@ -102,7 +107,7 @@ def _split(series_T: Array) -> tuple[int, float]:
     count = len(series_T)
     if count < _FEWEST:
         return 0, 0.0
-    at_K = np.arange(_LEAST_SIDE, count - _LEAST_SIDE + 1)
+    at_K = np.array(_list_splits(count))
     sums_T, squares_T = np.cumsum(series_T), np.cumsum(series_T**2)
     before_K = sums_T[at_K - 1] / at_K
     after_K = (sums_T[-1] - sums_T[at_K - 1]) / (count - at_K)
