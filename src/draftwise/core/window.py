@@ -259,10 +259,10 @@ class Window:
         return _ratio(self.load.running, self.engines)
 
     @property
-    def comes_in_bursts(self) -> bool:
-        """Whether a step has far more requests than run on average, so that no load stands for the window."""
+    def burst(self) -> float | None:
+        """Mean requests of a step if far fewer run over time, so that no load stands for the window; else None."""
         shared = _ratio(self.sequence_steps, self.sums.engine_steps)
-        return bool(shared and self.batch and shared > _BURST * self.batch)
+        return shared if shared and self.batch and shared > _BURST * self.batch else None
 
     @property
     def output_tokens_per_s(self) -> float | None:

@@ -213,7 +213,7 @@ def _step_up(window: Window, case: PoolCase, *, plain: bool = False) -> float | 
         ratio = None if by_engine is None else min(ratio, by_engine)
     if earlier is not None and not plain and case.expected.yardstick.heaviest is None:
         ratio = _hold_against(window, earlier)
-    if ratio is None or not _times_tell(window) or _stops_early(window) or window.comes_in_bursts:
+    if ratio is None or not _times_tell(window) or _stops_early(window) or window.burst is not None:
         return None
     if earlier is not None and not plain and _times_tell(earlier):
         ratio /= max(1.0, case.expected.yardstick.step_ratio(earlier) or 1.0)  # traffic that no curve was measured with

@@ -245,7 +245,7 @@ def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleM
 def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
     window, earlier = case.window, case.expected.earlier
     before = earlier if earlier is not None and is_same_load(window, earlier) else None
-    if window.comes_in_bursts:  # prompts that come at once wait for each other
+    if window.burst is not None:  # prompts that come at once wait for each other
         return None
     for other, of, whose in ((case.plain, "plain", "of the plain pool"), (before, "earlier", "that it took before")):
         if other is None or not _has_requests(window, other):
