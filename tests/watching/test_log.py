@@ -214,6 +214,18 @@ def test_a_log_that_never_speaks_of_drafts_is_a_finding_where_some_are_expected(
     assert (found["code"], "no line about drafts" in found["message"]) == ("spec-off", True)
 
 
+def test_a_log_whose_workers_answer_their_engine_no_more_tells_of_a_stall() -> None:
+    waits = [
+        f"(EngineCore pid=9) INFO 11-22 10:0{minute}:20 [shm_broadcast.py:681] No available shared memory broadcast "
+        "block found in 60 seconds. This typically happens when some processes are hanging."
+        for minute in (1, 2)
+    ]
+    lines = (NEW.format(10) + NEW.format(20)).splitlines()
+    assert see_log([*waits, *lines], name="pod.log", now=NOW).findings == ()  # while it compiled
+    (found,) = see_log([*lines, *waits], name="pod.log", now=NOW).findings
+    assert (found.code, "for 120 s" in found.message) == ("engine-hung", True)
+
+
 def test_a_line_after_an_idle_while_is_about_one_interval() -> None:
     windows = read(NEW.format(10) + NEW.format(20) + NEW.replace("10:00:", "10:03:").format(20))
     assert [round(window.duration_s) for window in windows] == [10, 10, 10]

@@ -103,6 +103,8 @@ class Window:
     """Whether a count of 0 means that nothing was accepted; some servers do not report what they accept."""
     restarted: bool = False
     """Whether an engine restarted within the window; its counters then cover only the time since."""
+    ends_idle: bool = False
+    """Whether no request is in flight at the end, whatever the mean load; of pooled windows untold."""
     sleeping: bool | None = None
     """Whether an engine is asleep (vLLM's sleep mode); None if not reported."""
     adapters: frozenset[str] = frozenset()

@@ -137,6 +137,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         counts_drafts=later.counts_drafts,
         tells_acceptance=bool(later.tells_acceptance) or after.pool == PLAIN,
         restarted=restarted,
+        ends_idle=later.load.running == 0 and not later.load.waiting,
         sleeping=None if awake == (None, None) else any(awake),
         adapters=frozenset(name for name, seen_s in later.adapters.items() if seen_s >= before.at_s),
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
