@@ -225,7 +225,7 @@ def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 10
+    assert len(recorded.asked) == 12
     assert not [query for query in recorded.asked if "bucket" in query]
 
 

@@ -277,7 +277,9 @@ def test_a_server_that_dies_again_and_again_is_not_several_at_one_address() -> N
     assert {each.code for each in watch(series)[0].findings} == {"several-behind-url"}
     at = {"pool": "spec", "instance": "a:8000"}
     starts = [{"metric": at, "value": [NOW_S, str(NOW_S - 30)]}]
-    snapshot, _ = watch(series, starts, again=[{"metric": at, "value": [NOW_S, "5"]}])
+    snapshot, _ = watch(
+        series, starts, again=[{"metric": at, "value": [NOW_S, "5"]}], moves=[{"metric": at, "value": [NOW_S, "240"]}]
+    )
     assert [(each.code, each.where) for each in snapshot.findings] == [("engine-dies", "a:8000")]
 
 
