@@ -37,7 +37,7 @@ _PAST_CROSSOVER = 1.05
 _MOSTLY_RUNNING = 0.8
 """Share of the crossover that counts as above it: waiting requests cost no verification."""
 _MORE_WORK = 1.5
-"""Growth of prompt tokens above which steps hold longer contexts or more prefill than before."""
+"""Ratio of prompt tokens above which steps hold more of them, and of requests above which a router favors a server."""
 _ALL_PREFILL = 0.95
 """Largest share of a server's time: prefills that wait for each other add up to more."""
 _SLOWER = 0.04
@@ -72,6 +72,9 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
         loads = {name: (each.load.running or 0.0, each.load.waiting or 0.0) for name, each in case.replicas.items()}
         where = max(loads, key=lambda name: loads[name])
+        rates = {name: each.finished_per_s or 0.0 for name, each in case.replicas.items()}
+        if rates.pop(where) <= _MORE_WORK * max(rates.values(), default=0.0):
+            return None  # as many requests as elsewhere, which stay longer: its illness is another one
         running, in_flight = loads[where][0], sum(loads[where])
         fix = "Spread the requests evenly over the replicas: check the router's balance."
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
