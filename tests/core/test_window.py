@@ -148,3 +148,10 @@ def test_a_histogram_bounds_quantiles_and_adds_up() -> None:
     assert (window + WINDOW).bound_quantile(0.5) is None, "of servers of which one has no histogram nothing is known"
     beyond = replace(window, slower_than=((0.0, 200.0), (0.025, 150.0)))
     assert beyond.bound_quantile(0.5) == (0.025, inf)
+
+
+def test_what_was_before_an_engine_fell_asleep_is_left_out() -> None:
+    awake, asleep = (replace(WINDOW, sleeping=sleeps) for sleeps in (False, True))
+    assert awake.followed_by(asleep) == asleep
+    whole = awake.followed_by(asleep).followed_by(awake)
+    assert (whole.duration_s, whole.sleeping) == (2 * WINDOW.duration_s, True)

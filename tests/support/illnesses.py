@@ -95,6 +95,11 @@ def _rename_drafts(i: int, window: Window) -> Window:
     return unknown if i == 2 else window
 
 
+def _thin(_: int, window: Window) -> Window:
+    """Let the same steps be of bursts, between which nothing runs for five times as long."""
+    return replace(window, load=replace(window.load, running=(window.load.running or 0.0) / 6))
+
+
 def _of(*codes: str) -> frozenset[str]:
     return frozenset(codes)
 
@@ -213,6 +218,20 @@ ILLNESSES: Sequence[Illness] = (
         says="On s2, a request waits",
     ),
     Illness(
+        name="1 of 6 has too little room",
+        spec=({},) * 5 + ({"max_running": 8.0},),
+        plain=None,
+        named=_of("queue-grew"),
+        says="On s5, a request waits",
+        never=(),
+    ),
+    Illness(
+        name="router sends nearly all to 1 of 4",
+        spec=({"rate": 0.0, "streams": 200.0}, {}, {}, {}),
+        named=_of("above-crossover"),
+        says="s0 has 200 requests in flight",
+    ),
+    Illness(
         name="KV cache of 1 of 3 is full",
         spec=({}, {}, {"kv_tokens": 7_000.0, "reserve": 1.0}),
         named=_of("kv-squeeze"),
@@ -270,6 +289,12 @@ ILLNESSES: Sequence[Illness] = (
         named=_of("prefix-lost"),
     ),
     Illness(
+        name="1 of 3 preempts at peaks of its KV cache",
+        spec=({},) * 5 + ({"kv_tokens": 9_000.0, "reserve": 1.0},),
+        named=_of("kv-squeeze"),
+        says="On s5, the",
+    ),
+    Illness(
         name="preempted at peaks of the KV cache",
         spec=({"kv_tokens": 9_000.0, "reserve": 1.0},) * 2,
         named=_of("kv-squeeze"),
@@ -315,7 +340,9 @@ HEALTHY: Sequence[Illness] = (
     Illness(name="plain pool gets half of the load", plain={"rate": 4.0}),
     Illness(name="prompts are always long", always={"mix": {"long": 1.0}, "rate": 1.5}),
     Illness(name="few requests a minute", spec=({"rate": 0.1},) * 2, plain={"rate": 0.1}, allowed=_of("no-traffic")),
+    Illness(name="drafts as short as measured", always={"cut": 0.3}),
     Illness(name="k 7 as measured", always={"k": 7.0, "mix": {"code": 1.0}}, allowed=_of("tail-dead")),
+    Illness(name="requests in bursts", always={"rate": 0.0, "streams": 60.0}, plain=None, change=_thin),
     Illness(name="unlike replicas in load", spec=({"rate": 4.0}, {"rate": 12.0})),
     Illness(name="one restarted", spec=({},) * 3, change=_started(90, 90, 0.1)),
 )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -75,8 +78,10 @@ class RecordedAnswer:
             "(max_over_time": told.get("moves", ()),
             "(changes": told.get("again", ()),
             "max by (instance)": told.get("down", ()),
-            "max by (instance, service": told.get("never", ()),
+            "max by (instance, service, namespace) (max": told.get("never", ()),
+            "max by (instance, service, namespace) (min": told.get("up", ()),
             "vector": told.get("now", ()),
+            "(sum by": told.get("stood", ()),
         }
 
     def shows(self, labels: Mapping[str, str], at_s: float) -> bool:
@@ -220,7 +225,7 @@ def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 10
+    assert len(recorded.asked) == 12
     assert not [query for query in recorded.asked if "bucket" in query]
 
 
@@ -279,6 +284,55 @@ def test_targets_that_never_answered_and_servers_that_die_again_and_again_are_na
     said = {"well": [], "loop": ["engine-dies"], "gone": ["server-unread"]}
     assert {name: codes(each) for name, each in found.items()} == said
     assert len(found["loop"].windows) == 2
+
+
+def test_an_engine_that_hangs_within_the_window_is_named_and_its_server_judged() -> None:
+    stood = [_value(5, instance="prod-half-1:8000", engine="1"), _value(1e9, instance="prod-well-0:8000")]
+    series = [*record_service([SPEC], "well"), *record_service([SPEC, SPEC], "half")]
+    first, second = _see_told(series, stood=stood)
+    assert (codes(first), codes(second)) == (["engine-hung"], [])
+    assert first.found[0].message.startswith("prod-half-1:8000, engine 1 has 5 requests in flight")
+    assert len(first.windows) == 2
+
+
+def test_a_target_that_is_scraped_and_shows_no_counters_is_named() -> None:
+    up = [_value(1, instance=name, service="half", namespace="prod") for name in ("prod-half-0:8000", "mute:8000")]
+    (found,) = _see_told([*record_service([SPEC], "half")], up=up)
+    assert [(each.code, each.where) for each in found.found] == [("server-unread", "mute:8000")]
+    assert "without --disable-log-stats" in found.found[0].message
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("tokens", "steps", "running", "waiting", "is_hung"),
+    [
+        ("900x20", "90x20", "2x20", "7x20", True),
+        ("900x20", "90x20", "0x20", "7x20", True),
+        ("900x20", "90x20", "0x20", "0x20", False),
+        ("900x20", "90+5x20", "2x20", "0x20", False),  # a long prompt
+        ("900+9x20", "90+5x20", "2x20", "0x20", False),
+    ],
+)
+def test_the_query_for_stalls_finds_one_engine_of_a_server(
+    tokens: str, steps: str, running: str, waiting: str, is_hung: bool, tmp_path: Path
+) -> None:
+    recorded = RecordedAnswer(record_service([SPEC], "chat"))
+    with serving_answers(recorded) as url:
+        asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
+    (query,) = (each for each in recorded.asked if each.startswith("(sum by"))
+    names = ("generation_tokens_total", "iteration_tokens_total_count", "num_requests_running", "num_requests_waiting")
+    values = {"0": ("100+9x20", "10+5x20", "2x20", "0x20"), "1": (tokens, steps, running, waiting)}
+    series = [
+        {"series": f'vllm:{name}{{instance="a",engine="{engine}"}}', "values": text}
+        for engine, texts in values.items()
+        for name, text in zip(names, texts, strict=True)
+    ]
+    found = [{"labels": '{instance="a",engine="1"}', "value": 7 if running == "0x20" else 2}] if is_hung else []
+    test = {"expr": query, "eval_time": "4m", "exp_samples": found}
+    tests = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": [test]}]}
+    (tmp_path / "test.yaml").write_text(json.dumps(tests))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_time_is_that_of_prometheus() -> None:

@@ -182,7 +182,7 @@ def test_the_last_minutes_of_a_long_log_count() -> None:
     assert window.rate_per_pos == pytest.approx((0.1, 0.0, 0.0), abs=1e-3)
     (fall,) = snapshot.findings
     assert (fall.code, "at 2026-11-2" in fall.message) == ("fell-in-log", True)
-    assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:49", fall.message)
+    assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:59", fall.message)
 
 
 def test_where_acceptance_fell_with_the_same_k_no_smaller_k_is_advised(tmp_path: Path) -> None:
@@ -203,6 +203,33 @@ def test_a_log_whose_level_stays_tells_of_no_fall_and_one_that_stands_still_of_a
     lines += [stalled.replace("10:00:{0:02}", f"09:50:{second:02}") + "\n" for second in (10, 20, 30)]
     (found,) = see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings
     assert (found.code, found.severity) == ("engine-hung", "error")
+
+
+def test_a_log_that_never_speaks_of_drafts_is_a_finding_where_some_are_expected(tmp_path: Path) -> None:
+    (tmp_path / "pod.log").write_text("".join(f"{NEW.format(second).splitlines()[0]}\n" for second in (10, 20, 30)))
+    (tmp_path / "serve.sh").write_text('vllm serve m --speculative-config \'{"method": "ngram"}\'')
+    log, setup = str(tmp_path / "pod.log"), str(tmp_path / "serve.sh")
+    assert draftwise.watch(log=log).to_dict()["findings"] == []
+    (found,) = draftwise.watch(log=log, setup=setup).to_dict()["findings"]
+    assert (found["code"], "no line about drafts" in found["message"]) == ("spec-off", True)
+
+
+def test_a_log_whose_workers_answer_their_engine_no_more_tells_of_a_stall() -> None:
+    waits = [
+        f"(EngineCore pid=9) INFO 11-22 10:0{minute}:20 [shm_broadcast.py:681] No available shared memory broadcast "
+        "block found in 60 seconds. This typically happens when some processes are hanging."
+        for minute in (1, 2)
+    ]
+    lines = (NEW.format(10) + NEW.format(20)).splitlines()
+    assert see_log([*waits, *lines], name="pod.log", now=NOW).findings == ()  # while it compiled
+    (found,) = see_log([*lines, *waits], name="pod.log", now=NOW).findings
+    assert (found.code, "for 120 s" in found.message) == ("engine-hung", True)
+
+
+def test_a_line_after_an_idle_while_is_about_one_interval() -> None:
+    windows = read(NEW.format(10) + NEW.format(20) + NEW.replace("10:00:", "10:03:").format(20))
+    assert [round(window.duration_s) for window in windows] == [10, 10, 10]
+    assert windows[2].tokens_per_step == pytest.approx(1.87)
 
 
 def test_a_log_without_such_lines_is_a_finding() -> None:

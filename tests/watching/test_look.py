@@ -1,9 +1,12 @@
 """Windows of servers that tell less than vLLM does."""
 
 import pytest
+from tests.support.watched import make_baseline
 
 from draftwise.core import Window
-from draftwise.watching.watcher import grow, read_page
+from draftwise.watching.diagnose import PoolExpectation, diagnose
+from draftwise.watching.watcher import find_renamed, grow, read_page
+from draftwise.watching.yardstick import Yardstick
 
 SGLANG = "sglang:generation_tokens_total{{}} {}\nsglang:num_requests_total{{}} {}\n"
 LLAMA = "llamacpp:tokens_predicted_total {}\n" + "".join(
@@ -38,6 +41,23 @@ def test_nothing_said_of_speculation_is_not_taken_for_none(before: str, after: s
     assert watch(before, after, pool="plain").tokens_per_step == 1.0  # the operator says so
 
 
+@pytest.mark.parametrize(
+    ("page", "pool", "lacks"),
+    [
+        (SGLANG, "spec", "no counter of drafts under"),
+        (SGLANG, "plain", ""),
+        (SGLANG + "sglang:spec_verify_calls_total {}\n", "spec", ""),
+        (LLAMA.replace("{}", "0"), "spec", ""),
+        ('trtllm_request_success_total{{model_name="m"}} {}\n', "spec", "no counter of drafts and output tokens"),
+        (RAY, "spec", ""),
+    ],
+)
+def test_a_server_that_tells_nothing_of_speculation_is_named(page: str, pool: str, lacks: str) -> None:
+    look = read_page(page.format(1000, 10, 400), pool=pool, instance="a", at_s=0.0, clock_s=0.0)
+    found = list(find_renamed([look]))
+    assert [lacks in each.message for each in found] == ([True] if lacks else [])
+
+
 def test_llama_cpp_tells_as_much_as_vllm_once_it_drafts() -> None:
     window = watch(LLAMA.format(0, 0, 0, 0), LLAMA.format(1000, 400, 1200, 580))
     assert window.counts_drafts is True
@@ -63,8 +83,24 @@ def test_a_gauge_of_sglang_is_told_as_it_is_and_counted_nowhere(after: str, expe
     assert (window.tokens_per_step, window.acceptance_length, window.counts_drafts) == (None, None, None)
 
 
+VERIFIES = "sglang:spec_verify_calls_total {}\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "codes"),
+    [
+        (10_000, {"zero-acceptance", "acceptance-fell", "fell-below-break-even"}),
+        (9_000, {"acceptance-fell", "fell-below-break-even"}),
+        (5_300, set()),
+    ],
+)
+def test_sglang_that_accepts_less_is_ill_though_it_counts_no_drafts(steps: int, codes: set[str]) -> None:
+    window = watch(SGLANG.format(0, 0) + VERIFIES.format(0), SGLANG.format(10_100, 100) + VERIFIES.format(steps))
+    expected = PoolExpectation(yardstick=Yardstick(baseline=make_baseline()))
+    assert {each.code for each in diagnose({"spec": [window]}, expected)} == codes
+
+
 def test_sglang_tells_tokens_per_step_by_its_verifications() -> None:
-    verifies = "sglang:spec_verify_calls_total {}\n"
-    window = watch(SGLANG.format(1000, 10) + verifies.format(400), SGLANG.format(11000, 110) + verifies.format(4400))
+    window = watch(SGLANG.format(1000, 10) + VERIFIES.format(400), SGLANG.format(11000, 110) + VERIFIES.format(4400))
     assert window.tokens_per_step == pytest.approx(10000 / (100 + 4000))  # a step for each prefill
     assert (window.counts_drafts, window.coverage, window.mean_k) == (None, None, None)

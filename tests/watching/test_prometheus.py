@@ -269,6 +269,20 @@ def test_a_start_that_went_back_is_several_servers_at_one_address() -> None:
     assert [window.instance for window in snapshot.recent] == ["b:8000"]
 
 
+def test_a_server_that_dies_again_and_again_is_not_several_at_one_address() -> None:
+    series = record(SPEC, "spec", "a:8000")
+    for each in series:
+        if "num_requests" not in each["metric"]["__name__"]:  # began anew every minute, and the last time 30 s ago
+            each["values"] = [[at, str(float(value) % 6000)] for at, value in each["values"]]
+    assert {each.code for each in watch(series)[0].findings} == {"several-behind-url"}
+    at = {"pool": "spec", "instance": "a:8000"}
+    starts = [{"metric": at, "value": [NOW_S, str(NOW_S - 30)]}]
+    snapshot, _ = watch(
+        series, starts, again=[{"metric": at, "value": [NOW_S, "5"]}], moves=[{"metric": at, "value": [NOW_S, "240"]}]
+    )
+    assert [(each.code, each.where) for each in snapshot.findings] == [("engine-dies", "a:8000")]
+
+
 def roll_out(old: Server, new: Server) -> Snapshot:
     """Return what is seen of a service whose only server was replaced two minutes ago."""
     series = [*record(old, "spec", "a:8000"), *record(new, "spec", "b:8000")]
@@ -373,10 +387,13 @@ def test_prometheus_takes_the_queries(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_target_that_never_answered_is_unread() -> None:
+@pytest.mark.parametrize(("asked", "value"), [("(max_over_time", "0"), ("(min_over_time", "1")])
+def test_a_target_that_never_answered_or_shows_no_counters_is_unread(asked: str, value: str) -> None:
     def answer(path: str, _: dict[str, str]) -> Answer:
         query = parse_qs(urlsplit(path).query)["query"][0]
-        never = [{"metric": {"instance": "new:8000", "pool": "spec"}, "value": [NOW_S, "0"]}]
+        never = (
+            [{"metric": {"instance": "new:8000", "pool": "spec"}, "value": [NOW_S, value]}] if asked in query else []
+        )
         is_named = "__name__=~" in query and "process_start" not in query and "http_requests" not in query
         result = never if query.startswith("max by") else record(SPEC, "spec", "a:8000") if is_named else []
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})

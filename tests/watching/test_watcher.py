@@ -59,6 +59,13 @@ def test_the_first_value_comes_after_one_interval_and_is_what_the_server_does() 
     assert [each.code for each in snapshot.findings] == ["one-page-one-address"]
 
 
+def test_an_engine_whose_requests_are_gone_does_not_hang() -> None:
+    idle = replace(SPEC, steps=0.0, finished=0.0, prompt_tokens=0.0, running=0.0)
+    snapshots, _ = observe(spec_pages, 3, between=lambda pages, _: pages[0].become(idle))
+    assert snapshots[1].windows[0].load.running == SPEC.running / 2  # the mean of both ends
+    assert "engine-hung" not in {each.code for snapshot in snapshots for each in snapshot.findings}
+
+
 def test_replicas_and_pools_are_kept_apart_and_pooled() -> None:
     pages = lambda: [*spec_pages(2), SimulatedPage("plain", "http://p:8000", PLAIN)]  # noqa: E731
     (snapshot,), _ = observe(pages, 1)

@@ -71,6 +71,8 @@ class EngineReading:
     """(edge in seconds, requests with a longer mean time per output token). The edge 0 counts all requests."""
     is_sparse: bool = False
     """Whether a counter is shown from its first increment on only."""
+    tells_acceptance: bool | None = True
+    """Whether accepted tokens are counted; None if counters exist that may stay at zero without speculation."""
     told: frozenset[str] = frozenset()
     """Readings on the page of a server that always shows all counters; empty for others."""
 
@@ -95,7 +97,9 @@ def parse_engines(text: str) -> tuple[EngineReading, ...]:
 
 def leave_drafts_unknown(engines: Iterable[EngineReading]) -> tuple[EngineReading, ...]:
     """Return the readings with a missing draft counter treated as unknown."""
-    return tuple(replace(each, counts_drafts=each.counts_drafts or None) for each in engines)
+    return tuple(
+        each if each.counts_drafts else replace(each, counts_drafts=None, tells_acceptance=False) for each in engines
+    )
 
 
 def find_unknown(text: str) -> tuple[str, ...]:
@@ -266,6 +270,7 @@ class _EngineSamples:
             model=self.model,
             slower_than=self._slower_than(),
             is_sparse=self.is_sparse,
+            tells_acceptance=_tells_acceptance(totals, counters.spec, counting),
             told=self._list_told() if is_whole else frozenset(),
         )
 
@@ -291,6 +296,12 @@ def _counts_drafts(totals: Mapping[str, float], server: str, is_sparse: bool) ->
     if is_sparse:
         return True if "num_drafts" in totals else None
     return True if totals.get("num_drafts") else None
+
+
+def _tells_acceptance(totals: Mapping[str, float], spec: SpecStats, counting: bool | None) -> bool | None:
+    if counting is not None or "verifications" in totals or spec.num_draft_tokens or spec.num_accepted_tokens:
+        return True
+    return None if totals.keys() & _OF_DRAFTS else False
 
 
 def _count_accepted(totals: Mapping[str, float]) -> int:

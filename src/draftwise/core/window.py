@@ -15,6 +15,9 @@ from operator import add
 
 from draftwise.core.counters import Counters, ServerLoad
 
+_BURST = 1.25
+"""Ratio of the requests of a step to those over time from which on they come in bursts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
@@ -100,6 +103,8 @@ class Window:
     """Whether a count of 0 means that nothing was accepted; some servers do not report what they accept."""
     restarted: bool = False
     """Whether an engine restarted within the window; its counters then cover only the time since."""
+    ends_idle: bool = False
+    """Whether no request is in flight at the end, whatever the mean load; of pooled windows untold."""
     sleeping: bool | None = None
     """Whether an engine is asleep (vLLM's sleep mode); None if not reported."""
     adapters: frozenset[str] = frozenset()
@@ -143,9 +148,9 @@ class Window:
     def followed_by(self, later: Window) -> Window:
         """Return both as one window of the same engines, gauges weighted by time, gaps left out.
 
-        A process that restarted counts only from its restart.
+        A process that restarted counts only from its restart, and an engine that fell asleep from then on.
         """
-        if later.restarted:
+        if later.restarted or (later.sleeping and not self.sleeping):
             return later
         seconds = self.duration_s + later.duration_s
         share = later.duration_s / seconds if seconds else 0.5
@@ -254,6 +259,12 @@ class Window:
     def batch(self) -> float | None:
         """Mean running requests per engine, which set the cost of a step."""
         return _ratio(self.load.running, self.engines)
+
+    @property
+    def burst(self) -> float | None:
+        """Mean requests of a step if far fewer run over time, so that no load stands for the window; else None."""
+        shared = _ratio(self.sequence_steps, self.sums.engine_steps)
+        return shared if shared and self.batch and shared > _BURST * self.batch else None
 
     @property
     def output_tokens_per_s(self) -> float | None:

@@ -65,6 +65,8 @@ class StatsLogFacts:
     """Matches the line about drafts, which follows the engine's line."""
     dies: re.Pattern[str]
     """Matches lines of an engine that dies, not errors of one request."""
+    hangs: re.Pattern[str]
+    """Matches lines of an engine whose workers do not answer, with the seconds."""
     time: re.Pattern[str]
     """Matches year (absent in vLLM's own lines), month, day, hour, minute and second."""
     process: re.Pattern[str]
@@ -81,6 +83,7 @@ def read_stats_log() -> StatsLogFacts:
         begins=re.compile(data["begins"]),
         drafts=re.compile(data["drafts"]),
         dies=re.compile(data["dies"]),
+        hangs=re.compile(data["hangs"]),
         time=re.compile(data["time"]),
         process=re.compile(data["process"]),
         readings={row["reading"]: re.compile(row["pattern"]) for row in data["rows"]},

@@ -33,6 +33,7 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
     MOVES,
+    MUTE,
     NEVER,
     PLACE,
     RESTARTS,
@@ -49,9 +50,10 @@ from draftwise.watching.prometheus import (
     nameless,
     put_together,
     select,
+    tell_mute,
     tell_unread,
 )
-from draftwise.watching.stalls import Stalls
+from draftwise.watching.stalls import HUNG, Stalls
 from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, tell_several, unread
 from draftwise.watching.yardstick import Yardstick
 
@@ -69,6 +71,9 @@ _HEAVY = frozenset({"at_most", "adapters", "cache_dtype"})
 """Readings to leave out: histograms have as many series as all others together."""
 _DOWN = "max by (instance) (max_over_time(up[2m])) == 0"
 """Query: targets that were not scraped for two minutes."""
+_STOOD_S = 120
+"""Seconds without a token after which an engine counts as hung."""
+_ENGINES = "sum by (namespace, service, pool, instance, engine)"
 _MANY = 10**6
 """Steps of the window that represents a run with only ratios recorded."""
 ServiceName = tuple[str, str]
@@ -136,7 +141,7 @@ async def see_fleet(
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
     of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
     start = f"process_start_time_seconds[{span_s:.0f}s]"
-    looked, starts, constants, turns, moves, again, down, never = (
+    looked, starts, constants, turns, moves, again, down, never, up, stood = (
         await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
         await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
@@ -145,6 +150,8 @@ async def see_fleet(
         await api.query(RESTARTS + of_services, at_s=now_s),
         await api.query(_DOWN, at_s=now_s),
         await api.query(NEVER.format(selection.of_targets, "instance, service, namespace", span_s), at_s=now_s),
+        await api.query(MUTE.format(selection.of_targets, "instance, service, namespace"), at_s=now_s),
+        await api.query(_ask_stalls(selection), at_s=now_s),
     )
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     faults = {
@@ -152,16 +159,39 @@ async def see_fleet(
         for (_, name), count in list_targets(again, lambda count: 2 < count < 3600).items()
     }
     faults[""] = unread(api.url, nameless(api.url))
+    for labels, count in ((each["metric"], float(each["value"][1])) for each in stood if "value" in each):
+        if 1 <= count < _MANY and (name := labels.get("instance", "")) not in faults:
+            engine = f", engine {labels['engine']}" if labels.get("engine") else ""
+            stands = f"but has generated no token for {_STOOD_S} s at least."
+            text = f"{name}{engine} has {count:.0f} requests in flight, {stands}"
+            faults[name] = fault("engine-hung", text=text, where=name)
     for _, name in list_targets(turns, lambda count: 0 < count < span_s):
         faults[name] = tell_several(name, is_start=False)
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
-    unknown, groups = await ask_unknown(api, selection), _group(looked)
+    unknown = await ask_unknown(api, selection)
     moved = list_targets(moves, lambda seconds: seconds > 0)
-    for labels in (each["metric"] for each in never if each["metric"].get("instance") in faults):
+    groups, shown = _group(looked), {each["metric"].get("instance") for each in looked}
+    for _, name in list_targets(
+        (each for each in up if each["metric"].get("instance") not in shown), lambda on: on == 1
+    ):
+        faults[name] = tell_mute(api.url, name)
+    for labels in (each["metric"] for each in (*never, *up) if each["metric"].get("instance") in faults.keys() - shown):
         groups[name_service(labels)].append({"metric": {**labels, "__name__": "up"}, "values": ()})
     services = [_judge(*each, began, known, faults, unknown, moved, now_s - span_s) for each in groups.items()]
     return tuple(sorted(services, key=lambda each: (-(each.cost or 0.0), -each.gravity, each.name)))
+
+
+def _ask_stalls(selection: Selection) -> str:
+    """Return the query for engines that had requests in the last minutes, and made neither a token nor a step."""
+
+    def write(function: str, reading: str) -> str:
+        return f"{_ENGINES} ({function}({select(selection, {reading})}[{_STOOD_S}s]))"
+
+    in_flight = " or ".join(f"{write('min_over_time', each)} >= 1" for each in ("running", "waiting"))
+    steps = write("increase", "engine_steps")
+    keys = _ENGINES.removeprefix("sum by ")
+    return f"({in_flight}) and on {keys} {write('increase', 'generation_tokens')} == 0 unless on {keys} {steps} > 0"
 
 
 def _pair(looks: Sequence[Look], since_s: float) -> Sequence[Look]:
@@ -200,7 +230,7 @@ def _judge(
     odd = sorted(instances & several.keys() - faults.keys())
     ill += [tell_several(each, is_start=several[each]) for each in odd]
     ill += find_renamed(each[-1] for each in pages if each[-1].instance in instances - several.keys())
-    hidden = several.keys() | {instance for instance, each in faults.items() if each.code != "engine-dies"}
+    hidden = several.keys() | {instance for instance, each in faults.items() if each.code not in ("engine-dies", HUNG)}
     pairs = [_pair(each, since_s) for each in pages]
     looks = [each for each in pairs if len(each) == 2 and each[-1].instance not in hidden]
     windows = tuple(window for before, after in looks for window in grow(before, after))

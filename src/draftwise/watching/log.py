@@ -49,7 +49,7 @@ class _Entry:
     engine: str
     at_s: float
     since_s: float | None
-    """Seconds since the engine's previous line; None for the first one."""
+    """Seconds since the engine's previous line, at most the interval of lines; None for the first one."""
     readings: dict[str, str] = field(default_factory=dict)
     is_about_drafts: bool = False
 
@@ -84,7 +84,12 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     seen = tuple(recent.read())
     mute = warning("no-statistics", case="drafts", name=name) if any(map(_is_mute, seen)) else None
     found = filter(None, (_find_stall(past, name), _find_fall(past, name), mute))
-    return Snapshot(at_s=end_s, windows=(last,), recent=seen, findings=(*died, *stalls.find(), *found))
+    waits = [int(hit[1]) for line in tail if not told and (hit := read_stats_log().hangs.search(line))]
+    hung = list(stalls.find())
+    if waits and not hung:
+        text = f"After the last statistics in {name}, workers did not answer their engine for {sum(waits)} s."
+        hung = [fault("engine-hung", text=text, where=name)]
+    return Snapshot(at_s=end_s, windows=(last,), recent=seen, findings=(*died, *hung, *found))
 
 
 def _is_mute(window: Window) -> bool:
@@ -208,6 +213,7 @@ def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
     facts = read_stats_log()
     unfinished: dict[str, _Entry] = {}
     ended: dict[str, float] = {}
+    shortest: dict[str, float] = {}
     at_s = now.timestamp()
     for line in lines:
         begins, drafts = facts.begins.search(line), facts.drafts.search(line)
@@ -222,7 +228,10 @@ def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
             yield entry
         if is_new or entry is None:
             engine = "" if begins is None else begins[1] or begins[2]
-            entry = _Entry(engine, at_s, at_s - ended[engine] if engine in ended else None)
+            since_s = at_s - ended[engine] if engine in ended else 0.0
+            shortest[engine] = min(shortest.get(engine, inf), since_s or inf)
+            is_idle = since_s > _LIKELY * shortest[engine]  # a line covers an interval, however long none came
+            entry = _Entry(engine, at_s, shortest[engine] if is_idle else since_s or None)
             ended[engine] = at_s
         entry.is_about_drafts |= drafts is not None
         matches = ((name, pattern.search(line)) for name, pattern in facts.readings.items())

@@ -68,6 +68,8 @@ RESTARTS = (
 """Query: targets whose process restarted repeatedly within an hour: a clock that is set moves its start less."""
 NEVER = "max by ({1}) (max_over_time(up{{{0}}}[{2:.0f}s])) == 0 and max by ({1}) (up{{{0}}} offset {2:.0f}s) == 0"
 """Query: targets that could not be scraped for as long."""
+MUTE = "max by ({1}) (min_over_time(up{{{0}}}[2m])) == 1"
+"""Query: targets that are scraped."""
 _ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0f}s])'
 """Requests by HTTP status; these series name no model."""
 _READ_LABELS = frozenset(
@@ -240,7 +242,7 @@ class PrometheusWatcher:
         """Return the targets that Prometheus still looks for, unlike those of an old roll-out, and cannot scrape."""
         now_s = max([self._now(), *(looks[-1].at_s for looks in pages)])  # whose clock is later, of the two machines
         late = _list_late(pages, now_s)
-        down = set[tuple[str, str]]()
+        down, mute = set[tuple[str, str]](), set[tuple[str, str]]()
         if len(late) == len(pages) and (told := await self.api.query("vector(time())")):
             late = down = _list_late(pages, float(told[0]["value"][1]))  # none is scraped, unless this clock is fast
         elif late:
@@ -250,7 +252,12 @@ class PrometheusWatcher:
             query = NEVER.format(self._selection.of_targets, "instance, pool", self._span_s)
             known = {(looks[0].pool, looks[0].instance) for looks in pages}
             down |= set(list_targets(await self.api.query(query), lambda value: value == 0)) - known
-        return [tell_unread(self.api.url, name) for _, name in sorted(down)]
+            query = MUTE.format(self._selection.of_targets, "instance, pool")
+            mute = set(list_targets(await self.api.query(query), lambda value: value == 1)) - known
+        return [
+            *(tell_unread(self.api.url, name) for _, name in sorted(down)),
+            *(tell_mute(self.api.url, name) for _, name in sorted(mute)),
+        ]
 
     async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
         """Return the roll-out derived from the servers' start times, and the windows of the minutes before it.
@@ -438,6 +445,12 @@ def tell_unread(url: str, instance: str) -> Finding:
     return unread(instance, BackendError(f"{url} no longer gets the counters of {instance}."))
 
 
+def tell_mute(url: str, instance: str) -> Finding:
+    """Return the finding for a target that a Prometheus scrapes, and that has no counters."""
+    text = f"{url} scrapes {instance}, but gets no counters: start the server without --disable-log-stats"
+    return unread(instance, BackendError(f"{text}."))
+
+
 def _write_labels(labels: Mapping[str, str]) -> str:
     return ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
 
@@ -467,8 +480,12 @@ def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
 
 
 def alternates(looks: Sequence[Look]) -> bool:
-    """Say whether one address stands for several servers: counters fall again and again, or stand there twice."""
-    return any(look.several for look in looks) or sum(falls_back(*pair) for pair in pairwise(looks)) >= FALLS
+    """Say whether one address stands for several servers: counters fall again and again, or stand there twice.
+
+    If the start of the process is known, it decides: one that only goes forward is of a server that dies and begins.
+    """
+    falls = 0 if looks[-1].started_s is not None else sum(falls_back(*pair) for pair in pairwise(looks))
+    return any(look.several for look in looks) or falls >= FALLS
 
 
 def contradicts(looks: Sequence[Look], moves: Mapping[tuple[str, str], float]) -> bool:

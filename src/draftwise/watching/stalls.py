@@ -24,7 +24,7 @@ def stands_still(window: Window) -> bool:
     in_flight = (window.load.running or 0.0) + (window.load.waiting or 0.0)
     steps = window.sums.engine_steps if window.duration_s < STARVED_S else None  # steps of a long prompt end by then
     made = (window.output_tokens, steps, window.sums.finished, window.sums.first_tokens)
-    return window.output_tokens == 0 and not any(made) and in_flight >= 1 and not window.sleeping
+    return window.output_tokens == 0 and not any(made) and in_flight >= 1 and not (window.sleeping or window.ends_idle)
 
 
 def describe_stall(window: Window, seconds: float) -> str:

@@ -135,10 +135,9 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         load=_average(earlier.load, later.load),
         sums=later.sums if restarted else sums,
         counts_drafts=later.counts_drafts,
-        tells_acceptance=(
-            later.counts_drafts is not None or later.counters.spec.num_accepted_tokens > 0 or after.pool == PLAIN
-        ),
+        tells_acceptance=bool(later.tells_acceptance) or after.pool == PLAIN,
         restarted=restarted,
+        ends_idle=later.load.running == 0 and not later.load.waiting,
         sleeping=None if awake == (None, None) else any(awake),
         adapters=frozenset(name for name, seen_s in later.adapters.items() if seen_s >= before.at_s),
         uptime_s=None if after.started_s is None else after.at_s - after.started_s,
@@ -643,6 +642,9 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
     for look in looks:
         known = [each for each in look.engines if each.told or (look.pool != PLAIN and _has_generated(each))]
         lacks = ["drafts"] if any(each.counts_drafts is None for each in known) else []
+        if look.server != "vLLM":  # whose exporters show some counters from their first increment on only
+            known = list(look.engines)
+            lacks = ["drafts"] if look.pool != PLAIN and any(each.tells_acceptance is False for each in known) else []
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
             yield warning("metrics-v0", instance=look.instance, old=old)

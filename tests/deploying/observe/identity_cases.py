@@ -145,6 +145,11 @@ CASES: Sequence[Case] = (
         parts=(Part(servers=(SPEC, SPEC, replace(SPEC, speculates=False))),),
         said=_said("partial-rollout prod spec2", "coverage-lost prod"),
     ),
+    Case(
+        name="one data-parallel rank of a server hangs",
+        parts=(Part(servers=(SPEC, SPEC), labels={"engine": "0"}), Part(servers=(SPEC, HUNG), labels={"engine": "1"})),
+        said=_said("engine-hung prod spec1"),
+    ),
     Case(name="one engine hangs", parts=(Part(servers=(SPEC, HUNG)),), said=_said("engine-hung prod spec1")),
     Case(
         name="requests wait and none runs",

@@ -22,7 +22,7 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKEN
 from draftwise.reporting.promql import make_alert
 
 _RECORD = re.compile(r"\bdraftwise:\w+(?::\w+)?")
-_NAMED = ("namespace", "pool", "instance")
+_NAMED = ("namespace", "pool", "instance", "engine")
 """Labels by which an alert says whom it is about, after the service."""
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
 _GROUP = "namespace, service, pool, revision"

@@ -22,6 +22,8 @@ from draftwise.watching.diagnose.pool_case import (
 
 _FEW_DRAFTS = 0.8
 """Share of the expected coverage or draft length below which drafts are missing."""
+_MANY_TOKENS = 2000
+"""Output tokens of which even a lookup in the text drafts some."""
 
 
 def _generates(window: Window) -> bool:
@@ -45,6 +47,13 @@ def _find_asleep(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_spec_off(case: PoolCase) -> RuleMatch | None:
+    if _lacks_lines(case):
+        return RuleMatch(
+            message="The server generates tokens, but its log has no line about drafts. It does not speculate, drafts "
+            "nothing, or these lines were filtered out.",
+            evidence=(f"{case.window.output_tokens:,} tokens, no line about drafts",),
+            loss=find_losses(case).acceptance,
+        )
     if case.window.counts_drafts is not False or not _generates(case.window):
         return None
     return RuleMatch(
@@ -52,6 +61,14 @@ def _find_spec_off(case: PoolCase) -> RuleMatch | None:
         evidence=(f"{case.window.output_tokens:,} tokens, no counter of drafts",),
         loss=find_losses(case).acceptance,
     )
+
+
+def _lacks_lines(case: PoolCase) -> bool:
+    """Return whether a log, which counts no requests, lacks the line that each interval with a draft has."""
+    is_log = case.window.counts_drafts is None and case.window.tells_acceptance and case.window.sums.finished is None
+    drafts = case.asked.spec is not None or (case.good is not None and case.good.counters.spec.num_drafts > 0)
+    made = case.window.counters.spec.num_drafts
+    return is_log and drafts and not made and (case.window.output_tokens or 0) >= _MANY_TOKENS
 
 
 def _find_partial_rollout(case: PoolCase) -> RuleMatch | None:
@@ -153,7 +170,8 @@ def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
     wanted = k if scheduled is None else scheduled
     if not wanted or window.mean_k is None or window.counters.spec.num_drafts < MIN_DRAFTS:
         return None
-    if window.mean_k >= _FEW_DRAFTS * wanted:
+    usual = None if case.good is None else case.good.mean_k  # the same traffic was measured with drafts as short
+    if window.mean_k >= _FEW_DRAFTS * min(wanted, usual or wanted):
         return None
     where = _find_only(case, lambda each: (each.mean_k or wanted) < _FEW_DRAFTS * wanted)
     on = f"On {where}, a" if where else "A"

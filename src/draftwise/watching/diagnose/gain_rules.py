@@ -15,6 +15,7 @@ from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
     RuleMatch,
+    count_verified,
     differ_in_prompts,
     find_losses,
     is_less,
@@ -36,7 +37,7 @@ _PAST_CROSSOVER = 1.05
 _MOSTLY_RUNNING = 0.8
 """Share of the crossover that counts as above it: waiting requests cost no verification."""
 _MORE_WORK = 1.5
-"""Growth of prompt tokens above which steps hold longer contexts or more prefill than before."""
+"""Ratio of prompt tokens above which steps hold more of them, and of requests above which a router favors a server."""
 _ALL_PREFILL = 0.95
 """Largest share of a server's time: prefills that wait for each other add up to more."""
 _SLOWER = 0.04
@@ -51,7 +52,7 @@ def _times_tell(window: Window) -> bool:
 def _find_below_break_even(case: PoolCase) -> RuleMatch | None:
     tokens = case.window.tokens_per_decode_step or case.window.tokens_per_step
     even = case.expected.yardstick.break_even
-    if tokens is None or even is None or case.window.counters.spec.num_drafts < MIN_DRAFTS or case.gains:
+    if tokens is None or even is None or count_verified(case.window) < MIN_DRAFTS or case.gains:
         return None
     if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
@@ -67,7 +68,15 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
     if load.running is None or crossover is None:
         return None
     running, waiting = (each / len(case.replicas) for each in (load.running, load.waiting or 0.0))
-    in_flight = running + waiting
+    in_flight, where, fix = running + waiting, "", ""
+    if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
+        loads = {name: (each.load.running or 0.0, each.load.waiting or 0.0) for name, each in case.replicas.items()}
+        where = max(loads, key=lambda name: loads[name])
+        rates = {name: each.finished_per_s or 0.0 for name, each in case.replicas.items()}
+        if rates.pop(where) <= _MORE_WORK * max(rates.values(), default=0.0):
+            return None  # as many requests as elsewhere, which stay longer: its illness is another one
+        running, in_flight = loads[where][0], sum(loads[where])
+        fix = "Spread the requests evenly over the replicas: check the router's balance."
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
         return None
     heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
@@ -78,9 +87,13 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
             "are slower"
         )
     return RuleMatch(
-        message=f"A server has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}.",
+        message=(
+            f"{where or 'A server'} has {in_flight:.0f} requests in flight; speculation pays up to {crossover:.0f}."
+        ),
         evidence=(tell("in flight", in_flight, crossover, of="crossover"), *beyond),
         loss=find_losses(case).load,
+        where=where,
+        fix=fix,
     )
 
 
@@ -198,13 +211,25 @@ def _find_slower_than_plain(case: PoolCase) -> RuleMatch | None:
 def _step_up(window: Window, case: PoolCase, *, plain: bool = False) -> float | None:
     """Return how much longer a step takes than measured; None where it does not, or too little is known."""
     ratio, earlier = case.expected.yardstick.step_ratio(window, plain=plain), case.expected.earlier
+    if window is case.window and ratio is not None:  # a mean of unlike loads is no load
+        by_engine = _hold_engines(case)
+        ratio = None if by_engine is None else min(ratio, by_engine)
     if earlier is not None and not plain and case.expected.yardstick.heaviest is None:
         ratio = _hold_against(window, earlier)
-    if ratio is None or not _times_tell(window) or _stops_early(window):
+    if ratio is None or not _times_tell(window) or _stops_early(window) or window.burst is not None:
         return None
     if earlier is not None and not plain and _times_tell(earlier):
         ratio /= max(1.0, case.expected.yardstick.step_ratio(earlier) or 1.0)  # traffic that no curve was measured with
     return ratio if log(ratio) > max(_STEP_UP, SIGMAS * relative_error(window) / 2) else None
+
+
+def _hold_engines(case: PoolCase) -> float | None:
+    """Return the same for engines that each have a load of their own, weighted by their tokens."""
+    known = [(each.output_tokens or 0, case.expected.yardstick.step_s(each.batch)) for each in case.windows]
+    total = sum(tokens * step_s for tokens, step_s in known if step_s is not None)
+    told = all(step_s is not None for tokens, step_s in known if tokens)
+    step_s = case.window.step_s
+    return step_s * sum(tokens for tokens, _ in known) / total if total and told and step_s is not None else None
 
 
 def _hold_against(window: Window, earlier: Window) -> float | None:

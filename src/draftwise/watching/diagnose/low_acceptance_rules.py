@@ -20,6 +20,7 @@ from draftwise.watching.diagnose.pool_case import (
     PoolCase,
     RuleMatch,
     count_requests,
+    count_verified,
     draft_error,
     find_losses,
     is_less,
@@ -55,7 +56,7 @@ def _accepts_all(window: Window) -> bool:
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     stats, rates = case.window.counters.spec, case.window.rate_per_pos
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
-    drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST
+    drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST or count_verified(case.window)
     nothing = drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
     if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
         return None
@@ -64,6 +65,8 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
             text_of("zero-acceptance", num_drafts=stats.num_drafts, accepted=stats.num_accepted_tokens or "none")
             if stats.num_drafts
             else text_of("zero-acceptance-tokens", num_tokens=stats.num_draft_tokens)
+            if stats.num_draft_tokens
+            else text_of("zero-acceptance-steps", num_steps=drafts)
         ),
         evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
         loss=find_losses(case).acceptance,
@@ -239,15 +242,16 @@ def _find_fades_with_uptime(case: PoolCase) -> RuleMatch | None:
 def _find_acceptance_fell(case: PoolCase) -> RuleMatch | None:
     """Hold the acceptance length against the good window's, where every server drafts in full."""
     good, window = case.good, case.window
-    if good is None or window.counters.spec.num_drafts < MIN_DRAFTS:
+    if good is None or count_verified(window) < MIN_DRAFTS:
         return None
-    if not is_less(window.acceptance_length, good.acceptance_length, by=_FELL, error=case.error):
+    name, what, now, then = "acceptance length", "draft", window.acceptance_length, good.acceptance_length
+    if now is None:  # of a server that does not count its drafts
+        name, what, now, then = "tokens per step", "step", window.tokens_per_step, good.tokens_per_step
+    if not is_less(now, then, by=_FELL, error=case.error):
         return None
     return RuleMatch(
-        message=(
-            f"A draft gives {window.acceptance_length:.2f} tokens, but {good.acceptance_length:.2f} in the measurement."
-        ),
-        evidence=(tell("acceptance length", window.acceptance_length, good.acceptance_length),),
+        message=f"A {what} gives {now:.2f} tokens, but {then:.2f} in the measurement.",
+        evidence=(tell(name, now, then),),
         loss=find_losses(case).acceptance,
     )
 

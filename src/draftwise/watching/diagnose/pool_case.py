@@ -333,6 +333,13 @@ def count_requests(window: Window) -> float:
     return window.counters.spec.num_drafts / _DRAFTS_A_REQUEST
 
 
+def count_verified(window: Window) -> int:
+    """Return the drafts; of a server that counts accepted tokens only, such as SGLang, the steps."""
+    is_log = window.sums.finished is None  # which may tell of drafts in a later line
+    is_untold = window.counts_drafts is None and window.tells_acceptance and not is_log
+    return (window.sequence_steps or 0) if is_untold else window.counters.spec.num_drafts
+
+
 def sampling_error(*windows: Window) -> float:
     """Return the standard error of the log of a reading, or of a ratio of two, from the requests in the windows."""
     requests = [count_requests(window) for window in windows]

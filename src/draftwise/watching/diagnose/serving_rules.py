@@ -89,7 +89,8 @@ def _find_alone(case: PoolCase, read: Callable[[Window], float | None]) -> str:
 
 
 def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
-    window = case.window
+    where = _find_alone(case, lambda each: each.sums.preemptions)
+    window = case.parts.get(where, case.window)
     rate, usage = window.preemptions_per_s, window.load.kv_usage
     preempted = window.sums.preemptions or 0.0
     if rate is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
@@ -97,29 +98,28 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
     if (usage or 0.0) <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
         return None
-    where = _find_alone(case, lambda each: each.sums.preemptions)
     on = f"On {where}, the" if where else "The"
     full = "at times" if usage is None else f"{usage:.0%}"
     return RuleMatch(
         message=f"{on} KV cache is {full} full and {60 * rate:.0f} requests a minute are preempted.",
         evidence=(tell("preemptions per s", rate), tell("KV use", usage)),
-        loss=_lose_queue(case),
-        where=where,
+        loss=_lose_queue(case, case.window),
+        where=window.instance if where else "",
     )
 
 
 def _find_queue(case: PoolCase) -> RuleMatch | None:
     window, good = case.window, case.good
-    queued, then = window.mean_queue_s, None if good is None else good.mean_queue_s
-    loss = _lose_queue(case)
     if window.sums.finished is None:
         return _find_waiting(case)
-    if queued is None or loss is None or not _has_requests(window) or _waiting(window) < 1:
-        return None
-    if loss < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
-        return None
     where = _find_alone(case, lambda each: each.load.waiting)
     ill = case.parts.get(where, window)
+    queued, then = ill.mean_queue_s, None if good is None else good.mean_queue_s
+    share, loss = _lose_queue(case, ill), _lose_queue(case, window)
+    if queued is None or share is None or not _has_requests(ill) or _waiting(ill) < 1:
+        return None
+    if share < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
+        return None
     at = ill.instance if where else ""
     says = f"On {where}, a" if where else "A"
     says += f" request waits {ill.mean_queue_s or 0.0:.2g} s before it runs, and {_waiting(ill):.0f} wait for an engine"
@@ -129,7 +129,7 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
         others = " and ".join(idle) or "the others"
         says += f", but none for {others}"
         fix = f"Send requests to {others}: check the router's balance, and the limits (max_num_seqs) of each server."
-    evidence, plain = [tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(window))], case.plain
+    evidence, plain = [tell("queue", queued, then, unit=" s"), tell("waiting", _waiting(ill))], case.plain
     in_plain = None if plain is None else plain.mean_queue_s
     if plain is None or in_plain is None or not _has_requests(plain):
         return RuleMatch(message=f"{says}.", evidence=tuple(evidence), loss=loss, where=at, fix=fix)
@@ -182,7 +182,7 @@ def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
     return RuleMatch(
         message=text_of("admission-squeezed", waiting=_waiting(window), usage=usage, plain=_waiting(plain)),
         evidence=(tell("waiting", _waiting(window), _waiting(plain), of="plain"), tell("KV use", usage)),
-        loss=_lose_queue(case),
+        loss=_lose_queue(case, window),
     )
 
 
@@ -245,6 +245,8 @@ def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleM
 def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
     window, earlier = case.window, case.expected.earlier
     before = earlier if earlier is not None and is_same_load(window, earlier) else None
+    if window.burst is not None:  # prompts that come at once wait for each other
+        return None
     for other, of, whose in ((case.plain, "plain", "of the plain pool"), (before, "earlier", "that it took before")):
         if other is None or not _has_requests(window, other):
             continue
@@ -295,9 +297,9 @@ def _find_outputs_short(case: PoolCase) -> RuleMatch | None:
     )
 
 
-def _lose_queue(case: PoolCase) -> float | None:
-    """Return what waiting costs, beyond what it did in the good time."""
-    window, good = case.window, case.good
+def _lose_queue(case: PoolCase, window: Window) -> float | None:
+    """Return what waiting costs the requests of a window, beyond what it did in the good time."""
+    good = case.good
     then = (good.mean_queue_s if good is not None else None) or 0.0
     if window.sums.queue_s is None or window.sums.finished is None:
         return None
