@@ -198,8 +198,9 @@ def _tell_way(way: SetupReading, judged: Report, shown: Report) -> Iterator[Find
     elif _rank(judged) < _rank(shown):
         is_of_caller = judged.outcome is CheckOutcome.NOT_JUDGED or (way.launch is not None and way.launch.deviations)
         code = "not-judged-on-a-way" if is_of_caller else "unknown-on-a-way"
-        why = min(judged.findings, key=lambda each: (each.severity is not Severity.ERROR, not _is_unknown(each)))
-        yield get_rule("fails-on-a-way" if judged.accepted is not None else code).ruling(
+        fails = judged.accepted is not None
+        why = min(judged.findings, key=lambda each: (each.severity is not Severity.ERROR, _is_unknown(each) is fails))
+        yield get_rule("fails-on-a-way" if fails else code).ruling(
             path=path, why=why.message, where=why.where, fix=why.fix
         )
 

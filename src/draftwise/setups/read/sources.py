@@ -244,7 +244,7 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
         from draftwise.setups.read.manifests.tasks import find_blocks
 
         return _read_launches(find_blocks(text), asked, source.folder)
-    if bare.startswith("-"):
+    if bare.startswith("-") and not asked.depth:
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
     with_config = any(_find_config(each.launch) for each in readings if each.launch)
@@ -260,7 +260,8 @@ def _read_here_documents(source: SourceText, asked: _SourceHints, env: Environme
         text = "\n" * (document.line - 1) + document.text  # its lines are those of the script
         inner = SourceText(text=text, folder=source.folder, is_chosen=False)
         try:
-            yield from _read(inner, replace(asked, left={**asked.left, **document.unknown}, depth=asked.depth + 1))
+            found = _read(inner, replace(asked, left={**asked.left, **document.unknown}, depth=asked.depth + 1))
+            yield from (each for each in found if each.launch is not None or each.setup.target)
         except InvalidSetup:
             continue  # most are no servers, but anything
 

@@ -54,6 +54,10 @@ _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
 _BUILTINS = frozenset(_COMMANDS["builtins"])
+_INPUT_OPTIONS = {
+    "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
+}  # fmt: skip
+"""Options of commands that set a variable to lines of their input."""
 
 
 @dataclass(slots=True)
@@ -524,12 +528,34 @@ class Shell(Conditions):
             return _leave(name, rest, state)
         if name in ("shift", "set", "unset"):
             self._change(name, rest, state)
+        elif (taken := self._read_input(name, rest, node, state)) is not None:
+            state.variables[rest[-1]] = taken
+            return "" not in rest  # the end of the text comes before the end of what is read
         elif name in ("read", "mapfile", "readarray", "getopts", "printf", "let"):
             for each in _find_set(name, rest):
                 self.open(each, state, f"set by {name}, line {node.line}")
         elif name in ("eval", "source", "."):
             self._take_in(name, rest, node.line, state)
         return False if name == "false" else True if name in _SUCCEEDS else None
+
+    def _read_input(self, name: str, rest: Sequence[str], node: Simple, state: PathState) -> str | Items | None:
+        """Return what `read` or `mapfile` sets one variable to from a here-document. None where that is not known."""
+        *options, variable = rest or [""]
+        bodies = [each.body for each in node.documents if isinstance(each, Document)]
+        if not bodies or not NAME.fullmatch(variable) or not set(options) <= _INPUT_OPTIONS.get(name, frozenset()):
+            return None
+        text, to_end = self.join(ShellWord(bodies[-1]), state), "" in options
+        if not (is_known(text) or to_end):
+            return None
+        if name != "read":
+            lines = text.splitlines(keepends="-t" not in options)
+            return Items(tuple((str(number), line) for number, line in enumerate(lines)))
+        given = [self.join(word, state) for word in node.words if isinstance(word, ShellWord) and _is_assignment(word)]
+        blank = dict(each.split("=", 1) for each in given).get("IFS", state.variables.get("IFS", " \t\n"))
+        if not isinstance(blank, str) or blank.strip(" \t\n") or ("\\" in text and not {"-r", "-rd"} & {*options}):
+            return None
+        text = text if to_end else text.partition("\n")[0]
+        return text.strip(blank) if blank else text
 
     def _take_in(self, name: str, rest: Sequence[str], line: int, state: PathState) -> None:
         """Go on with a text that is evaluated, or with what a file may have set."""

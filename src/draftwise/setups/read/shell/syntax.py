@@ -91,7 +91,7 @@ class Array:
 
 @dataclass(slots=True)
 class Document:
-    """A here-document; its body follows the line."""
+    """A here-document, whose body follows the line, or a here-string, whose body is the word."""
 
     delimiter: str
     is_quoted: bool
@@ -648,7 +648,9 @@ class _Parser:
         if not (found := self.take(_REDIRECTION)):
             self.pos += 1
         file, operator = self.read_word(), found[0].rstrip("- \t") if found else ""
-        if file is not None and operator in _OUTPUTS and not is_numbered:
+        if file is not None and operator == "<<<":
+            documents.append(Document("", True, False, (*file.parts, Literal("\n", True)), file.line))
+        elif file is not None and operator in _OUTPUTS and not is_numbered:
             documents.append(Output(file, ">>" in operator))
 
     def read_documents(self) -> None:
