@@ -243,12 +243,14 @@ def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) 
                     def override_quantization_method(cls, config, asked): return None
                 class Fp8Config(QuantizationConfig):
                     def __init__(self, bits=8): ...
+                    def get_min_capability(cls): return 75
                     def get_config_filenames(): return []
                 class AwqConfig(Fp8Config):
                     def override_quantization_method(cls, config, asked): return "awq"
                     def get_config_filenames(): return ["quant_config.json"]
                 class QuarkConfig(Fp8Config):
                     def __init__(self, layers, bits=8): ...
+                    def get_min_capability(cls): raise NotImplementedError
                 class CudaConfig(Fp8Config): ...
             """,
         },
@@ -257,7 +259,9 @@ def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) 
     assert {name for name, row in table.items() if row["needs_checkpoint"]} == {"awq", "quark"}
     assert {name for name, row in table.items() if row["deprecated"]} == {"quark"}
     assert {name for name, row in table.items() if row["overrides"]} == {"awq", "mxfp8"}
-    assert set(table) == {"awq", "fp8", "quark", "mxfp8", "new"}
+    assert {name: row["capability"] for name, row in table.items()} == {
+        "awq": 75, "fp8": 75, "quark": None, "mxfp8": 75, "new": 75,
+    }  # fmt: skip
 
 
 def test_flags_follow_fields_and_plain_arguments(wheel: Wheel) -> None:

@@ -146,7 +146,7 @@ def quantization_methods(tree: Tree) -> Facts:
 
     `deprecated` methods need a flag. A method with `needs_checkpoint` takes its settings from a quantized checkpoint;
     others can quantize while loading. A method that `overrides` may run weights that a checkpoint declares for another
-    method.
+    method. `capability` is the least compute capability of a GPU that vLLM loads it on; None if no number is read.
     """
     module = tree.get(_METHODS)
     deprecated = evaluate(module, ast.Name("DEPRECATED_QUANTIZATION_METHODS"))
@@ -154,10 +154,16 @@ def quantization_methods(tree: Tree) -> Facts:
     classes = _get_classes(module)
     needy = {name for name, cls in classes.items() if _needs_checkpoint(*cls)} - _shorthands(tree)
     overriding = {name for name, cls in classes.items() if _overrides(*cls)}
+    least = {name: _get_capability(*cls) for name, cls in classes.items()}
+    least = {**dict.fromkeys(_shorthands(tree), least.get("online")), **least}
     return {
-        name: ({"deprecated": name in gone, "needs_checkpoint": name in needy, "overrides": name in overriding}, source)
+        name: (
+            {"capability": least.get(name), "deprecated": name in gone, "needs_checkpoint": name in needy,
+             "overrides": name in overriding},
+            source,
+        )
         for name, (_, source) in listed(tree, "QuantizationMethods", _METHODS).items()
-    }
+    }  # fmt: skip
 
 
 def _get_classes(module: Module) -> dict[str, tuple[Module, ast.ClassDef]]:
@@ -196,6 +202,15 @@ def _needs_checkpoint(module: Module, cls: ast.ClassDef) -> bool:
         return True
     arguments = made[2].args if made else None
     return arguments is not None and len(arguments.args) - len(arguments.defaults) > len(["self"])
+
+
+def _get_capability(module: Module, cls: ast.ClassDef) -> int | None:
+    found = method_of(module, cls, "get_min_capability")
+    if found is None:
+        return None
+    owner, _, function = found
+    returned = [evaluate(owner, node.value) for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return returned[0] if len(returned) == 1 and type(returned[0]) is int else None
 
 
 def _overrides(module: Module, cls: ast.ClassDef) -> bool:

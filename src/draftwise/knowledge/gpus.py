@@ -15,6 +15,10 @@ _GIB = 1 << 30
 _LEAST_GIB = 1
 """Least memory of a GPU that models are served on."""
 
+_CAPABILITIES: Mapping[str, int] = {
+    "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100, "blackwell-rtx": 120,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -39,6 +43,11 @@ class Gpu:
     def memory_gib(self) -> float:
         """Total memory in GiB."""
         return self.memory_bytes / _GIB
+
+    @property
+    def capability(self) -> int | None:
+        """NVIDIA's compute capability of the generation, e.g. 90; an A10 or a 30-series card has 86 in place of 80."""
+        return _CAPABILITIES.get(self.architecture)
 
 
 @cache

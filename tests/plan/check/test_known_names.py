@@ -287,12 +287,43 @@ def test_a_type_of_vllm_s_own_is_known_while_a_release_has_it(tmp_path: Path, ve
         ({"dtype": "bfloat16"}, "T4", "gpu-without-bfloat16"),
         ({"dtype": "bfloat16"}, "A10", ""),
         ({"dtype": "half"}, "V100-32GB", ""),
-        ({"quantization": "fp8"}, "V100-32GB", "gpu-without-fp8"),
+        ({"quantization": "fp8"}, "V100-32GB", "gpu-too-old-for-weights"),
         ({"quantization": "fp8"}, "T4", ""),
+        ({"kv_cache_dtype": "fp8"}, "T4", "old-gpu-not-judged"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "A100-80GB", "old-gpu-not-judged"),
+        ({"kv_cache_dtype": "fp8"}, "H100", ""),
+        ({"quantization": "fp8_per_tensor"}, "V100-32GB", "gpu-too-old-for-weights"),
     ],
 )
 def test_what_old_gpus_cannot_compute(given: dict[str, object], gpu: str, code: str) -> None:
-    setup = Setup(
-        target="Qwen/Qwen3-8B", engine_version="0.33.0", device=Device(name=gpu, kind="cuda", count=1), args=given
-    )
-    assert {each for each in codes(check(setup)) if each.startswith("gpu-without")} == ({code} if code else set())
+    assert _about_gpu("Qwen/Qwen3-8B", "0.33.0", gpu, given) == ({code} if code else set())
+
+
+def _about_gpu(target: str, version: str, gpu: str, given: dict[str, object]) -> set[str]:
+    device = Device(name=gpu, kind="cuda", count=1)
+    found = codes(check(Setup(target=target, engine_version=version, device=device, args=given)))
+    return {code for code in found if code.startswith(("gpu-", "old-gpu-"))}
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "gpu", "code"),
+    [
+        ("Qwen/Qwen3-8B-FP8", "0.13.0", "T4", "gpu-too-old-for-weights"),
+        ("Qwen/Qwen3-8B-FP8", "0.14.0", "T4", ""),
+        ("Qwen/Qwen3-8B-FP8", "0.14.0", "V100-32GB", "gpu-too-old-for-weights"),
+        ("Qwen/Qwen3-8B-AWQ", "0.19.1", "V100-32GB", "gpu-too-old-for-weights"),
+        ("Qwen/Qwen3-8B-AWQ", "0.33.0", "T4", ""),
+        ("nvidia/Qwen3-8B-FP8", "0.26.0", "A100-80GB", "gpu-too-old-for-weights"),
+        ("nvidia/Qwen3-8B-FP8", "0.27.0", "A100-80GB", ""),
+        ("nvidia/Qwen3-8B-FP4", "0.26.0", "A100-80GB", ""),
+        ("nvidia/Qwen3-8B-FP4", "0.13.0", "T4", "gpu-too-old-for-weights"),
+        ("openai/gpt-oss-20b", "0.33.0", "T4", "gpu-too-old-for-weights"),
+        ("openai/gpt-oss-20b", "0.33.0", "A100-80GB", ""),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "0.33.0", "T4", "old-gpu-not-judged"),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "0.33.0", "L4", ""),
+        ("someone/Qwen3-8B-FP8", "0.33.0", "T4", "old-gpu-not-judged"),
+        ("someone/Qwen3-8B-FP8", "0.33.0", "H100", ""),
+    ],
+)
+def test_a_quantization_needs_the_capability_of_its_release(target: str, version: str, gpu: str, code: str) -> None:
+    assert _about_gpu(target, version, gpu, {}) == ({code} if code else set())

@@ -23,8 +23,9 @@ HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwe
         (None, "FP8", "0.32.0", []),
         (None, "awq", "0.32.0", ["target-not-quantized"]),
         (None, "zip", "0.32.0", ["target-quantization-unknown"]),
-        (None, "fp_quant", "0.13.0", []),
-        (None, "fp_quant", "0.14.0", ["target-quantization-deprecated"]),
+        (None, "experts_int8", "0.13.0", []),
+        (None, "experts_int8", "0.14.0", ["target-quantization-deprecated"]),
+        (None, "fp_quant", "0.13.0", ["gpu-too-old-for-weights"]),
         ("gptq", "gptq_marlin", "0.19.1", []),
         ("gptq", "gptq", "0.19.1", ["plain-gptq-in-float16"]),
         ("gptq", "gptq", "0.32.0", []),
@@ -44,8 +45,8 @@ def test_the_targets_quantization(
 
 
 def test_a_deprecated_method_can_be_allowed(tmp_path: Path) -> None:
-    flags = {"quantization": "fp_quant", "allow_deprecated_quantization": True}
-    assert judge(write(tmp_path, "model", BF16), None, "0.32.0", **flags).accepted
+    flags = {"quantization": "experts_int8", "allow_deprecated_quantization": True}
+    assert judge(write(tmp_path, "model", BF16), None, "0.19.1", **flags).accepted
 
 
 def test_every_deprecated_method_was_one() -> None:

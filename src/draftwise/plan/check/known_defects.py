@@ -27,10 +27,6 @@ _PRAISED_FOR: Mapping[str, str] = {
 }
 """Rule that says that a feature goes with speculation -> the fact that a row names whose fault is about the feature."""
 _INTERFACES: Mapping[str, str] = {"IsHybrid": "hybrid", "SupportsMultiModal": "multimodal", "SupportsMRoPE": "mrope"}
-_SM: Mapping[str, int] = {
-    "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100, "blackwell-rtx": 120,
-}  # fmt: skip
-"""NVIDIA's compute capability by generation; an A10 or a 30-series card has 86."""
 _PLATFORMS: Mapping[str, tuple[str, ...]] = {
     "rocm": ("VLLM_ROCM_",),
     "ascend": ("VLLM_ASCEND_",),
@@ -96,7 +92,7 @@ def read_facts(context: Context, resolved: Resolved) -> Mapping[str, Any]:
         "async_scheduling": _or_unknown(resolved.async_scheduling),
         "parallel_drafting": resolved.parallel_drafting,
         "platform": _find_platform(context, None if gpu is None else gpu.architecture),
-        "sm": UNKNOWN if gpu is None else _SM.get(gpu.architecture, UNKNOWN),
+        "sm": UNKNOWN if gpu is None or gpu.capability is None else gpu.capability,
         "gpu": UNKNOWN if gpu is None else gpu.name,
         "target": target,
         "target_name": context.setup.target.lower(),

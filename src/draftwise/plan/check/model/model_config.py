@@ -289,11 +289,26 @@ def find_quantization(context: Context, asked: object, role: str) -> Iterator[Ru
 
 def _takes_own_method(config: HfConfig) -> bool:
     """Say whether a checkpoint of ModelOpt names its algorithm, by which vLLM replaces the method that is asked for."""
+    is_known = any(part in _read_algorithm(config) for part in ("FP8", *_MODELOPT))
+    return is_known and str(config.quantization).startswith("modelopt")
+
+
+def _read_algorithm(config: HfConfig) -> str:
     stored = config.get("quantization_config")
     inner = stored.get("quantization", stored) if isinstance(stored, Mapping) else None
-    algorithm = inner.get("quant_algo") if isinstance(inner, Mapping) else None
-    is_known = isinstance(algorithm, str) and any(part in algorithm.upper() for part in ("FP8", "FP4", "MIXED"))
-    return is_known and str(config.quantization).startswith("modelopt")
+    return str(inner.get("quant_algo") or "").upper() if isinstance(inner, Mapping) else ""
+
+
+_MODELOPT: Mapping[str, str] = {"MXFP8": "modelopt_mxfp8", "FP4": "modelopt_fp4", "MIXED": "modelopt_mixed"}
+"""Part of ModelOpt's algorithm -> the method that vLLM loads it with."""
+
+
+def find_kernels(model: Model) -> str | None:
+    """Return the method whose kernels run a model's weights; a checkpoint of ModelOpt tells it by its algorithm."""
+    if model.quantization != "modelopt":
+        return model.quantization
+    algorithm = _read_algorithm(model.config)
+    return next((method for part, method in _MODELOPT.items() if part in algorithm), model.quantization)
 
 
 def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Ruling]:
