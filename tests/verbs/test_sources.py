@@ -102,10 +102,12 @@ def test_a_path_is_never_a_model() -> None:
     [
         (["vllm", "serve", "Qwen/Qwen3-8B", *FLAGS], "Qwen/Qwen3-8B", {"max_model_len": 4096}),
         (["VLLM_X=a b", "vllm", "serve", "m", "--seed=1"], "m", {"seed": 1}),
+        (["A=1", "env", "-u", "B", "VLLM_X=1", "vllm", "serve", "m", "--seed=1"], "m", {"seed": 1}),
+        (["uv", "run", "vllm", "serve", "m"], "m", {}),
         (["docker", "run", "--gpus", "all", "vllm/vllm-openai:v0.33.0", "--model", "m"], "m", {}),
         (["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"], "m", {}),
     ],
-    ids=["vllm", "variable", "docker", "python"],
+    ids=["vllm", "variable", "env", "uv", "docker", "python"],
 )
 @pytest.mark.parametrize("options", [["--json", "--vllm", "0.33.0"], ["--json", "--vllm=0.33.0"]])
 @pytest.mark.parametrize("behind", [False, True])

@@ -46,6 +46,8 @@ _COMMANDS = frozenset({
     ("vllm", "serve"), ("docker", "run"), ("podman", "run"), ("nerdctl", "run"), ("python", "-m"), ("python3", "-m"),
 })  # fmt: skip
 """First words of the commands that start a server."""
+_WRAPPERS = frozenset({"command", "env", "exec", "nice", "nohup", "numactl", "srun", "sudo", "time", "uv"})
+"""Programs that start the program that their arguments name."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SPEC = "--speculative-config"
 _IN_A_FILE = "Or give the name of a file with the JSON, which works in every shell."
@@ -369,12 +371,13 @@ def flags_of_vllm() -> Collection[str]:
 
 
 def find_command(words: Sequence[str]) -> int:
-    """Return the index at which a command that starts a server begins, its variables included; -1 without one."""
+    """Return the index at which a command that starts a server begins, with variables and wrappers; -1 without one."""
     for index, pair in enumerate(pairwise(words)):
         if pair in _COMMANDS:
-            while index and _ASSIGNMENT.match(words[index - 1]):
-                index -= 1
-            return index
+            begin = next((at for at, word in enumerate(words[:index]) if word in _WRAPPERS), index)
+            while begin and _ASSIGNMENT.match(words[begin - 1]):
+                begin -= 1
+            return begin
     return -1
 
 

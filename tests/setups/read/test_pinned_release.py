@@ -27,6 +27,8 @@ ONE = {
     ],
     "serve.sh": [
         "pip install vllm==0.19.1\n" + SERVE,
+        "pip install 'vllm>=0.15'\npip install vllm==0.19.1\n" + SERVE,
+        "pip install vllm==0.19.1\ndocker logs vllm > 1.log\n" + SERVE,
         "printf 'vllm==0.19.1' > requirements.txt\npip install -r requirements.txt\n" + SERVE,
         "V=0.19.1\npip install https://github.com/vllm-project/vllm/releases/download/v$V/vllm-$V+cu129-cp38-abi3-x.whl\n"
         + SERVE,
@@ -46,10 +48,18 @@ ONE = {
     "task.yaml": [SKY.format("uv pip install vllm==0.19.1")],
 }
 OPEN = {
-    "modal.py": [MODAL.format('pip_install("vllm==0.19.1").pip_install("vllm==0.20.0")')],
+    "modal.py": [
+        MODAL.format('pip_install("vllm==0.19.1").pip_install("vllm==0.20.0")'),
+        MODAL.format('uv_pip_install("vllm>=0.19.1", "torch")'),
+        '# /// script\n# dependencies = [\n#   "vllm>=0.19.1",\n# ]\n# ///\nfrom vllm import LLM\nLLM(model="gpt2")\n',
+    ],
     "serve.sh": [
         "pip install 'vllm>=0.11,<0.20'\n" + SERVE,
         "pip install vllm~=0.19.0\n" + SERVE,
+        "pip install 'vllm>=0.19'\n" + SERVE,
+        "pip install 'vllm >= 0.19.0'  # or newer\n" + SERVE,
+        "pip install 'vllm>0.18'\n" + SERVE,
+        "pip install vllm==0.19.1\npip install -U 'vllm>=0.20'\n" + SERVE,
         "uv pip install -U vllm --extra-index-url https://wheels.vllm.ai/nightly\n" + SERVE,
     ],
     "task.yaml": [SKY.format("pip install vllm==0.19.1 || pip install vllm==0.20.0")],
@@ -93,3 +103,12 @@ def test_a_file_that_the_text_names_counts(tmp_path: Path, file: str, text: str)
     assert read_setups(script)[0].setup.engine_version == "0.19.1"
     script.write_text(SERVE)
     assert read_setups(script)[0].setup.engine_version == ""
+
+
+@pytest.mark.parametrize(
+    "text", ['dependencies = ["vllm>=0.19.1"]\n', '[tool.poetry.dependencies]\nvllm = ">=0.19.1"\n']
+)
+def test_a_range_in_a_file_that_the_text_names_counts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "serve.sh").write_text(f"install-all pyproject.toml\n{SERVE}")
+    assert {*read_setups(tmp_path / "serve.sh")[0].unknown} == {"engine_version"}

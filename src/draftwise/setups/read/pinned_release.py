@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
 from draftwise.setups.read.input_texts import read_text
@@ -30,6 +32,8 @@ _OPEN = re.compile(
     re.MULTILINE,
 )
 """What installs a release that only the index knows: ranges with an upper end, nightly builds, commits."""
+_AT_LEAST = re.compile(rf"(?:{_PACKAGE}[\"']?|^\s*vllm\s*=\s*[\"'])\s*>=?\s*{_RELEASE}(?![^\n\"']*<)", re.MULTILINE)
+"""Ranges without an upper end; a pinned release in them is what they install."""
 _SET = re.compile(
     rf"^\s*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
 )
@@ -48,7 +52,16 @@ def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     once = Counter(each["name"] for each in _SET.finditer(whole))
     values = {each["name"]: each["release"] for each in _SET.finditer(whole) if once[each["name"]] == 1}
     filled = _USED.sub(lambda found: values.get(found[1] or found[2], found[0]), whole)
-    return tuple(dict.fromkeys(_find_pins(filled)))
+    pins = tuple(dict.fromkeys(_find_pins(filled)))
+    least = {" ".join(each[0].split()): each["release"] for each in _AT_LEAST.finditer(filled)}
+    return (*pins, *(text for text, release in least.items() if len(pins) != 1 or not _reaches(pins[0], release)))
+
+
+def _reaches(pin: str, least: str) -> bool:
+    try:
+        return Version(pin) >= Version(least)
+    except InvalidVersion:
+        return False
 
 
 def _find_pins(text: str) -> Iterator[str]:

@@ -54,6 +54,7 @@ _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
 _BUILTINS = frozenset(_COMMANDS["builtins"])
+_RANGE = re.compile(r"vllm(?:\[[\w,\s-]*\])?\s*[<>~!]")
 _INPUT_OPTIONS = {
     "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
 }  # fmt: skip
@@ -518,7 +519,7 @@ class Shell(Conditions):
         if len(found) < 4 * _MAX_TURNS:
             found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
         version = find_installed(texts)
-        if version:
+        if version is not None:
             state.version = version
 
     def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
@@ -643,11 +644,11 @@ def _restore(state: PathState, before: PathState) -> None:
     state.arguments, state.own = before.arguments, before.own
 
 
-def find_installed(texts: Sequence[str]) -> str:
-    """Return the release in `pip install vllm==RELEASE`; empty without one."""
-    if "install" not in texts:
-        return ""
-    return next((found[1] for each in texts if (found := PINNED.fullmatch(each.strip("\"'")))), "")
+def find_installed(texts: Sequence[str]) -> str | None:
+    """Return the release in `pip install vllm==RELEASE`; empty for a range, None if vLLM is not installed."""
+    named = [each.strip("\"'") for each in texts] if "install" in texts else []
+    pin = next((found[1] for each in named if (found := PINNED.fullmatch(each))), None)
+    return "" if pin is None and any(map(_RANGE.match, named)) else pin
 
 
 def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
