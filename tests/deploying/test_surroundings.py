@@ -11,7 +11,9 @@ from tests.support.adopted import IMAGES
 
 from draftwise.core import InvalidSetup
 from draftwise.deploying import TARGETS
+from draftwise.deploying.surroundings import read_surroundings
 from draftwise.verbs.deploy import DeployRequest, WrittenFolder, deploy
+from draftwise.verbs.sources import find_sources
 
 SPEC = '{"method": "ngram", "num_speculative_tokens": 5}'
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -300,3 +302,70 @@ def test_what_a_platform_cannot_hold_is_named(source: str, to: str, said: tuple[
     deploy.run(request)
     written = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file())
     assert [each for each in said if each not in written] == []
+
+
+_CONTAINER = {"name": "vllm", "image": "vllm/vllm-openai:v0.33.0", "args": ["--model", MODEL]}
+_KEDA = {"scaleTargetRef": {"name": "chat"}, "maxReplicaCount": 4}
+
+
+def _deployment(**spec: object) -> dict[str, Any]:
+    pod = {"metadata": {"labels": {"app": "chat"}}, "spec": {"containers": [_CONTAINER]}}
+    own = {"selector": {"matchLabels": {"app": "chat"}}, "template": pod, **spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat"}, "spec": own}
+
+
+def _scaler(kind: str = "ScaledObject", **spec: object) -> list[dict[str, Any]]:
+    return [
+        _deployment(),
+        {"apiVersion": "keda.sh/v1alpha1", "kind": kind, "metadata": {"name": "scaler"}, "spec": {**_KEDA, **spec}},
+    ]
+
+
+def _kserve(marks: dict[str, str] | None = None, **predictor: object) -> list[dict[str, Any]]:
+    metadata = {"name": "chat", "annotations": marks or {}}
+    spec = {"predictor": {"containers": [_CONTAINER], **predictor}}
+    return [{"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": metadata, "spec": spec}]
+
+
+def _knative(least: str) -> list[dict[str, Any]]:
+    marks = {"annotations": {"autoscaling.knative.dev/min-scale": least}}
+    template = {"metadata": marks, "spec": {"containers": [_CONTAINER]}}
+    kind = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "chat"}}
+    return [{**kind, "spec": {"template": template}}]
+
+
+def _stack(**model: object) -> list[dict[str, Any]]:
+    spec = {"name": "chat", "repository": "vllm/vllm-openai", "tag": "v0.33.0", "modelURL": MODEL, **model}
+    return [{"servingEngineSpec": {"modelSpec": [spec]}, "routerSpec": {"replicaCount": 0}}]
+
+
+@pytest.mark.parametrize(
+    ("documents", "empty"),
+    [
+        ([_deployment()], False),
+        ([_deployment(replicas=0)], True),
+        (_scaler(), True),  # KEDA's default
+        (_scaler(minReplicaCount=0), True),
+        (_scaler(minReplicaCount=1), False),
+        (_scaler(minReplicaCount=2, idleReplicaCount=0), True),
+        (_scaler(scaleTargetRef={"name": "other"}), False),
+        (_scaler("HTTPScaledObject", replicas={"min": 0}), True),
+        (_scaler("HTTPScaledObject", replicas={"min": 1}), False),
+        (_scaler("HorizontalPodAutoscaler"), False),
+        (_scaler("HorizontalPodAutoscaler", minReplicas=0), True),
+        (_kserve(), False),
+        (_kserve(minReplicas=0), True),
+        (_kserve(minReplicas=1), False),
+        (_kserve({"autoscaling.knative.dev/min-scale": "0"}), True),
+        (_knative("0"), True),
+        (_knative("1"), False),
+        (_stack(replicaCount=1), False),
+        (_stack(replicaCount=1, keda={"enabled": True, "minReplicaCount": 0}), True),
+        (_stack(replicaCount=1, keda={"enabled": False, "minReplicaCount": 0}), False),
+    ],
+)
+def test_a_source_that_scales_to_zero_is_known(documents: list[dict[str, Any]], empty: bool, tmp_path: Path) -> None:
+    source = tmp_path / "source.yaml"
+    source.write_text(yaml.safe_dump_all(documents))
+    reading = find_sources(DeployRequest(str(source))).read(None).require_one()
+    assert read_surroundings(reading).may_be_empty == empty

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from tests.support.guarding import EVERY_S, RULES, Proxy, window
+from tests.support.guarding import EVERY_S, RULES, Proxy, reading
 
 from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import OUT, Action, Step
@@ -24,7 +24,7 @@ from draftwise.watching.watcher import Snapshot
 class World:
     """A service behind a proxy, and guards that look at it."""
 
-    def __init__(self, folder: Path, **truth: float | None) -> None:
+    def __init__(self, folder: Path, **truth: float | str | None) -> None:
         self.folder, self.truth = folder, truth
         self.now_s = 1_767_571_200.0
         self.proxy = Proxy()
@@ -52,16 +52,16 @@ class World:
         windows = []
         for name, value in {**self.truth, "plain": 1.0}.items():
             if value is not None:
-                seen = window(None if name in self.proxy.out else value, at_s=self.now_s)
-                windows.append(
-                    type(seen)(**{**{f: getattr(seen, f) for f in seen.__dataclass_fields__}, "instance": name})
-                )
+                seen = reading(self.now_s, {name: None if name in self.proxy.out else value}).spec[name]
+                assert seen is not None
+                windows.append(replace(seen, instance=name))
         return Snapshot(at_s=self.now_s, windows=tuple(windows), recent=())
 
     async def probe(self, name: str, now_s: float) -> ProbeReading:
         self.probed.append(name)
         if (value := self.truth[name]) is None:
             raise BackendError("It does not answer.")
+        assert not isinstance(value, str)
         return ProbeReading(at_s=self.now_s, tokens_per_step=value, is_same=True)
 
     def run(self, seconds: float, every_s: float = EVERY_S) -> Tick:
@@ -98,6 +98,19 @@ def test_a_step_is_carried_out_recorded_with_its_evidence_and_kept(world):
     assert row["by"] == "haproxy=fake"
     assert row["evidence"]["break_even"] == 1.35
     assert row["replicas"] == ["a"]
+    assert "is-out-of-traffic" in codes(tick)
+
+
+def test_a_hung_replica_is_taken_out_after_several_reads_of_one_guard(tmp_path):
+    world = World(tmp_path, a=1.9, b="hung", c=1.9)
+    world.run(20)
+    world.start()  # what it read before is no proof any more
+    world.run(20)
+    assert not world.proxy.out
+    tick = world.run(20)
+    assert world.proxy.out == {"b"}
+    assert world.recorded() == [("done", "drain")]
+    assert tick.state.latches["b"].cause == "engine-hung"
     assert "is-out-of-traffic" in codes(tick)
 
 

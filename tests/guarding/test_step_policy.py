@@ -88,6 +88,43 @@ def test_a_replica_that_accepts_nothing_is_drained():
     assert Service(a=1.0).run(60).steps == [Step.DRAIN]
 
 
+def test_a_hung_replica_alone_is_drained_and_stays_out_without_a_rollback():
+    service = Service(a=1.9, b=1.9, c=1.9).run(120)
+    began, service.truth["b"] = service.now_s, "hung"
+    service.run(3 * HOUR)
+    ((at_s, action),) = service.done
+    assert (action.step, action.replicas, action.cause) == (Step.DRAIN, ("b",), "engine-hung")
+    assert 30 <= at_s - began <= 40
+    probe = ProbeReading(at_s=service.now_s, tokens_per_step=1.9, is_same=True)
+    assert service.run(EVERY_S, probes={"b": probe}).steps == [Step.DRAIN, Step.RELEASE]
+
+
+@pytest.mark.parametrize(
+    ("truth", "plain"),
+    [
+        ({"a": 1.9, "b": "dead"}, ("plain",)),
+        ({"a": 1.9, "b": None}, ("plain",)),
+        ({"a": "hung", "b": "hung"}, ()),
+        ({"a": "hung"}, ("dead",)),
+    ],
+    ids=["no answer", "idle", "all hang", "alone"],
+)
+def test_silence_is_no_hang_and_one_that_helps_nobody_causes_no_step(
+    truth: dict[str, float | str | None], plain: tuple[str, ...]
+) -> None:
+    assert not Service(**truth).run(2 * HOUR, plain=plain).done
+
+
+def test_a_pause_of_all_is_held_against_no_replica_that_ends_it_later():
+    service = Service(a=1.9, b=1.9).run(60)
+    service.truth |= {"a": "hung", "b": "hung"}
+    service.run(120, plain=())
+    service.truth["a"] = 1.9
+    service.run(20, plain=())
+    service.truth["b"] = 1.9
+    assert not service.run(HOUR, plain=()).done
+
+
 def test_nothing_comes_back_because_nothing_is_seen():
     """The trap: a drained pool has no data, the alert resolves, the pool comes back, the alert fires."""
     service = Service(a=1.1).run(60)
@@ -319,7 +356,7 @@ def test_a_service_that_does_not_pay_as_a_whole_goes_back():
     assert service.steps == [Step.ROLL_BACK]
 
 
-values = st.sampled_from([1.0, 1.1, 1.34, 1.36, 1.9, None, "dead", "restarted"])
+values = st.sampled_from([1.0, 1.1, 1.34, 1.36, 1.9, None, "dead", "restarted", "hung"])
 probed = st.sampled_from([None, 1.0, 1.4, 1.9])
 
 
@@ -379,6 +416,10 @@ def check(service: Service, seen: ServiceReading) -> None:
         assert len(left) >= service.rules.min_spec
         assert left or answering_plain
         assert all(seen.spec[n] is not None for n in action.replicas)
+        if action.cause == "engine-hung":
+            made = {n: bool(w and w.output_tokens) for n, w in (*seen.spec.items(), *seen.plain.items())}
+            assert any(made.values())
+            assert not any(made[n] for n in action.replicas)
     if action.step is Step.RELEASE:
         assert all(n in before.latches and seen.spec[n] is not None for n in action.replicas)
         tried = [before.latches[n].step is Step.TRICKLE for n in action.replicas]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.action import OUT, Action, Step
@@ -48,7 +48,7 @@ def window(
 def reading(
     at_s: float, spec: Mapping[str, float | str | None], *, plain: Iterable[str] = ("plain",), **given: object
 ) -> ServiceReading:
-    """Return what is seen of replicas that emit so many tokens per step; `dead` and `restarted` are said as such.
+    """Return what is seen of replicas that emit so many tokens per step; or `dead`, `restarted` or `hung`.
 
     A plain server of the name `dead` does not answer.
     """
@@ -58,6 +58,8 @@ def reading(
             return None
         if value == "restarted":
             return window(1.0, at_s=at_s, restarted=True)
+        if value == "hung":
+            return replace(window(None, at_s=at_s, finished=0), load=ServerLoad(running=6, waiting=2))
         assert not isinstance(value, str)
         return window(value, at_s=at_s)
 

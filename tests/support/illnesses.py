@@ -341,7 +341,7 @@ HEALTHY: Sequence[Illness] = (
     Illness(name="prompts are always long", always={"mix": {"long": 1.0}, "rate": 1.5}),
     Illness(name="few requests a minute", spec=({"rate": 0.1},) * 2, plain={"rate": 0.1}, allowed=_of("no-traffic")),
     Illness(name="drafts as short as measured", always={"cut": 0.3}),
-    Illness(name="k 7 as measured", always={"k": 7.0, "mix": {"code": 1.0}}, allowed=_of("tail-dead")),
+    Illness(name="k 7 as measured", always={"k": 7.0, "mix": {"code": 1.0}}),
     Illness(name="requests in bursts", always={"rate": 0.0, "streams": 60.0}, plain=None, change=_thin),
     Illness(name="unlike replicas in load", spec=({"rate": 4.0}, {"rate": 12.0})),
     Illness(name="one restarted", spec=({},) * 3, change=_started(90, 90, 0.1)),

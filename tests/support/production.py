@@ -222,10 +222,9 @@ FAULTS: Sequence[Fault] = (
     Fault(
         name="k too large",
         diagnosis="tail-dead",
-        also=frozenset({"tail-fell"}),
         alerts=frozenset({"tail-dead"}),
         rates={"positions": (0.6, 0.3, 0.02)},
-        always={"k": 7.0, "mix": {"chat": 1.0}},
+        simulated=None,
     ),
     Fault(
         name="structured outputs cut drafts short",

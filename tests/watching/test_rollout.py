@@ -14,7 +14,7 @@ from tests.support.web import Answer, serving_answers
 from tests.watching.test_prometheus import NOW_S, record
 
 from draftwise.cli import main
-from draftwise.core import Counters, InvalidSetup, SpecStats, Sums, Window
+from draftwise.core import Counters, InvalidSetup, ServerLoad, SpecStats, Sums, Window
 from draftwise.watching.rollout import LAST, RollOut, compare_setups, find_rollout, parse_time, tell_rollout
 from draftwise.watching.yardstick import find_misleading
 
@@ -156,8 +156,22 @@ def test_acceptance_length_is_told_to_be_of_the_steps_that_have_a_draft() -> Non
     assert "Only 60% of the steps" in found.message
     assert "Acceptance length 3.00" in found.message
     assert "All steps together give 2.20 tokens each" in found.message
+    half = replace(window(None), counters=Counters(spec=lookups, generation_tokens=2200))
+    assert [*find_misleading(half, half)] == []  # it was measured so
+    assert [*find_misleading(replace(half, sums=Sums(finished=3.0)))] == []
     none_left = Counters(spec=lookups, generation_tokens=1850)
     assert [*find_misleading(replace(window(None), counters=none_left))] == []
+
+
+def test_what_is_not_judged_in_bursts_is_said_once() -> None:
+    stats = SpecStats(num_drafts=900, num_draft_tokens=2700, num_accepted_tokens=900)
+    steady = Window(pool="spec", instance="a", start_s=0.0, duration_s=300.0, sums=Sums(engine_steps=30.0),
+                    counters=Counters(spec=stats, generation_tokens=1800), load=ServerLoad(running=30.0))  # fmt: skip
+    assert [*find_misleading(steady)] == []
+    (found,) = find_misleading(replace(steady, load=ServerLoad(running=3.0)))
+    assert found.code == "bursts-not-judged"
+    assert "on average 3.0 run, but a step has 30 of them" in found.message
+    assert "not judged" in found.message
 
 
 def test_a_prometheus_that_fails_in_between_ends_with_a_message() -> None:

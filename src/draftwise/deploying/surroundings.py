@@ -52,6 +52,8 @@ class Surroundings:
     """Form of the source: object, values, services, unit or command; empty for a plain setup."""
     kind: str = ""
     """Kind of the object that holds the server."""
+    may_be_empty: bool = False
+    """Whether the source lets the service have no replica."""
 
     def refuse_secrets(self) -> None:
         """Raise InvalidSetup if a literal is a secret, because the files would hold it."""
@@ -66,6 +68,15 @@ _LISTS: Mapping[str, str] = {"volumeMounts": "mountPath", "ports": "containerPor
                              "initContainers": "name", "containers": "name", "volumeDevices": "devicePath",
                              "imagePullSecrets": "name", "tolerations": "key"}  # fmt: skip
 """Fields that are lists, each of whose entries is an item, and the key that names an entry."""
+_FEWEST = frozenset(
+    {
+        *("replicas", "replicaCount", "minReplicas", "minReplicaCount", "idleReplicaCount", "min_replicas"),
+        *("autoscaling.knative.dev/min-scale", "autoscaling.knative.dev/minScale"),
+    }
+)
+"""Fields and annotations that say how few replicas a service may have."""
+_SCALING = ("scaling", "autoscaling", "keda")
+"""Fields that hold them."""
 _REFERENCE = re.compile(r"(?<!\$)\$(?!\$)")
 _RUN = read_data("docker_run")
 _RUN_OPTIONS: Mapping[str, str] = _RUN["compose_keys"]
@@ -90,7 +101,29 @@ def read_surroundings(reading: SetupReading) -> Surroundings:
     items = tuple(_READERS[place.form](place))
     kind = str(place.value.get("kind") or "") if isinstance(place.value, Mapping) else ""
     unknown = bool(launch.image_unknown) or "$" in image or "{{" in image
-    return Surroundings(items=items, image="" if unknown else image, form=place.form, kind=kind)
+    empty = any(_allows_none(each.key, each.value) for each in items if each.part != "other") or _is_scaled_away(place)
+    return Surroundings(items=items, image="" if unknown else image, form=place.form, kind=kind, may_be_empty=empty)
+
+
+def _allows_none(key: str, value: Any) -> bool:
+    """Return whether a field allows a service no replica."""
+    if isinstance(value, Mapping):
+        is_on = key in _SCALING and value.get("enabled") is not False
+        return is_on and any(_allows_none(str(name), each) for name, each in value.items())
+    return key in _FEWEST and str(value) == "0"
+
+
+def _is_scaled_away(place: Place) -> bool:
+    """Return whether another object of the source scales the server to zero, as KEDA's do unless they say otherwise."""
+    name = _follow(place.value, ("metadata", "name"))
+    for other in place.others:
+        spec, is_kedas = _mapping(other, ("spec",)), _follow(other, ("kind",)) != "HorizontalPodAutoscaler"
+        if isinstance(name, str) and _follow(spec, ("scaleTargetRef", "name")) in (name, f"{name}-predictor"):
+            least = _mapping(spec, ("replicas",)).get("min", 0)  # of KEDA's HTTPScaledObject
+            bounds = {"minReplicaCount": least, **spec} if is_kedas else spec
+            if any(_allows_none(str(key), value) for key, value in bounds.items()):
+                return True
+    return False
 
 
 def _refer(name: str, text: str, where: str) -> SourceItem:

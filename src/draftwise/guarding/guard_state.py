@@ -48,6 +48,8 @@ class State:
 
     recent: Mapping[str, tuple[ReplicaSample, ...]] = field(default_factory=dict)
     """Samples by replica since the last change of its traffic. Lost when the guard restarts."""
+    stands: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Since when, and in how many windows, a replica's requests stand still while another generates, likewise."""
     low_since_s: Mapping[str, float] = field(default_factory=dict)
     """Time since which a replica has been below break-even, by replica."""
     latches: Mapping[str, Latch] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class State:
         Raises:
             ValueError, LookupError, TypeError: `given` is not such a state.
         """
-        known = {each.name for each in fields(cls)} - {"recent"}
+        known = {each.name for each in fields(cls)} - {"recent", "stands"}
         if odd := given.keys() ^ known:
             raise ValueError(f"these keys are missing or unknown: {', '.join(sorted(odd))}")
         model, drift = given["drift_model"], given["drift"]
@@ -116,6 +118,7 @@ class State:
             self,
             latches={name: each for name, each in self.latches.items() if name not in replicas},
             recent={name: each for name, each in self.recent.items() if name not in replicas},
+            stands={name: each for name, each in self.stands.items() if name not in replicas},
             low_since_s={name: each for name, each in self.low_since_s.items() if name not in replicas},
         )
 

@@ -6,6 +6,8 @@ These rules always hold:
 3. At most one step is taken per `step_gap_s`.
 4. Missing data is not evidence: an unreachable replica, a restart or an idle server causes no step. A replica that was
    taken out stays out until a probe, or a trickle of traffic, shows that it pays again.
+5. A replica hangs if it answers, has requests in flight and makes no progress in several windows in a row, while
+   another server generates. Where none generates, taking one out does not help.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from draftwise.guarding.service_reading import (
     pool,
     read_sample,
 )
+from draftwise.watching.stalls import HUNG, stands_still
 
 TRICKLE_S = 900.0
 """Seconds for which a replica gets a twentieth of the traffic as a trial."""
@@ -36,6 +39,7 @@ _COVERED = 0.9
 def _find_actions(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
     """Yield what could be done, the most urgent first."""
     yield from _find_ends_of_trickle(state, reading, rules)
+    yield from _find_hung(state, reading, rules)
     yield from _find_ways_out(state, reading, rules)
     yield from _find_releases(state, reading, rules)
     yield from _find_way_back(state, reading, rules)
@@ -43,6 +47,23 @@ def _find_actions(state: State, reading: ServiceReading, rules: Rules) -> Iterat
         replicas = tuple(name for name in each.replicas if name not in state.latches)
         if replicas or not each.replicas:
             yield _action(each.step, replicas, each.cause, each.reason, rules)
+
+
+def _find_hung(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
+    """Yield the step that takes hung replicas out of the traffic."""
+    out = state.hands_off.union(name for name, latch in state.latches.items() if latch.step in OUT)
+    stood = {
+        name: (reading.at_s - began_s, reads) for name, (began_s, reads) in state.stands.items() if name not in out
+    }
+    hung = {
+        name: seconds for name, (seconds, reads) in stood.items() if reads >= MIN_WINDOWS and seconds >= rules.hold_s
+    }
+    if hung:
+        seconds = min(hung.values())
+        reason = (
+            f"Requests are in flight, and no token was generated for {seconds:.0f} s, while another server generates."
+        )
+        yield replace(_action(Step.DRAIN, tuple(hung), HUNG, reason, rules), evidence={"seconds": round(seconds, 1)})
 
 
 def _find_ways_out(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
@@ -136,7 +157,10 @@ def _is_well(latch: Latch, probe: ProbeReading | None, rules: Rules) -> bool:
 
 def _find_way_back(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
     """Yield the roll-back where the service as a whole has not paid for long; else the restart of what is ill."""
-    out = {name: latch for name, latch in state.latches.items() if not _is_well(latch, reading.probes.get(name), rules)}
+    out = {
+        name: latch for name, latch in state.latches.items()
+        if latch.cause != HUNG and not _is_well(latch, reading.probes.get(name), rules)
+    }  # fmt: skip
     began = [latch.out_since_s for latch in out.values()] + list(state.low_since_s.values())
     if not began or reading.at_s - min(began) < rules.roll_back_after_s:
         return
@@ -224,20 +248,26 @@ def decide(state: State, reading: ServiceReading, rules: Rules) -> tuple[State, 
 
 def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
     """Return the state with the windows of the moment."""
-    recent, low = {}, {}
+    recent, low, stands = {}, {}, {}
+    out = {name for name, latch in state.latches.items() if latch.step in OUT}
+    serving = [*reading.plain.values(), *(window for name, window in reading.spec.items() if name not in out)]
+    works = any(window is not None and window.output_tokens for window in serving)
     for name, window in reading.spec.items():
         samples = state.recent.get(name, ())
         if window is not None and window.restarted:
             samples = ()
         if window is not None and (sample := read_sample(window)) is not None:
             samples = (*samples, sample)
+        if works and window is not None and not window.restarted and stands_still(window):
+            began_s, reads = state.stands.get(name, (window.start_s, 0))
+            stands[name] = began_s, reads + 1
         latch = state.latches.get(name)
         span = rules.hold_s if latch is None else TRICKLE_S
         recent[name] = keep_recent(samples, reading.at_s, _HISTORY_MARGIN * span)
         if latch is None and _is_low(pool(recent[name]), rules):
             low[name] = min(state.low_since_s.get(name, inf), reading.at_s)
     last_s = state.last_step_s if state.last_step_s is None else min(state.last_step_s, reading.at_s)
-    return replace(state, recent=recent, low_since_s=low, last_step_s=last_s)
+    return replace(state, recent=recent, stands=stands, low_since_s=low, last_step_s=last_s)
 
 
 def _allow(action: Action, state: State, reading: ServiceReading, rules: Rules) -> Action | None:

@@ -46,7 +46,7 @@ def add_diagnoses(
         also = diagnose(all_pools, expected, snapshot.serving(PLAIN), info)
         found += tuple(each for each in also if each.where in names and each.code not in known)
     wholes = filter(None, map(Window.pooled, pools.values()))
-    notes = (note for whole in wholes for note in find_misleading(whole))
+    notes = (note for whole in wholes for note in find_misleading(whole, expected.window))
     gone = [each for each in snapshot.findings if each.code in _OF_SERVERS]
     rest = [each for each in snapshot.findings if each.code not in _OF_SERVERS]
     told = {(each.code, each.where) for each in gone}

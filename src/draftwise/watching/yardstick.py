@@ -12,19 +12,27 @@ from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
 _MUCH = 0.1
 """Share of tokens, or of steps, above which a ratio is misleading."""
-_FEW_DRAFTS = 200
-"""Minimum number of drafts; with fewer, a share of steps is chance."""
+_FEW_DRAFTS, _FEW_REQUESTS = 200, 10
+"""Minimum number of drafts, and of requests where they are counted; with fewer, a share of steps is chance."""
 
 
-def find_misleading(window: Window) -> Iterator[Finding]:
-    """Yield notes on a pool's misleading ratios."""
+def find_misleading(window: Window, good: Window | None = None) -> Iterator[Finding]:
+    """Yield notes on a pool's misleading ratios, and on what is not judged.
+
+    Args:
+        window: readings of the pool.
+        good: readings at a known good time.
+    """
     first, tokens, decoding = window.sums.first_tokens, window.output_tokens, window.tokens_per_decode_step
     per_step, pool = window.tokens_per_step, window.pool
     if first and tokens and first >= _MUCH * tokens and decoding and per_step:
         yield note("first-tokens-count", first=first, tokens=tokens, per_step=per_step, decoding=decoding, pool=pool)
     drafts, steps = window.counters.spec.num_drafts, window.sequence_steps
     decoded = None if steps is None else steps - (first or 0)
-    if decoded and _FEW_DRAFTS <= drafts <= (1 - _MUCH) * decoded:
+    usual = 1.0 if good is None or good.coverage is None else good.coverage
+    finished = window.sums.finished
+    told = drafts >= _FEW_DRAFTS and (finished is None or finished >= _FEW_REQUESTS)
+    if decoded and told and drafts <= (1 - _MUCH) * usual * decoded:
         yield note(
             "drafts-on-some-steps",
             share=drafts / decoded,
@@ -32,6 +40,8 @@ def find_misleading(window: Window) -> Iterator[Finding]:
             per_step=per_step,
             pool=pool,
         )
+    if window.burst is not None:
+        yield note("bursts-not-judged", burst=window.burst, running=window.batch, pool=pool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,14 @@ CASES: Sequence[Case] = (
         parts=(Part(), Part(servers=(replace(SPEC, speculates=False),), labels={"service": "other"})),
     ),
     Case(
+        name="a new replica is worse, and the old ones are not",
+        parts=(
+            Part(servers=(SPEC, SPEC), minutes=(0, 540)),
+            Part(servers=(WORSE,), labels={"namespace": "prod"}, minutes=(400, 140), start="_x400 24000x139"),
+        ),
+        said=_said("replica-outlier prod prodspec0"),
+    ),
+    Case(
         name="one of two replicas is worse",
         parts=(Part(servers=(SPEC, WORSE)),),
         said=_said("replica-outlier prod spec1"),

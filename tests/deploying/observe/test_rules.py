@@ -11,12 +11,14 @@ import pytest
 import yaml
 from tests.deploying.observe.identity_cases import CASES
 from tests.support.adopted import EVIDENCE, FOUND, LOAD, MODEL, ORDER, SETUP, SPEED
-from tests.support.production import BREAK_EVEN, MEASURED, SCENARIOS, Scenario
+from tests.support.production import BREAK_EVEN, MEASURED, SCENARIOS, Phase, Scenario
 
-from draftwise.core import ClosedLoop, Condition, InvalidSetup, SpecConfig
+from draftwise.core import ClosedLoop, Condition, Counters, Expected, InvalidSetup, SpecConfig, SpecStats
 from draftwise.deploying import make_order
 from draftwise.deploying.observe.alert_rules import ALERTS, find_constants, make_rules
 from draftwise.deploying.observe.promise import VLLM, name_for
+from draftwise.deploying.order import Scale
+from draftwise.deploying.surroundings import Surroundings
 from draftwise.knowledge.findings import get_finding
 from draftwise.knowledge.vllm import Release, get_release, releases
 
@@ -207,6 +209,27 @@ def test_the_rules_of_the_decision_hold_for_an_hour_on_the_servers_that_speculat
         {"expr": expr, "eval_time": "110m", "exp_samples": samples},
     ]
     judge(tmp_path, list(write_series(scenario, LABELS, VLLM)), promql_expr_test=tests)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+@needs_promtool
+def test_a_service_that_may_have_no_replica_is_silent_without_a_target(empty: bool, tmp_path: Path) -> None:
+    order = replace(ORDER, around=Surroundings(may_be_empty=empty))
+    rules = make_rules(order, name_for(order, VLLM))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": list(rules.groups)}))
+    served = Scenario(name="", phases=(*SCENARIOS[0].phases, Phase(minutes=300, servers={}), *SCENARIOS[0].phases))
+    found = frozenset[str]() if empty else frozenset({"server-unread"})
+    judge(tmp_path, list(write_series(served, LABELS, VLLM)), promql_expr_test=expect(found, count_minutes(served)))
+    assert set(rules.missing) == ({"DraftwiseNothingRead"} if empty else set())
+    scaled = replace(order, platform=replace(order.platform, scale=Scale(most=4, per_replica=8)))
+    assert make_rules(scaled, name_for(scaled, VLLM)).missing == {}
+
+
+def test_a_tail_that_was_adopted_so_is_no_alert() -> None:
+    stats = SpecStats(num_drafts=1000, num_draft_tokens=3000, num_accepted_tokens=940, accepted_per_pos=(600, 300, 40))
+    expected = Expected(workload="chat", condition=SPEED.condition, counters=Counters(spec=stats))
+    order = replace(ORDER, evidence=replace(EVIDENCE, expected=expected))
+    assert "DraftwiseTailDead" in make_rules(order, name_for(order, VLLM)).missing
 
 
 def test_without_a_run_only_alerts_that_need_no_number_of_it_are_written() -> None:

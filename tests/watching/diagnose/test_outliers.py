@@ -30,6 +30,22 @@ def test_one_ill_engine_is_named_and_the_pool_is_not_blamed(ill: Server, of: int
     assert not [each.code for each in found if not each.where.startswith("http")]
 
 
+@pytest.mark.parametrize(
+    ("ill", "said", "unsaid"),
+    [
+        (SLOW, "clocks", "checksums"),
+        (replace(SPEC, positions=(0.2, 0.05, 0.01)), "checksums", "clocks"),
+        (replace(SLOW, positions=(0.2, 0.05, 0.01)), "checksums", ""),
+    ],
+    ids=["slow", "accepts less", "both"],
+)
+def test_the_advice_is_of_what_is_unlike(ill: Server, said: str, unsaid: str) -> None:
+    found = diagnose({"spec": [make(SPEC if number else ill, number, ranks=False) for number in range(3)]})
+    (one,) = [each for each in found if each.code == "replica-outlier"]
+    assert said in one.fix
+    assert not unsaid or unsaid not in one.fix
+
+
 @pytest.mark.parametrize("of", [2, 3, 4])
 def test_where_all_are_ill_none_is_accused(of: int) -> None:
     found = diagnose({"spec": [make(DEAD, number, ranks=False) for number in range(of)]})

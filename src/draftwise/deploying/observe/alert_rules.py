@@ -26,6 +26,8 @@ _NAMED = ("namespace", "pool", "instance", "engine")
 """Labels by which an alert says whom it is about, after the service."""
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
 _GROUP = "namespace, service, pool, revision"
+_DEAD_TAIL = 0.05
+"""Accepted last positions of a draft, as a share, that `DraftwiseTailDead` is about."""
 SPECULATING = 'pool!="plain"'
 """Servers without the label count as speculative, because a single pool needs none."""
 
@@ -95,6 +97,7 @@ def make_rules(order: ServiceOrder, naming: Naming) -> RuleSet:
         else:
             readings.append({"record": record, "expr": naming.write(expression)})
     missing = {each.name: lack for each in ALERTS if (lack := _find_lack(each.expression, naming, lacking))}
+    missing |= _find_needless(order)
     alerts = [_write_alert(each, order, naming) for each in ALERTS if each.name not in missing]
     known = [_write_constant(each, naming) for each in constants if each.value is not None]
     rollback = [_write_rollback(rule, order, naming) for rule in order.evidence.rollback]
@@ -156,6 +159,17 @@ def _find_lack(expression: str, naming: Naming, lacking: Mapping[str, str]) -> s
     if sample := naming.find_missing(expression):
         return f"vLLM {naming.release} does not export vllm:{sample}"
     return next((lacking[record] for record in _RECORD.findall(expression) if record in lacking), "")
+
+
+def _find_needless(order: ServiceOrder) -> Mapping[str, str]:
+    """Return the alerts on what is normal for this service, and why it is."""
+    expected, found = order.evidence.expected, dict[str, str]()
+    if order.around.may_be_empty and order.platform.scale is None:
+        found["DraftwiseNothingRead"] = "the source lets the service have no replica"
+    rates = () if expected is None else expected.counters.spec.rate_per_pos
+    if rates and rates[-1] < _DEAD_TAIL:
+        found["DraftwiseTailDead"] = "the run adopted the setup with a last position that is hardly ever accepted"
+    return found
 
 
 def _write_constant(constant: Constant, naming: Naming) -> dict[str, Any]:

@@ -191,10 +191,13 @@ def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
-    rates = case.window.rate_per_pos
+    rates, then = case.window.rate_per_pos, () if case.good is None else case.good.rate_per_pos
     if len(rates) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
-    if rates[-1] >= _NOISE or rates[0] < 2 * _NOISE:
+    error = (_NOISE * case.window.counters.spec.num_drafts) ** -0.5  # of the accepted last tokens
+    if rates[0] < 2 * _NOISE or not is_less(rates[-1], _NOISE, by=0.0, error=error):
+        return None
+    if len(then) == len(rates) and then[-1] < _NOISE:  # it was adopted so
         return None
     return RuleMatch(
         message=f"The target accepts the last of {len(rates)} draft tokens in only {rates[-1]:.1%} of the drafts.",

@@ -7,6 +7,8 @@ from math import inf
 from statistics import median
 
 from draftwise.core import Window
+from draftwise.knowledge.findings import get_finding
+from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
@@ -93,4 +95,12 @@ def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch
     evidence: tuple[str, ...] = (tell("tokens per step", now, then, of="the others"),)
     if step is not None and other is not None:
         evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
-    return RuleMatch(message=f"On {name} {says}; on the others, {theirs}.", evidence=evidence, where=worst.instance)
+    fixes = [text_of("outlier-slow")] if slow else []
+    if slow and _accepts_less(worst, (worst, *rest)):
+        fixes.append(get_finding("replica-outlier").fix)
+    return RuleMatch(
+        message=f"On {name} {says}; on the others, {theirs}.",
+        evidence=evidence,
+        where=worst.instance,
+        fix=" ".join(fixes),
+    )

@@ -149,9 +149,11 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
         evidence=tuple(evidence),
         loss=loss,
         fix=fix
-        or ("Check how much the drafter takes with `draftwise size`, and lower k or max_num_seqs if the cache is full.")
-        if is_same_load(window, plain)
-        else ("Before you compare them, spread the load evenly over both pools, or add replicas to this one."),
+        or (
+            "Check how much the drafter takes with `draftwise size`, and lower k or max_num_seqs if the cache is full."
+            if is_same_load(window, plain)
+            else "Before you compare them, spread the load evenly over both pools, or add replicas to this one."
+        ),
         where=at,
     )
 
