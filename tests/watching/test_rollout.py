@@ -30,6 +30,8 @@ def serve(path: str, _: dict[str, str]) -> Answer:
         result = [{"metric": labels, "value": [NOW_S, str(ROLLED_S)]}]
     elif asked["query"].startswith("up{"):
         result = []  # no target is down
+    elif asked["query"].startswith("vector("):
+        result = [{"metric": {}, "value": [NOW_S, str(NOW_S)]}]
     elif "time" in asked:
         assert float(asked["time"]) == ROLLED_S
         result = record(SPEC, "spec", "old:8000")
@@ -185,4 +187,4 @@ def test_a_prometheus_that_fails_in_between_ends_with_a_message() -> None:
         done = CliRunner().invoke(main, ["watch", "--prometheus", url, "--model", "m", "--since-rollout", "last"])
     assert done.exit_code == 3
     assert "answers 503" in done.output
-    assert len(asked) == 8
+    assert len(asked) == 10

@@ -211,8 +211,8 @@ class ServiceGuard:
     def _settle(self) -> Iterator[Finding]:
         """Bring the state up to what others did: an operator by --undo, or by the proxy."""
         stored = self._store.read()
-        kept = {"recent": self._state.recent, "stands": self._state.stands}
-        self._state, self._written = replace(stored, **kept), stored.to_dict()
+        own = self._state
+        self._state, self._written = replace(stored, recent=own.recent, stands=own.stands), stored.to_dict()
         for name, latch in self._state.latches.items():
             executor = next((each for each in self._means.executors if each.name == latch.means), None)
             is_out = None if executor is None else executor.is_out(name)
