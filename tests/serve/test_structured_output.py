@@ -1,12 +1,16 @@
 """Structured output over HTTP: every way to ask for it, and grammars that are compiled beside the steps."""
 
 import json
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import jsonschema
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.support.serving import serving
 
 from draftwise.core import SpecConfig
@@ -115,10 +119,31 @@ def test_no_success_without_the_whole_output(server, stream):
 
 
 def test_a_grammar_beyond_the_librarys_limits_is_refused(server):
-    with pytest.raises(openai.BadRequestError, match="too many expressions"):
-        server.client.completions.create(
-            model="m", prompt="a", extra_body={"structured_outputs": {"regex": "a{1000000}"}}
-        )
+    doubled = "".join(f"t{i}: t{i - 1} t{i - 1}\n" for i in range(1, 17))
+    body = {"structured_outputs": {"grammar": f'start: t16\nt0: "a"\n{doubled}'}}
+    with pytest.raises(openai.BadRequestError, match="Too many items"):
+        server.client.completions.create(model="m", prompt="a", extra_body=body)
+
+
+@pytest.mark.parametrize("more", [-3, 1])
+def test_a_tokenizer_may_have_fewer_tokens_than_its_model_or_more(tiny_target, tmp_path, more):
+    """Gemma 3's has one more."""
+    path = Path(shutil.copytree(tiny_target, tmp_path / "m"))
+    config, tensors = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
+    config["vocab_size"] -= more
+    (path / "config.json").write_text(json.dumps(config))
+    rows = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = torch.cat((rows, rows))[: config["vocab_size"]].contiguous()
+    save_file(tensors, path / "model.safetensors")
+    engine = Engine(EngineConfig(model=str(path), dtype="float32", device="cpu"), SpecConfig.parse(SPEC))
+    with serving(engine) as server:
+        create = server.client.chat.completions.create
+        assert create(model="m", messages=MESSAGES, max_tokens=8).usage.completion_tokens
+        text = create(model="m", messages=MESSAGES, response_format=FORMAT, **SAMPLING).choices[0].message.content
+        jsonschema.validate(json.loads(text), SCHEMA)
+        last = engine.tokenizer.piece(engine.tokenizer.vocab_size - 1)
+        answer = server.http.post("/v1/completions", json={"model": "m", "prompt": last, "max_tokens": 1})
+        assert answer.status_code == (400 if more > 0 else 200)
 
 
 def test_while_a_grammar_is_compiled_others_are_answered(server, monkeypatch):

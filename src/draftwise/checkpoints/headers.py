@@ -31,6 +31,9 @@ from draftwise.knowledge.messages import fault, refusal, warning
 MTP = "mtp"
 """Role of tensors in multi-token prediction modules."""
 
+MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
+"""Keys of a config.json that state their number (vLLM, config/speculative.py, hf_config_override)."""
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|multi_modal_projector|mm_projector)\.")
 _ROLES = (

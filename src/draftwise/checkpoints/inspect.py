@@ -19,7 +19,7 @@ from draftwise.checkpoints.config_json import find_model_config
 from draftwise.checkpoints.config_values import Dimensions, TargetSizes, get_int, get_mapping
 from draftwise.checkpoints.expected_tensors import ExpectedTensors, Shapes, expect_tensors
 from draftwise.checkpoints.gguf_files import is_gguf, list_tensors, read_gguf
-from draftwise.checkpoints.headers import MTP, Headers, Tensor, layer_of, read_headers, role_of
+from draftwise.checkpoints.headers import MTP, MTP_COUNTS, Headers, Tensor, layer_of, read_headers, role_of
 from draftwise.checkpoints.identity import RecordedBase, find_recorded_base
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import quote, quote_some, read_json
@@ -28,8 +28,6 @@ from draftwise.checkpoints.weight_quantization import Quantization, count_parame
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.knowledge.rules import Rulebook
 
-_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-"""Where configs state the number (vLLM, config/speculative.py, hf_config_override)."""
 _NESTED = ("text_config", "mtp_config", "llm_config")
 _NUMBER = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.(?:layers\.)?(\d+)\.")
 _JOINS = re.compile(r"\.eh_proj\.")
@@ -83,10 +81,10 @@ def find_mtp_modules(config: Mapping[str, Any], headers: Headers) -> MtpModules 
 
 def _find_stated(config: Mapping[str, Any]) -> tuple[str, int | None]:
     for place in (config, *(get_mapping(config, name) for name in _NESTED)):
-        for key in _KEYS:
+        for key in MTP_COUNTS:
             if (count := get_int(place, key)) is not None:
                 return key, count
-    return _KEYS[0], None
+    return MTP_COUNTS[0], None
 
 
 def _module_of(name: str, layers: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -214,13 +215,14 @@ class _Site:
         )
         rule, uniform = place(self.spec.acceptance if self.spec else Standard(), model.device), self.lag > 0
         confirmations = make_confirmations(proposer, table, uniform=uniform)
-        end_ids = frozenset(each for each in tokenizer.end_ids if each < model.shape.vocab_size)
+        num_ids = model.shape.vocab_size
+        end_ids = frozenset(each for each in tokenizer.end_ids if each < num_ids)
         sampler = HostSampler(
             rule,
             end_ids=end_ids,
-            grammars=Grammars(tokenizer.to_json, end_ids=end_ids, vocab_size=model.shape.vocab_size),
+            grammars=Grammars(partial(tokenizer.to_json, num_ids), end_ids=end_ids, vocab_size=num_ids),
             num_slots=table.padding_slot,
-            vocab_size=model.shape.vocab_size,
+            vocab_size=num_ids,
             device=model.device,
         )
         return StepRunner(

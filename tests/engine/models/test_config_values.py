@@ -37,6 +37,18 @@ def test_a_size_is_a_whole_number(key, value):
         check_config(GOOD | {key: value}, where="config.json")
 
 
+@pytest.mark.parametrize("key", ["max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size"])
+def test_a_size_that_would_be_another_one_is_refused(key):
+    with pytest.raises(InvalidSetup, match=f"{key} must be a whole number from 1 to 2147483647, got '0'"):
+        check_config(GOOD | {key: 0}, where="config.json")
+
+
+def test_no_context_is_no_length():
+    """As in transformers, whose configs take none."""
+    with pytest.raises(InvalidSetup, match="max_position_embeddings must be a whole number from 1"):
+        check_config(GOOD | {"max_position_embeddings": None}, where="config.json")
+
+
 @pytest.mark.parametrize("value", ["x", -1, 0, True, [], float("inf"), float("nan")], ids=str)
 def test_a_rate_is_a_positive_number(value):
     with pytest.raises(InvalidSetup, match="rms_norm_eps must be a positive number"):

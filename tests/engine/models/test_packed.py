@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from draftwise.engine.models import load_model, packed
+from draftwise.engine.models import checkpoint, load_model, packed
 from draftwise.engine.models.causal_lm import CausalLM
 from draftwise.engine.models.checkpoint import CheckpointReader
 
@@ -102,6 +103,20 @@ def test_a_checkpoint_that_is_incomplete_leaves_nothing_behind(save_tiny, cache,
     with pytest.raises(ValueError, match="lacks"):
         load(path)
     assert written(cache) == []
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"])
+def test_what_is_packed_is_checked_as_what_is_read(save_tiny, cache, monkeypatch, name):
+    """Also where a cache was written before the check existed."""
+    path, _ = save_tiny("llama")
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, path / "model.safetensors")
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "_FLOATS", ("F32", "I8"))
+        load(path)
+    assert written(cache)
+    with pytest.raises(ValueError, match=f"Tensor {name} has type I8"):
+        load(path)
 
 
 @pytest.mark.parametrize("damage", ["{", '{"a": {"start": 0, "bytes": 1000000000}}'])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwise.checkpoints.headers import MTP_COUNTS
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
 
@@ -208,6 +209,44 @@ def test_numbers_of_a_quantization_that_nothing_explains_are_no_weights(save_tin
     assert f"Tensor {name} has type" in refusal(path)
 
 
+BIASES = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm"]
+
+
+@pytest.mark.parametrize("name", [*(f"model.layers.1.{each}.bias" for each in BIASES), "lm_head.bias", "score.weight"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_weight_that_would_change_numbers_and_is_not_used_is_named(save_tiny, name, value):
+    path, _ = save_tiny("llama")
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {name: torch.full((4,), value)}, path / "model.safetensors")
+    if value or not name.endswith(".bias"):
+        assert f"does not describe (1): {name}" in refusal(path)
+    else:  # as GPTQ writes them
+        load_model(path, device="cpu")
+
+
+def test_a_tied_head_that_is_stored_again_is_not_read(save_tiny):
+    path, _ = save_tiny("llama", tie_word_embeddings=True)
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path / "model.safetensors")
+    load_model(path, device="cpu")
+
+
+@pytest.mark.parametrize("key", MTP_COUNTS)
+@pytest.mark.parametrize("count", [1, 2, 2**31 - 1])
+def test_layers_for_drafts_behind_the_last_are_as_many_as_config_json_says(save_tiny, edit_config, key, count):
+    path, _ = save_tiny("qwen3")
+    tensors = load_file(path / "model.safetensors")
+    layers = len({name.split(".")[2] for name in tensors if name.startswith("model.layers.")})
+    extra = [f"model.layers.{layers + i}.{name}.weight" for i in (0, 1) for name in ("mlp.up_proj", "post_norm")]
+    save_file(tensors | {name: torch.ones(4) for name in extra}, path / "model.safetensors")
+    assert "does not describe (4)" in refusal(path)
+    edit_config(path, **{key: count})
+    if count == 1:
+        assert f"does not describe (2): model.layers.{layers + 1}." in refusal(path)
+    else:
+        load_model(path, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -215,6 +254,10 @@ def test_numbers_of_a_quantization_that_nothing_explains_are_no_weights(save_tin
         ("model.layers.0.mlp.down_proj.weight_scale_inv", "does not describe (1)"),
         ("model.layers.9.mlp.down_proj.weight", "does not describe (1)"),
         ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
+        ("model.layers.0.self_attn.masked_bias", None),
+        ("model.embeddings.position_ids", None),
+        ("model.mtp_layers.0.input_proj.weight", None),
+        ("model.vision_tower.layers.9.mlp.fc1.bias", None),
         ("mtp.layers.0.mlp.down_proj.weight_scale", None),
         ("model.layers.9.eh_proj.weight", None),
     ],

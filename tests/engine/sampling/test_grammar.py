@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,69 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(case: str, gramm
     assert not grammars.has(StructuredOutputsParams.parse(given))
 
 
+LONG: dict[str, dict[str, Any]] = {
+    "repetition": {"regex": "a{2147483648}"},
+    "lazy repetition": {"regex": "(ab|c){20000,}?"},
+    "nested": {"regex": "(?:(?P<x>a{9}){999}){999}"},
+    "more digits than fit": {"regex": "(a{99999999999}){99999999999}" * 9},
+    "the longer of two": {"regex": "c|(b{30000}){2}"},
+    "one after another": {"regex": r"a{20000}[^\]x]{10000}\p{L}{10000}"},
+    "literal": {"regex": "a" * 40000},
+    "literal after a repetition": {"regex": "b{2}" + "a" * 40000},
+    "choice": {"choice": ["a", "b" * 40000]},
+    "const": {"json": {"properties": {"description": {"const": "x" * 40000}}}},
+    "enum": {"json": {"anyOf": [{"enum": ["a", "x" * 40000]}]}},
+    "name": {"json": {"properties": {"x" * 40000: {}}}},
+    "pattern": {"json": {"items": {"pattern": "^(ab){20000}$"}}},
+    "pattern of names": {"json": {"patternProperties": {"a{40000}": {}}}},
+    "Lark's regex": {"grammar": "start: T // a comment\nT: /(ab){20000}/"},
+    "Lark's text": {"grammar": f'start: "{"a" * 40000}"'},
+    "Lark's repetition": {"grammar": 'start: T\nT: ("ab"){100000}'},
+    "GBNF": {"grammar": 'root ::= "a"{100000}'},
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_a_long_text_is_refused_before_anything_is_compiled(
+    case: str, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(grammars._compilers.__class__, "submit")
+    monkeypatch.setattr(Executor, "submit", lambda *_: pytest.fail("it is compiled"))
+    with pytest.raises(InvalidSetup, match="more than 32768 characters, which is the longest allowed"):
+        grammars.compile(StructuredOutputsParams.parse(LONG[case]))
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "text": {"type": "string", "maxLength": 100_000, "description": "long " * 8000},
+    "pattern": {"type": "string", "pattern": r"^[^\n]{1,100000}(\{\d{1,9}\})*$"},
+    "uuid": {"type": "string", "format": "uuid", "default": "x" * 40000},
+    "list": {"type": "array", "minItems": 1000, "maxItems": 10**6, "items": {"type": "integer"}},
+    "name": {"enum": [f"value {i}" for i in range(5000)]},
+    "license": {"const": "All rights reserved. " * 1000},
+}
+ORDINARY: dict[str, dict[str, Any]] = {
+    "many fields": {"json": {"properties": {f"{name}{i}": FIELDS[name] for i in range(5) for name in FIELDS}}},
+    "many required": {
+        "json": {
+            "type": "object",
+            "properties": {f"field_{i}": {"type": ["string", "null"]} for i in range(1000)},
+            "required": [f"field_{i}" for i in range(1000)],
+        }
+    },
+    "open repetition": {"regex": r"([a-z]{1,50} ){0,100000}(?i)[.!?]{1,2147483647}"},
+    "many names": {"regex": "|".join(f"option {i:05d}" for i in range(9000))},
+    "many alternatives": {"regex": "|".join(f"(?:option {i:05d}){{1,3}}" for i in range(3000))},
+    "long": {"regex": "a{30000}"},
+    "many choices": {"choice": [f"option {i}" * 5 for i in range(10000)]},
+    "Lark": {"grammar": 'start: (T | "x"{1,100})+ // {40000}\nT: /[^"]{1,100000}/'},
+}
+
+
+@pytest.mark.parametrize("case", ORDINARY)
+def test_what_is_large_but_ordinary_is_compiled(case: str, grammars: Grammars) -> None:
+    assert grammars.compile(StructuredOutputsParams.parse(ORDINARY[case]))
+
+
 CHAINS: dict[str, Callable[[int], dict[str, str]]] = {
     "rules": lambda n: {"grammar": "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(n)) + f'r{n}: "c"'},
     "terminals": lambda n: {"grammar": CHAINS["rules"](n)["grammar"].replace("r", "T").replace("staTt", "start")},
@@ -94,6 +158,22 @@ def test_a_long_chain_ends_no_process(case: str, grammars: Grammars) -> None:
     assert grammars.compile(StructuredOutputsParams(**CHAINS[case](5000))).is_slow
     with pytest.raises(InvalidSetup, match="at most 1048576 are compiled"):
         grammars.compile(StructuredOutputsParams(**CHAINS[case](10**5)))
+
+
+UNCLOSED = {
+    "class": {"regex": "[" * 2**19 + "{2}"},
+    "property": {"regex": r"\p{" * 2**18},
+    "group": {"regex": "(?P<a" * 2**17 + "{2}"},
+    "text": {"grammar": 'start: "' + r"\"" * 2**18},
+    "Lark's regex": {"grammar": "start: /" + r"\/" * 2**18},
+}
+
+
+@pytest.mark.parametrize("case", UNCLOSED)
+def test_what_is_not_closed_is_refused_in_linear_time(case: str, grammars: Grammars) -> None:
+    """In quadratic time, each would take minutes."""
+    with pytest.raises(InvalidSetup):
+        grammars.compile(StructuredOutputsParams(**UNCLOSED[case]))
 
 
 KINDS = {

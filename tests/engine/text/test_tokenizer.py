@@ -6,12 +6,16 @@ import json
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.grammar import Grammars
+from draftwise.engine.sampling.params import StructuredOutputsParams
 from draftwise.engine.text import chat_template
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -47,6 +51,26 @@ def byte_fallback() -> Backend:
     )
     backend.add_special_tokens(["</s>"])
     return backend
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "unigram"])
+@pytest.mark.parametrize("more", [-3, 1, 2])
+def test_a_grammar_gets_no_ids_that_the_model_does_not_have(kind, more, tmp_path):
+    """A tokenizer may have fewer tokens than its model, or more, as Gemma 3's."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((chr(97 + i % 26) * (i // 26 + 1), -1.0 - i) for i in range(90))]
+    backend = Backend(models.Unigram(pieces, 0)) if kind == "unigram" else BACKENDS[kind]()
+    backend.decoder = backend.decoder or byte_fallback().decoder
+    tokenizer = Tokenizer.from_pretrained(save(backend, tmp_path / "t"))
+    vocab_size = tokenizer.vocab_size - more
+    content = tokenizer.to_json(vocab_size)
+    kept = Backend.from_str(content).get_vocab(with_added_tokens=True)
+    assert kept == {token: i for token, i in backend.get_vocab(with_added_tokens=True).items() if i < vocab_size}
+    grammars = Grammars(lambda: content, end_ids=[kept.get("</s>", kept.get("<|end|>"))], vocab_size=vocab_size)
+    grammar = grammars.compile(StructuredOutputsParams(regex="x"))
+    logits = torch.zeros(1, 1, vocab_size)
+    grammars.constrain(logits, [grammar], Draft.from_lists([[]], 0))
+    assert logits.isfinite().nonzero().tolist() == [[0, 0, kept["x"]]]
+    assert grammar.advance([kept["x"]]) == (1, "stop")
 
 
 BACKENDS = {"byte-level": byte_level, "byte-fallback": byte_fallback}

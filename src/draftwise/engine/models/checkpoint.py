@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.checkpoints.config_json import read_config
-from draftwise.checkpoints.headers import MTP, layer_of, read_headers, role_of
+from draftwise.checkpoints.headers import MTP, MTP_COUNTS, layer_of, read_headers, role_of
 from draftwise.core import InvalidSetup, cause_of
 from draftwise.knowledge.messages import fault, refusal
 
@@ -26,6 +26,10 @@ _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|
 _FLOATS, _INTEGERS = ("F64", "F32", "F16", "BF16"), ("I64", "I32", "I16")
 """Types of weights, and of maps of the vocabulary. Any other type holds numbers of a quantization."""
 _MAPS = ("d2t", "token_map")
+
+NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Ends of names that old exporters wrote and every loader computes itself."""
+_MASKS = (".attn.bias", ".masked_bias", ".position_ids")
 
 _MOST_MISSING = 2**26
 """Maximum values to allocate for missing tensors, so that all of them can be reported."""
@@ -71,7 +75,6 @@ class CheckpointReader:
         source, part = self._find(name)
         if source not in self.files:
             return out if out is not None else torch.zeros(shape)
-        self._read.add(source)
         file = self.files[source]
         if self.read_exactly is not None:
             tensor = self.read_exactly(source)
@@ -107,6 +110,7 @@ class CheckpointReader:
             if self._num_missing > _MOST_MISSING:
                 self.check_complete()
             return
+        self._read.add(source)
         file, dtype = self.files[source], self._tensors[source].dtype
         stored = part.shape if part else self._tensors[source].shape
         if stored != shape:
@@ -144,19 +148,31 @@ class CheckpointReader:
                 "weights-not-finite", num_broken=len(self._broken), broken=_name_some(self._broken), path=self.path
             )
 
-    def check_explained(self, num_layers: int) -> None:
-        """Raise InvalidSetup for scales of quantized weights, and for more decoder layers than `num_layers`."""
-        behind = {name: layer for name in self.files if (layer := layer_of(name) or 0) >= num_layers}
-        drafting = {layer for name, layer in behind.items() if role_of(name) == MTP}
-        unknown = [name for name in self.files if role_of(name) == "quantization"]
-        unknown += [name for name, layer in behind.items() if layer not in drafting]
+    def check_explained(self, num_layers: int, *, is_tied: bool) -> None:
+        """Raise InvalidSetup for unread tensors, unless they change no numbers.
+
+        Those are modules for drafts, also as layers after `num_layers`; vision; a head that is tied; and biases of 0,
+        as GPTQ writes them.
+        """
+        counts = [self.config.get(key) or 0 for key in MTP_COUNTS]
+        most = num_layers + max(filter(_is_size, counts), default=0)
+        drafting = {layer_of(name) for name in self.files if role_of(name) == MTP}
+        unknown = [
+            name
+            for name in self.unread()
+            if not name.endswith(NEVER_READ + _MASKS)
+            and role_of(name) not in (MTP, "other modality")
+            and not ((layer := layer_of(name) or 0) >= num_layers and (layer < most or layer in drafting))
+            and not (is_tied and name == "lm_head.weight")
+            and not (name.endswith(".bias") and not self.read(name, self.shape_of(name) or ()).any())
+        ]
         if unknown:
             raise refusal(
                 "tensors-unknown", case="target", num_unknown=len(unknown), shown=_name_some(unknown), path=self.path
             )
 
     def unread(self) -> list[str]:
-        """Return the names of unread tensors. vLLM rejects most drafters with such tensors."""
+        """Return the names of tensors that were not asked for. vLLM rejects most drafters with such tensors."""
         return sorted(self.files.keys() - self._read)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
@@ -165,10 +181,14 @@ class CheckpointReader:
         return None if tensor is None else tensor.shape
 
 
+_POSITIONS = "max_position_embeddings"
+_POSITIVE = (
+    *("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    _POSITIONS,
+)
 _SIZES = (
-    *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "draft_vocab_size"),
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
-    *("num_experts", "num_local_experts", "num_experts_per_tok", "target_hidden_size"),
+    *("num_hidden_layers", "moe_intermediate_size", "draft_vocab_size", "num_experts"),
+    *("num_local_experts", "num_experts_per_tok", "target_hidden_size"),
     *("sliding_window", "sliding_window_pattern", "max_window_layers", "decoder_sparse_step"),
     *("num_heads", "medusa_num_heads", "medusa_num_layers", "num_layers", "truncated_vocab_size"),
     *("emb_dim", "inner_dim", "n_predict", "num_nextn_predict_layers", "block_size"),
@@ -199,6 +219,7 @@ def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _CHECKED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+    (_POSITIVE, f"a whole number from 1 to {_LARGEST_SIZE - 1}", lambda value: _is_size(value) and value > 0),
     (_SIZES, f"a whole number below {_LARGEST_SIZE}", _is_size),
     (_NUMBERS, "a positive number", _is_positive),
     (("architectures", "layer_types"), "a list of names", _are(lambda each: isinstance(each, str))),
@@ -214,7 +235,7 @@ def check_config(config: Mapping[str, Any], *, where: str) -> None:
         (name, kind, config[name])
         for names, kind, holds in _CHECKED
         for name in names
-        if config.get(name) is not None and not holds(config[name])
+        if name in config and (config[name] is not None or name == _POSITIONS) and not holds(config[name])
     ]
     groups = {group: config.get(group) for group in ("rope_parameters", "rope_scaling")}
     own = groups["rope_parameters"]

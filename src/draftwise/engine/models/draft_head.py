@@ -25,7 +25,7 @@ from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.kernels.cpu_layouts import QuantizedTable, Table
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.causal_lm import CausalLM, Layer, decoder_layer, join_layers, rows_of
-from draftwise.engine.models.checkpoint import CheckpointReader, check_config
+from draftwise.engine.models.checkpoint import NEVER_READ, CheckpointReader, check_config
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.quantized import RoundedBlocks
 from draftwise.engine.models.rope import Rope
@@ -208,10 +208,6 @@ class DraftHead:
         return logits_RU if self._logit_scale == 1.0 else logits_RU * self._logit_scale
 
 
-_NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Ends of names that old exporters wrote and every loader computes itself."""
-
-
 class HeadCheckpoint:
     """A head's checkpoint directory, opened for one target. Weights are read in the target's dtype to its device.
 
@@ -265,7 +261,7 @@ class HeadCheckpoint:
             InvalidSetup: tensors are missing or unknown.
         """
         self.files.check_complete()
-        unread = [name for name in self.files.unread() if not name.endswith(_NEVER_READ)]
+        unread = [name for name in self.files.unread() if not name.endswith(NEVER_READ)]
         unknown = [name for name in unread if ignored is None or not ignored(name)]
         if unknown:
             shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")

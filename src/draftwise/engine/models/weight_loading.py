@@ -79,7 +79,6 @@ def load_model(
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
     mixture = MixtureShape.from_hf_config(config, where=where) if family.has_experts else None
     multipliers = Multipliers.from_hf_config(config, family)
-    checkpoint.check_explained(shape.num_layers)
     kind, place = _resolve_dtype(dtype, config), find_device(device)
     blocks: BlockSource | None = None
     notes = list[Finding]()
@@ -112,6 +111,7 @@ def load_model(
         names = sorted(set(types))
         weights = _read_weights(reader, shape, mixture, [names.index(name) for name in types])
         checkpoint.check_complete()
+        checkpoint.check_explained(shape.num_layers, is_tied=shape.tie_word_embeddings)
     kinds = [
         AttentionKind(
             rope=dataclasses.replace(
@@ -352,6 +352,7 @@ class WeightReader:
             for_sum: see `make_linear`.
         """
         weights = [f"{prefix}{name}.weight" for name in names]
+        self._check_shapes(weights, sizes, num_in)  # also of what is packed already
         biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes, room=room) if bias else None
 
         def read() -> Tensor:
@@ -378,8 +379,7 @@ class WeightReader:
     def _quantized(self, names: list[str], sizes: list[int], num_in: int) -> list[PackedMatrix]:
         """Return matrices, those of a kind together, in as few parts as a product can have."""
         assert self._blocks is not None
-        for name, size in zip(names, sizes, strict=True):
-            self._checkpoint.check_shape(name, (size, num_in))
+        self._check_shapes(names, sizes, num_in)
         kinds = [self._blocks.kind_of(name) for name in names]
         if len(set(kinds)) == 1 or any(size % GROUP for size in sizes[:-1]):
             kind = kinds[0] if len(set(kinds)) == 1 else "q8"
@@ -412,6 +412,7 @@ class WeightReader:
             return QuantizedTable(self._quantized([name], [rows], width)[0])
         if self._packed is None:
             return self.fused([name], [rows], width)
+        self._check_shapes([name], [rows], width)
         return self._packed.table(name, (rows, width), self.dtype, lambda: self.fused([name], [rows], width))
 
     def tied_head(self, embedding_VH: Table) -> Linear:
@@ -439,8 +440,7 @@ class WeightReader:
 
     def fused(self, names: list[str], sizes: list[int], *rest: int, room: int = 0, room_in: int = 0) -> Tensor:
         """Return the named tensors, [size, *rest] each, stacked. For `room`, see `linear`."""
-        for name, size in zip(names, sizes, strict=True):
-            self._checkpoint.check_shape(name, (size, *rest))
+        self._check_shapes(names, sizes, *rest)
         rooms = [max(size, room) for size in sizes]
         rows, widths = sum(rooms), (max(rest[0], room_in), *rest[1:]) if rest else ()
         make = torch.zeros if (rooms, widths) != (sizes, rest) else torch.empty
@@ -449,6 +449,10 @@ class WeightReader:
         for name, size, part in zip(names, sizes, memory[:rows].split(rooms), strict=True):
             self._checkpoint.read(name, (size, *rest), out=part[:size, : rest[0]] if rest else part[:size])
         return memory[:rows]
+
+    def _check_shapes(self, names: list[str], sizes: list[int], *rest: int) -> None:
+        for name, size in zip(names, sizes, strict=True):
+            self._checkpoint.check_shape(name, (size, *rest))
 
     def _room(self, size: int, multiple: int = ALIGNMENT) -> int:
         """Return the size with what is added on a GPU."""

@@ -137,9 +137,20 @@ class Tokenizer:
         """Return one token as spelled in the vocabulary."""
         return self._token_by_id.get(token_id, "")
 
-    def to_json(self) -> str:
-        """Return the content of tokenizer.json."""
-        return self._backend.to_str()
+    def to_json(self, vocab_size: int) -> str:
+        """Return the content of tokenizer.json, without ids that a model of this vocabulary cannot write."""
+        if self.vocab_size <= vocab_size:
+            return self._backend.to_str()
+        content = json.loads(self._backend.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocab_size]
+        model = content["model"]
+        if isinstance(model["vocab"], list):
+            model["vocab"] = model["vocab"][:vocab_size]
+        else:
+            vocab = model["vocab"] = {token: each for token, each in model["vocab"].items() if each < vocab_size}
+            if "merges" in model:
+                model["merges"] = [pair for pair in model["merges"] if vocab.keys() >= {*pair, "".join(pair)}]
+        return json.dumps(content)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
@@ -175,7 +186,7 @@ class NoTokenizer(Tokenizer):
         """Raise InvalidSetup."""
         raise refusal("no-tokenizer-loaded", case="prompt", where="prompt")
 
-    def to_json(self) -> str:
+    def to_json(self, vocab_size: int) -> str:  # noqa: ARG002
         """Raise InvalidSetup."""
         raise refusal("no-tokenizer-loaded", case="prompt", where="structured_outputs")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.checkpoints.config_values import find_aux_layers
+from draftwise.checkpoints.headers import MTP_COUNTS
 from draftwise.core import ModelShape
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.methods import Method, find_method, get_method
@@ -193,7 +194,7 @@ def _describe_target_layers(target: Config, _config: Config | None, _k: int) -> 
     """
     shape = read_shape(target)
     last, width = shape.num_layers - 1, shape.hidden_size
-    count = next((target[key] for key in _MTP_COUNTS if isinstance(target.get(key), int) and target[key] > 0), 1)
+    count = next((target[key] for key in MTP_COUNTS if isinstance(target.get(key), int) and target[key] > 0), 1)
     like, layers = {**target, "mlp_only_layers": []}, tuple(range(count))
     block = (
         *attention_parts(like, shape, (last,)),
@@ -208,8 +209,6 @@ def _describe_target_layers(target: Config, _config: Config | None, _k: int) -> 
         shape=replace(shape, num_layers=count, windows=shape.windows[-1:] * count, stateful_layers=frozenset()),
     )
 
-
-_MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 _LAYOUTS: Mapping[str, Callable[[Config, Config | None, int], Drafter]] = {
     "decoder": _describe_decoder,
