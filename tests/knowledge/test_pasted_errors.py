@@ -64,3 +64,10 @@ def test_a_message_with_words_left_out_is_only_the_nearest() -> None:
 def test_other_lines_lead_to_nothing(line: str) -> None:
     with pytest.raises(InvalidSetup, match="No vLLM message"):
         explain(line)
+
+
+def test_a_rule_that_held_for_an_earlier_wording_is_named_with_its_last_release() -> None:
+    template = next(each for each in all_keys("messages") if each.endswith("or decrease num_speculative_tokens."))
+    found = next(each for each in explain(template.replace("{}", "-1792")) if each.kind == "message")
+    assert "The rule for its earlier wording ended with 0.27.1: Draft slots leave no token" in found.text
+    assert [rule.code for rule in found.related] == ["draft-slots-exhaust-tokens"]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from math import log
 from types import MappingProxyType
@@ -130,6 +130,8 @@ _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "ke
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
 """A value in the text of a rule, and braces that stand for themselves."""
 _UNEXPLAINED = "draftwise has no rule for it. Look up the place in vLLM, and run `draftwise check` on your setup."
+_SIMILAR = 0.8
+"""Share of its letters that a message has in common with an earlier wording."""
 _LEVELS: Mapping[str, str] = {
     "info": "logs it for information",
     "warning": "logs it as a warning",
@@ -313,7 +315,12 @@ def _find_messages(text: str) -> Iterator[Explanation]:
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
         rules = rules or tuple(_find_read_in(message))
-        told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules)
+        ended = () if rules else tuple(_find_ended(message))
+        told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules or ended)
+        if ended:
+            last = ended[-1].spans[-1][1]
+            told = f"{_UNEXPLAINED} The rule for its earlier wording ended with {last}: {told}"
+        rules = rules or ended
         unlike = "" if message.is_same else "No release has this message. Nearest, not the same: "
         yield Explanation(
             kind="message",
@@ -339,12 +346,36 @@ def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:
     if len(found) != 1 or re.fullmatch(r"_[a-z]\w+", name) is None:
         return
     (rule,) = found
-    said, told = (
-        {*re.findall(r"[a-z]{5,}", text.lower())} for text in (message.template, f"{rule.title} {rule.message}")
-    )
     places = [history("messages", template)[-1].source for template in all_keys("messages")]
-    if len(said & told) > 1 and places.count(source) == 1:
+    if _share_words(message, rule) and places.count(source) == 1:
         yield rule
+
+
+def _find_ended(message: KnownMessage) -> Iterator[VllmRule]:
+    """Yield the rules of a message's earlier wordings that hold no longer, where rule and message are in like words."""
+    judged = _judged_messages().get(message.history[-1].source.rpartition(":")[2], ())
+    alike = (row for row in judged if SequenceMatcher(None, row[0], message.template).ratio() > _SIMILAR)
+    for code in dict.fromkeys(code for _, codes in alike for code in codes):
+        rule = all_rules().get(code)
+        if rule is not None and rule.exception and rule.spans[-1][1] is not None and _share_words(message, rule):
+            yield rule
+
+
+@cache
+def _judged_messages() -> Mapping[str, list[tuple[str, tuple[str, ...]]]]:
+    """Return the messages that rules stand next to, with these, by the function that holds them."""
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for template in all_keys("messages"):
+        for span in history("messages", template):
+            if codes := tuple(span.value.get("rules", ())):
+                found.setdefault(span.source.rpartition(":")[2], []).append((template, codes))
+    return found
+
+
+def _share_words(message: KnownMessage, rule: VllmRule) -> bool:
+    texts = (message.template, f"{rule.title} {rule.message}")
+    said, told = ({*re.findall(r"[a-z]{5,}", text.lower())} for text in texts)
+    return len(said & told) > 1
 
 
 def _answer(question: str, own: Mapping[str, Explanation]) -> Iterator[Explanation]:
