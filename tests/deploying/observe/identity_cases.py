@@ -92,10 +92,10 @@ CASES: Sequence[Case] = (
         parts=(Part(), Part(servers=(replace(SPEC, speculates=False),), labels={"service": "other"})),
     ),
     Case(
-        name="a new replica is worse, and the old ones are not",
+        name="a new replica is worse, and the old one is not",
         parts=(
-            Part(servers=(SPEC, SPEC), minutes=(0, 540)),
-            Part(servers=(WORSE,), labels={"namespace": "prod"}, minutes=(400, 140), start="_x400 24000x139"),
+            Part(servers=(SPEC,), minutes=(0, 540)),
+            Part(servers=(DEAD,), labels={"namespace": "prod"}, minutes=(400, 140), start="_x400 24000x139"),
         ),
         said=_said("replica-outlier prod prodspec0"),
     ),
