@@ -195,7 +195,7 @@ def test_each_kind_is_the_same_different_or_not_judged(
     wanted = {kind: "differ" if kind in differ else "not-judged" if kind in unjudged else "same" for kind in ALL}
     assert found == wanted
     assert says in result.stdout
-    assert result.exit_code == int(bool(differ))
+    assert result.exit_code == int(bool(differ) or unjudged == ALL), "what nothing could judge does not pass"
 
 
 def test_an_unsteady_plain_server_excuses_ties_and_nothing_else() -> None:
@@ -228,7 +228,7 @@ def test_a_stubborn_server_is_never_the_same(name: str, tells: tuple[bool, bool]
         told_of = {kind for kind, outcome in found.items() if outcome != "same"}
         assert kinds <= told_of if kinds else told_of
         assert "differ" in found.values() or not all(tells)
-        assert result.exit_code == int("differ" in found.values())
+        assert result.exit_code == int("differ" in found.values() or set(found.values()) == {"not-judged"})
         for finding in json.loads(result.stdout)[0]["findings"]:
             assert finding["code"] != "answers-not-judged" or finding["fix"].startswith(("Pass", "Start", "Keep"))
 

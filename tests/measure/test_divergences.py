@@ -56,8 +56,9 @@ def test_of_three_tokens_that_are_all_but_equal_any_two_are_a_tie() -> None:
 def test_a_token_that_is_far_behind_is_no_tie_though_others_are() -> None:
     run, view = view_of(Server(t1=-1.0, t2=-1.01, t3=-7.0), Server(t3=-1.0, t2=-1.01, t1=-8.0))
     assert view.gap == pytest.approx(6.0)
-    (found,) = conclude_run(replace(run, divergences=(view,))).decision.comparisons
-    assert {each.code: each.severity for each in found.findings} == {"outputs-differ": Severity.ERROR}
+    for again, code in ((True, "outputs-differ"), (None, "outputs-unexamined")):
+        (found,) = conclude_run(replace(run, divergences=(replace(view, again=again),))).decision.comparisons
+        assert {each.code: each.severity for each in found.findings} == {code: Severity.ERROR}
 
 
 def test_a_token_that_is_not_among_the_best_is_behind_the_last_of_them() -> None:

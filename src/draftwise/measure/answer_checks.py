@@ -135,10 +135,12 @@ async def check_answers(server: UrlBackend, plain: UrlBackend, *, salt: str) -> 
         await server.stop()
 
 
-def describe_check(check: AnswerCheck, *, where: str) -> Finding:
-    """Describe the outcome of one kind as a finding."""
+def describe_check(check: AnswerCheck, *, where: str, decides: bool = False) -> Finding:
+    """Describe the outcome of one kind as a finding; not judged is an error where it `decides`."""
     if check.outcome == "not judged":
         text = f"Cannot tell whether answers with {check.about} match the plain server's: {check.reason}."
+        if decides:
+            return Finding.error("answers-not-judged", text, where=where, fix=check.fix)
         return Finding.warning("answers-not-judged", text, where=where, fix=check.fix)
     if check.outcome == "different":
         text = f"{len(check.examples)} of {check.compared} answers with {check.about} differ from the plain server's: "

@@ -142,9 +142,7 @@ def _check_answers(url: str, against: str, request: VerifyRequest) -> Judgement:
     )
     checks = run_with_sockets(check_answers(server, plain, salt=secrets.token_hex(4)))
     outcomes = {check.outcome for check in checks}
-    findings = [describe_check(check, where=url) for check in checks]
-    if outcomes == {"not judged"}:
-        findings = [replace(each, severity=Severity.ERROR) for each in findings]
+    findings = [describe_check(check, where=url, decides=outcomes == {"not judged"}) for check in checks]
     verdict = "the same" if outcomes == {"same"} else "different" if "different" in outcomes else "not judged in full"
     report = report_of(*findings)
     return Judgement.of(report, where=url, verdict=f"answers are {verdict}")

@@ -26,6 +26,8 @@ _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|
 _FLOATS, _INTEGERS = ("F64", "F32", "F16", "BF16"), ("I64", "I32", "I16")
 """Types of weights, and of maps of the vocabulary. Any other type holds numbers of a quantization."""
 _MAPS = ("d2t", "token_map")
+_FLAGS = ("BOOL", "U8", *_INTEGERS)
+"""Types of t2d, which flags the tokens of the target that the drafter has."""
 
 NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Ends of names that old exporters wrote and every loader computes itself."""
@@ -115,7 +117,7 @@ class CheckpointReader:
         stored = part.shape if part else self._tensors[source].shape
         if stored != shape:
             raise refusal("tensor-shapes", name=name, stored=stored, shape=shape, file=file)
-        if dtype not in (_INTEGERS if name.endswith(_MAPS) else _FLOATS):
+        if dtype not in (_INTEGERS if name.endswith(_MAPS) else _FLAGS if name.endswith("t2d") else _FLOATS):
             raise refusal("quantized", case="tensor", name=name, dtype=dtype, file=file)
 
     def _find(self, name: str) -> tuple[str, _Part | None]:

@@ -236,9 +236,9 @@ def _end_ids(directory: Path) -> list[int]:
         if ends is None:
             continue
         ends = ends if isinstance(ends, list) else [ends]
-        if not all(type(each) is int and each < _MOST_IDS for each in ends):
+        if not all(type(each) is int for each in ends):
             raise refusal("bad-end-token", directory=directory / name)
-        return [each for each in ends if each >= 0]  # -1 means that no token ends a completion
+        return [each for each in ends if 0 <= each < _MOST_IDS]  # -1 means that no token ends a completion
     return []
 
 

@@ -7,7 +7,7 @@ from math import inf
 from statistics import median
 
 from draftwise.core import Window
-from draftwise.knowledge.findings import get_finding
+from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
@@ -97,7 +97,7 @@ def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch
         evidence += (tell("ms a step", 1000 * step, 1000 * other, of="the others"),)
     fixes = [text_of("outlier-slow")] if slow else []
     if slow and _accepts_less(worst, (worst, *rest)):
-        fixes.append(get_finding("replica-outlier").fix)
+        fixes.append(all_findings()["replica-outlier"].fix)
     return RuleMatch(
         message=f"On {name} {says}; on the others, {theirs}.",
         evidence=evidence,

@@ -138,7 +138,7 @@ _WINDOW, _LONGEST_WINDOW = "fly_window_size", 6
 
 def _is_for_plugin(context: Context) -> bool:
     """Say whether the config is one of arctic-inference, and the server has the package, or turns it on."""
-    methods = {"arctic", *({"suffix"} - context.release.table("methods").keys())}
+    methods = ["arctic", *({"suffix"} - context.release.table("methods").keys())]
     is_own = context.keys.get("method") in methods or "enable_suffix_decoding" in context.keys
     has = "arctic-inference" in (context.installed or ()) or context.env.get("ARCTIC_INFERENCE_ENABLED") == "1"
     return is_own and has
