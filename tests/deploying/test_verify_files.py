@@ -128,8 +128,9 @@ def test_usage_is_exit_code_two(tmp_path: Path, spec: Path) -> None:
     assert run(bare).exit_code == 2
     assert run(tmp_path / "gone.yaml", "--setup", spec.parent / "setup.json").exit_code == 2
     assert run(spec.parent, "--setup", spec.parent / "setup.json").exit_code == 2
-    (spec.parent / "setup.json").write_text("{}")
-    assert run(spec).exit_code == 2
+    for text in ("{}", '{"target": "Qwen/Qwen3-8B"}'):
+        (spec.parent / "setup.json").write_text(text)
+        assert run(spec).exit_code == 2
 
 
 def test_nothing_is_imported_that_a_file_does_not_need(spec: Path) -> None:

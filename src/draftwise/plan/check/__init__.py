@@ -166,13 +166,14 @@ def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nea
 
     A setup that is only partly known gets only the findings of the reading. An unknown release is a finding here, so
     that it hides no other setup of the same text. If the text starts the server in several ways, the report is that of
-    one that works, and names the others: it is rejected only if every way fails, accepted only if no way is unknown.
+    one that works, and names the others: it is rejected only if every way fails, accepted only if no way is unknown
+    and none fails for which its caller need set nothing.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
     shown, report = max(ways, key=lambda way: _rank(way[1]))
     if len(ways) == 1:
         return report
-    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report)]
+    told = [each for way, judged in ways if way is not shown for each in _tell_way(way, judged, report, usual=reading)]
     told.sort(key=lambda each: [*Severity].index(each.severity))
     waits = {name: count for _, each in ways if each.accepted is None for name, count in each.unchecked.items()}
     return replace(report, findings=(*report.findings, *told[:_MOST_WAYS]), unchecked={**waits, **report.unchecked})
@@ -190,19 +191,21 @@ def _rank(report: Report) -> int:
     return ["rejected", "fails later", "cannot be judged", "not judged", "accepted"].index(report.outcome)
 
 
-def _tell_way(way: SetupReading, judged: Report, shown: Report) -> Iterator[Finding]:
+def _tell_way(way: SetupReading, judged: Report, shown: Report, *, usual: SetupReading) -> Iterator[Finding]:
     """Yield what a reader must know of another way than the shown one. One open only for some callers is no error."""
     path = way.path or "no other variable is set"
     if judged.outcome is CheckOutcome.ACCEPTED:
         yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown.setup), where=way.where)
     elif _rank(judged) < _rank(shown):
+        is_chosen = way is not usual and way.launch is not None and bool(way.launch.deviations)
         is_of_caller = judged.outcome is CheckOutcome.NOT_JUDGED or (way.launch is not None and way.launch.deviations)
         code = "not-judged-on-a-way" if is_of_caller else "unknown-on-a-way"
         fails = judged.accepted is not None
         why = min(judged.findings, key=lambda each: (each.severity is not Severity.ERROR, _is_unknown(each) is fails))
-        yield get_rule("fails-on-a-way" if fails else code).ruling(
+        ruling = get_rule("fails-on-a-way" if fails else code).ruling(
             path=path, why=why.message, where=why.where, fix=why.fix
         )
+        yield ruling if is_chosen else replace(ruling, effect=Effect.UNKNOWN)
 
 
 def _compare(setup: Setup, shown: Setup) -> list[str]:
