@@ -89,6 +89,7 @@ def started(checkpoint, drain_s, script=SCRIPT):
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
     )
     try:
         line = process.stdout.readline()
