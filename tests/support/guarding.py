@@ -48,7 +48,7 @@ def window(
 def reading(
     at_s: float, spec: Mapping[str, float | str | None], *, plain: Iterable[str] = ("plain",), **given: object
 ) -> ServiceReading:
-    """Return what is seen of replicas that emit so many tokens per step; or `dead`, `restarted` or `hung`.
+    """Return readings of replicas, each given as its tokens per step, or as `dead`, `restarted` or `hung`.
 
     A plain server of the name `dead` does not answer.
     """

@@ -1,4 +1,4 @@
-"""Keys of `--speculative-config`: their meaning, their values, and their effect on the embedded engine and its memory.
+"""Keys of `--speculative-config`: meaning, values, effect on the engine, and whether drafts improve with traffic.
 
 Type, default and bounds come from the newest vLLM release that has the key (`knowledge.vllm`); the rest is in
 `data/spec_keys.json`.

@@ -197,15 +197,15 @@ def _tell_way(way: SetupReading, judged: Report, shown: Report, *, usual: SetupR
     if judged.outcome is CheckOutcome.ACCEPTED:
         yield get_rule("other-on-a-way").ruling(path=path, changes=_compare(judged.setup, shown.setup), where=way.where)
     elif _rank(judged) < _rank(shown):
-        is_chosen = way is not usual and way.launch is not None and bool(way.launch.deviations)
-        is_of_caller = judged.outcome is CheckOutcome.NOT_JUDGED or (way.launch is not None and way.launch.deviations)
+        deviates = way.launch is not None and bool(way.launch.deviations)
+        is_of_caller = judged.outcome is CheckOutcome.NOT_JUDGED or deviates
         code = "not-judged-on-a-way" if is_of_caller else "unknown-on-a-way"
         fails = judged.accepted is not None
         why = min(judged.findings, key=lambda each: (each.severity is not Severity.ERROR, _is_unknown(each) is fails))
         ruling = get_rule("fails-on-a-way" if fails else code).ruling(
             path=path, why=why.message, where=why.where, fix=why.fix
         )
-        yield ruling if is_chosen else replace(ruling, effect=Effect.UNKNOWN)
+        yield ruling if deviates and way is not usual else replace(ruling, effect=Effect.UNKNOWN)
 
 
 def _compare(setup: Setup, shown: Setup) -> list[str]:
