@@ -99,12 +99,13 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
     gaps, answers, ends = [], [], asyncio.Event()
 
     async def stream() -> None:
-        body = {"prompt": "Once", "stream": True, "max_tokens": 100_000, "ignore_eos": True, "temperature": 0}
+        body = {"prompt": "Once", "stream": True, "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
         while not ends.is_set():
             async with (
                 httpx.AsyncClient(base_url=url, timeout=None) as client,
                 client.stream("POST", "/v1/completions", json=body) as answer,
             ):
+                answer.raise_for_status()
                 last = None
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
@@ -124,7 +125,7 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
                 await asyncio.sleep(0.005)
 
     tasks = [asyncio.create_task(stream()), asyncio.create_task(probe())]
-    while len(gaps) < 10:
+    while len(gaps) < 10 and not (tasks[0].done() and await tasks[0]):
         await asyncio.sleep(0.1)
     del gaps[:], answers[:]
     began = time.perf_counter()
