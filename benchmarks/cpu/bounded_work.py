@@ -125,7 +125,7 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
                 await asyncio.sleep(0.005)
 
     tasks = [asyncio.create_task(stream()), asyncio.create_task(probe())]
-    while len(gaps) < 10 and not (tasks[0].done() and await tasks[0]):
+    while len(gaps) < 10 and not tasks[0].done():
         await asyncio.sleep(0.1)
     del gaps[:], answers[:]
     began = time.perf_counter()
@@ -135,7 +135,7 @@ async def watch(url: str, work: Any, seconds: float) -> dict[str, float]:
         with_work.cancel()
     await asyncio.sleep(max(0.5, 1.5 - (time.perf_counter() - began)))
     ends.set()
-    await asyncio.wait(tasks)
+    await asyncio.gather(*tasks)
     answers.sort()
     return {
         "largest_gap_ms": round(max(gaps, default=0), 1),
