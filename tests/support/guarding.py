@@ -66,6 +66,7 @@ def reading(
     return ServiceReading(
         at_s=at_s,
         spec={name: see(value) for name, value in spec.items()},
+        stands=frozenset(name for name, value in spec.items() if value == "hung"),
         plain={name: None if name == "dead" else window(1.0, at_s=at_s, pool="plain") for name in plain},
         **given,  # type: ignore[arg-type]
     )

@@ -17,6 +17,7 @@ from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReadi
 from draftwise.guarding.step_policy import decide
 from draftwise.knowledge.messages import fault, note, warning
 from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, ROW_S, DriftRow, RowArrays, find_learned_days, fit_model
+from draftwise.watching.stalls import stands_still
 from draftwise.watching.watcher import Snapshot
 
 
@@ -192,6 +193,7 @@ class ServiceGuard:
             at_s=snapshot.at_s,
             spec=windows(self._spec),
             plain=windows(self._plain),
+            stands=frozenset(each.instance for each in snapshot.windows if stands_still(each)),
             probes=dict(self._probes),
             requests=tuple(find_requests(snapshot.findings, self._spec)),
         )

@@ -177,6 +177,8 @@ class ServiceReading:
     spec: Mapping[str, Window | None]
     """Window that ends now, by URL; None if the replica does not answer."""
     plain: Mapping[str, Window | None]
+    stands: frozenset[str] = frozenset()
+    """Replicas of which an engine has requests in flight and makes no progress."""
     probes: Mapping[str, ProbeReading] = field(default_factory=dict)
     """Latest probe, by URL."""
     requests: tuple[StepRequest, ...] = ()

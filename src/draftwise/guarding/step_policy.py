@@ -6,8 +6,8 @@ These rules always hold:
 3. At most one step is taken per `step_gap_s`.
 4. Missing data is not evidence: an unreachable replica, a restart or an idle server causes no step. A replica that was
    taken out stays out until a probe, or a trickle of traffic, shows that it pays again.
-5. A replica hangs if it answers, has requests in flight and makes no progress in several windows in a row, while
-   another server generates. Where none generates, taking one out does not help.
+5. A replica hangs if it answers, and one of its engines has requests in flight and makes no progress in several windows
+   in a row, while another engine generates. Where none generates, taking one out does not help.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from draftwise.guarding.service_reading import (
     pool,
     read_sample,
 )
-from draftwise.watching.stalls import HUNG, stands_still
+from draftwise.watching.stalls import HUNG
 
 TRICKLE_S = 900.0
 """Seconds for which a replica gets a twentieth of the traffic as a trial."""
@@ -61,7 +61,7 @@ def _find_hung(state: State, reading: ServiceReading, rules: Rules) -> Iterator[
     if hung:
         seconds = min(hung.values())
         reason = (
-            f"Requests are in flight, and no token was generated for {seconds:.0f} s, while another server generates."
+            f"Requests are in flight, and an engine generated no token for {seconds:.0f} s. Another engine generates."
         )
         yield replace(_action(Step.DRAIN, tuple(hung), HUNG, reason, rules), evidence={"seconds": round(seconds, 1)})
 
@@ -258,7 +258,7 @@ def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
             samples = ()
         if window is not None and (sample := read_sample(window)) is not None:
             samples = (*samples, sample)
-        if works and window is not None and not window.restarted and stands_still(window):
+        if works and window is not None and not window.restarted and name in reading.stands:
             began_s, reads = state.stands.get(name, (window.start_s, 0))
             stands[name] = began_s, reads + 1
         latch = state.latches.get(name)

@@ -16,6 +16,7 @@ _TYPE = re.compile(r'^# TYPE "?([^\s"]+)"? (\w+)', re.MULTILINE)
 _SAMPLE = re.compile(r'^([\w:.]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)', re.MULTILINE)
 _SUFFIX = re.compile(r"[_.](total|bucket|count|sum|created)$")
 _START = "process_start_time_seconds"
+_CPU = "process_cpu_seconds_total"
 START_TOLERANCE_S = 1.0
 """Tolerance in seconds between two start times of one process: gateways and exporters round them."""
 _ROUNDED = 1e-9
@@ -42,6 +43,10 @@ class PageIdentity:
         moved = any(abs(later.fixed.get(key, value) - value) > START_TOLERANCE_S for key, value in self.fixed.items())
         other = bool(self.counted.keys() - later.counted.keys() and later.counted.keys() - self.counted.keys())
         return fell or moved or other or bool(self.cache and later.cache and self.cache != later.cache)
+
+    def is_copied(self, later: PageIdentity) -> bool:
+        """Return whether a later page is a copy, as of a cache: a process that writes one takes CPU time for it."""
+        return _CPU in self.counted and self.counted == later.counted
 
 
 def read_identity(text: str) -> PageIdentity:

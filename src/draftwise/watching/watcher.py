@@ -210,7 +210,8 @@ def _list_counts(engine: EngineReading) -> dict[str, float | None]:
     """Return every counter by its name; None where the page does not show it."""
     spec = engine.counters.spec
     counts: dict[str, float | None] = {f"position {i}": count for i, count in enumerate(spec.accepted_per_pos)}
-    for part, names in ((spec, _OF_DRAFTS), (engine.counters, _TOTALS), (engine.sums, _SUMS)):
+    of_drafts = _OF_DRAFTS if engine.counts_drafts else ()  # those that follow from other counters may fall
+    for part, names in ((spec, of_drafts), (engine.counters, _TOTALS), (engine.sums, _SUMS)):
         counts |= {name: getattr(part, name) for name in names}
     return counts
 
@@ -257,6 +258,8 @@ _READS_AT_FIRST = 10
 """Pages of a look until an address has shown to be one server: of two behind it, 1 in 512 looks meets only one."""
 _READS = 3
 """Pages of a look after that, as long as each continues the one before."""
+_COPIED_S = 5.0
+"""Seconds in which a process that is read several times takes some CPU time."""
 _CLEAN = 2
 """Looks with other counts than zero in which an address has to show one server."""
 
@@ -305,6 +308,7 @@ class HttpPage:
         self.instance = name_server(url)
         self._timeout_s = timeout_s
         self._last: PageIdentity | None = None
+        self._written_s = 0.0
         self._clean = 0
         self._wire = Wire(
             self.instance, headers=headers, now=time.perf_counter, proxy=find_proxy(self.instance), connect_s=timeout_s
@@ -340,7 +344,14 @@ class HttpPage:
                 f"{self.instance}{_METRICS} shows no counters of a known server: "
                 f"{_STATS_OFF if _ANSWERED in text else _GATEWAY}."
             )
+        if self._last is None or not self._last.is_copied(page):
+            self._written_s = clock_s
         self._last = page
+        if (old_s := clock_s - self._written_s) >= _COPIED_S:
+            raise BackendError(
+                f"{self.instance}{_METRICS} has not changed for {old_s:.0f} s: not even the CPU time of the process, "
+                "which a page costs. So a cache answers in its place. Compare it with the page of the pod itself."
+            )
         self._clean = 0 if several else self._clean + bool(_count_tokens(look))
         return replace(look, several=several)
 

@@ -175,7 +175,8 @@ def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
     for hit in by_cost:
         row = _get_row(hit.code)
         for code in {row.parent, *row.consequences} & hits.keys():
-            if explained.get(hit.code) != code:
+            places = {hit.found.where, hits[code].found.where} - {""}
+            if len(places) < 2 and explained.get(hit.code) != code:
                 explained.setdefault(code, hit.code)
     return explained
 

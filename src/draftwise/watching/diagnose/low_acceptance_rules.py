@@ -16,6 +16,7 @@ from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
     MUCH_LONGER,
+    NOISE,
     DiagnosisRule,
     PoolCase,
     RuleMatch,
@@ -27,8 +28,8 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-_NOISE = 0.05
-"""Share of accepted first tokens that chance reaches, with a foreign drafter and with padding."""
+_FEW = 0.01
+"""Share of draft tokens, for servers that do not count them by position."""
 _LONGEST = 16
 """Most tokens of a draft, for servers that count only tokens."""
 _PERFECT = 0.98
@@ -58,13 +59,18 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
     drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST or count_verified(case.window)
     nothing = drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
-    if not nothing and (not _accepts_little(case) or (rates[0] >= _NOISE if rates else stats.num_accepted_tokens)):
+    few = rates[0] < NOISE if rates else stats.num_accepted_tokens < _FEW * stats.num_draft_tokens
+    if not nothing and not (few and drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS):
         return None
     return RuleMatch(
         message=(
             text_of("zero-acceptance", num_drafts=stats.num_drafts, accepted=stats.num_accepted_tokens or "none")
             if stats.num_drafts
-            else text_of("zero-acceptance-tokens", num_tokens=stats.num_draft_tokens)
+            else text_of(
+                "zero-acceptance-tokens",
+                num_tokens=stats.num_draft_tokens,
+                accepted=stats.num_accepted_tokens or "none",
+            )
             if stats.num_draft_tokens
             else text_of("zero-acceptance-steps", num_steps=drafts)
         ),
@@ -194,10 +200,10 @@ def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
     rates, then = case.window.rate_per_pos, () if case.good is None else case.good.rate_per_pos
     if len(rates) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
-    error = (_NOISE * case.window.counters.spec.num_drafts) ** -0.5  # of the accepted last tokens
-    if rates[0] < 2 * _NOISE or not is_less(rates[-1], _NOISE, by=0.0, error=error):
+    error = (NOISE * case.window.counters.spec.num_drafts) ** -0.5  # of the accepted last tokens
+    if rates[0] < 2 * NOISE or not is_less(rates[-1], NOISE, by=0.0, error=error):
         return None
-    if len(then) == len(rates) and then[-1] < _NOISE:  # it was adopted so
+    if len(then) == len(rates) and then[-1] < NOISE:  # it was adopted so
         return None
     return RuleMatch(
         message=f"The target accepts the last of {len(rates)} draft tokens in only {rates[-1]:.1%} of the drafts.",
@@ -357,7 +363,8 @@ def _find_lowest(case: PoolCase) -> tuple[Window, float] | None:
     rest = median(value for name, value in per_draft.items() if name != lowest)
     window, others = case.replicas[lowest], [each for name, each in case.replicas.items() if name != lowest]
     error = draft_error(max(others, key=count_requests), window)
-    return (window, rest) if is_less(per_draft[lowest], rest, by=_OUTLIER, error=error) else None
+    is_low = rest > NOISE and is_less(per_draft[lowest], rest, by=_OUTLIER, error=error)
+    return (window, rest) if is_low else None
 
 
 def _per_draft(window: Window) -> float:

@@ -12,8 +12,10 @@ from draftwise.knowledge.messages import text_of
 from draftwise.watching.diagnose.pool_case import (
     MIN_DRAFTS,
     MIN_REQUESTS,
+    NOISE,
     RuleMatch,
     count_requests,
+    count_verified,
     draft_error,
     is_less,
     relative_error,
@@ -37,9 +39,9 @@ def find_outliers(windows: Sequence[Window]) -> tuple[Window, ...]:
 
 
 def _accepted(window: Window) -> float | None:
-    """Return accepted tokens of a draft."""
-    stats = window.counters.spec
-    return stats.num_accepted_tokens / stats.num_drafts if stats.num_drafts >= MIN_DRAFTS else None
+    """Return accepted tokens of a draft; of a server that does not count its drafts, of a step."""
+    verified = count_verified(window)
+    return window.counters.spec.num_accepted_tokens / verified if verified >= MIN_DRAFTS else None
 
 
 def _compare(
@@ -60,7 +62,7 @@ def _leave_out_small(window: Window, windows: Sequence[Window]) -> Sequence[Wind
 def _accepts_less(window: Window, windows: Sequence[Window]) -> bool:
     known = _leave_out_small(window, [each for each in windows if _accepted(each) is not None])
     pair = _compare(window, known, _accepted)
-    if pair is None:
+    if pair is None or pair[1] <= NOISE:  # nothing is less than next to nothing
         return False
     others = [each for each in known if each is not window and _accepted(each)]
     error = draft_error(others[0], window) if others else inf

@@ -314,6 +314,8 @@ MIN_TOKENS = 200
 """Minimum output tokens for a server to count as generating."""
 MIN_DRAFTS = 200
 """Minimum drafts with which zero, or almost zero, acceptance is not chance."""
+NOISE = 0.05
+"""Share of accepted first tokens that chance reaches, with a foreign drafter and with padding."""
 MIN_REQUESTS = 5
 """Minimum finished requests to judge their times."""
 SIGMAS = 3.5
@@ -330,7 +332,8 @@ def count_requests(window: Window) -> float:
     """Return the number of requests in a window: finished ones and those in flight."""
     if window.sums.finished is not None:
         return window.sums.finished + (window.load.running or 0.0)
-    return window.counters.spec.num_drafts / _DRAFTS_A_REQUEST
+    stats = window.counters.spec
+    return (stats.num_drafts or (window.sequence_steps or 0 if stats.num_draft_tokens else 0)) / _DRAFTS_A_REQUEST
 
 
 def count_verified(window: Window) -> int:
@@ -363,7 +366,7 @@ def draft_error(*windows: Window) -> float:
 
     The first window's acceptance gives the factor.
     """
-    length = windows[0].acceptance_length
+    length = windows[0].acceptance_length or windows[0].tokens_per_step
     return inf if length is None or length <= 1 else relative_error(*windows) * length / (length - 1)
 
 
