@@ -114,6 +114,21 @@ def test_a_hung_replica_is_taken_out_after_several_reads_of_one_guard(tmp_path):
     assert "is-out-of-traffic" in codes(tick)
 
 
+def test_a_server_of_which_one_rank_hangs_is_taken_out_alone(tmp_path):
+    world = World(tmp_path, a=1.9, b=1.9, c=1.9)
+    look = world.look
+
+    def with_rank() -> Snapshot:
+        windows = look().windows
+        rank = reading(world.now_s, {"b": "hung"}).spec["b"]
+        return Snapshot(at_s=world.now_s, windows=(*windows, replace(rank, instance="b", engine="1")), recent=())
+
+    world.look = with_rank
+    world.run(60)
+    assert world.proxy.out == {"b"}
+    assert world.recorded() == [("done", "drain")]
+
+
 def test_a_guard_that_begins_again_does_nothing_again_and_forgets_nothing(world):
     world.run(60)
     world.start()

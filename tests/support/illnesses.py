@@ -39,6 +39,8 @@ class Illness:
     with_earlier: bool = True
     change: Callable[[int, Window], Window] = lambda _, window: window
     """What is odd about the window of a replica."""
+    first_only: bool = False
+    """Whether all else follows from what is named."""
     engines: bool = False
     """Whether the replicas are ranks of one server."""
 
@@ -72,6 +74,8 @@ class Illness:
         if not self.named:
             return f"says {first[0].code}: {first[0].message}" if first else ""
         if not first or first[0].code not in self.named:
+            return f"says {[each.code for each in first]}"
+        if self.first_only and len(first) > 1:
             return f"says {[each.code for each in first]}"
         return "" if self.says in text else f"does not say {self.says}: {text}"
 
@@ -320,6 +324,13 @@ ILLNESSES: Sequence[Illness] = (
         named=_of("change-unproven", "acceptance-fell"),
         allowed=_of("tail-dead"),
         never=(),
+    ),
+    Illness(
+        name="tools go to 1 of 3",
+        spec=({}, {}, {"cut": 0.8}),
+        named=_of("drafts-shortened"),
+        says="On s2",
+        first_only=True,
     ),
     Illness(name="grammar cuts drafts", spec=({"cut": 0.8},) * 2, named=_of("drafts-shortened")),
     Illness(

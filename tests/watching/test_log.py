@@ -266,6 +266,20 @@ def test_a_log_that_ends_with_an_error_says_so(wrapped: str, newest_first: bool)
     assert see_log(again[::-1] if newest_first else again, name="pod.log", now=NOW).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("(EngineCore pid=71) ERROR 11-22 10:00:09 [core.py:790] EngineCore failed to start.", "CUDA out of memory."),
+        ("(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.", "CUDA out of"),
+    ],
+)
+def test_a_log_that_ends_at_start_up_says_why(line: str, cause: str) -> None:
+    error = "(EngineCore pid=71) ERROR 11-22 10:00:09 [core.py:790] torch.OutOfMemoryError: CUDA out of memory."
+    (found,) = (each for each in see_log([error, line], name="x", now=NOW).findings if each.severity == "error")
+    assert found.code == "engine-dies"
+    assert cause in found.message
+
+
 def test_an_error_of_one_request_is_no_end_and_a_worker_that_died_is_one() -> None:
     lines = [line for second in range(0, 60, 10) for line in NEW.format(second).splitlines()]
     request = (
@@ -309,6 +323,15 @@ def test_a_fall_that_ended_is_told_with_its_time_and_a_slow_start_is_none() -> N
     assert fall.code == "fell-in-log"
     assert re.search(r"fell from 1\.87 to 1\.10 tokens at .* 09:19:\d\d, until .* 09:29", fall.message)
     assert see_log(write_hour((range(10), slow)), name="pod.log", now=NOW).findings == ()
+
+
+def test_lines_without_positions_tell_of_a_drafter_of_which_nearly_nothing_is_accepted() -> None:
+    engine = OLD.splitlines(keepends=True)[0]
+    few = EARLY[1].replace("29.0%, Accepted: 870", "0.4%, Accepted: 12")
+    for text, codes in ((engine + few, {"zero-acceptance"}), (engine + EARLY[1], set())):
+        lines = [line for second in range(0, 60, 10) for line in text.format(second).splitlines()]
+        found = add_diagnoses(see_log(lines, name="pod.log", now=NOW), None, None).findings
+        assert {each.code for each in found} == codes
 
 
 def test_an_engine_that_stood_still_and_went_on_is_told() -> None:

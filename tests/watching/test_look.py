@@ -100,6 +100,12 @@ def test_sglang_that_accepts_less_is_ill_though_it_counts_no_drafts(steps: int, 
     assert {each.code for each in diagnose({"spec": [window]}, expected)} == codes
 
 
+def test_what_follows_from_counters_of_sglang_may_fall_in_one_process() -> None:
+    """A request that ends before its first token counts as finished only."""
+    window = watch(SGLANG.format(9000, 20) + VERIFIES.format(8000), SGLANG.format(9600, 40) + VERIFIES.format(8600))
+    assert (window.output_tokens, window.counters.spec.num_accepted_tokens) == (600, 0)
+
+
 def test_sglang_tells_tokens_per_step_by_its_verifications() -> None:
     window = watch(SGLANG.format(1000, 10) + VERIFIES.format(400), SGLANG.format(11000, 110) + VERIFIES.format(4400))
     assert window.tokens_per_step == pytest.approx(10000 / (100 + 4000))  # a step for each prefill

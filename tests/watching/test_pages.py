@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 from tests.support.web import Answer, serving_answers
@@ -60,6 +61,26 @@ def test_a_prefix_stays_and_headers_are_sent() -> None:
 def test_what_is_no_page_of_counters_is_said(answer: Answer, said: str) -> None:
     with pytest.raises(BackendError, match=said):
         look_at(lambda path, headers: answer)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_page_from_a_cache_is_no_state_of_its_server(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.watching.watcher._COPIED_S", 0.05)
+    cpu = count(400)
+
+    async def run(url: str) -> Look:
+        page = HttpPage("spec", url)
+        await page.look()
+        await asyncio.sleep(0.06)
+        return await page.look()
+
+    answer = lambda *_: (200, f"{PAGE}process_cpu_seconds_total {0 if copied else next(cpu)}\n")  # noqa: E731
+    with serving_answers(answer) as url:
+        if copied:
+            with pytest.raises(BackendError, match="a cache answers in its place"):
+                asyncio.run(run(url))
+        else:
+            assert asyncio.run(run(url)).server == "vLLM"
 
 
 def test_a_server_that_says_nothing_is_given_up() -> None:

@@ -123,6 +123,9 @@ def falls_back(before: Look, after: Look) -> bool:
 
 def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading) -> Window:
     counters, sums = later.counters - earlier.counters, later.sums - earlier.sums
+    if not later.counts_drafts:
+        accepted = max(0, counters.spec.num_accepted_tokens)  # follows from other counters, and may fall
+        counters = replace(counters, spec=replace(counters.spec, num_accepted_tokens=accepted))
     restarted = _is_new_start(before, after) or _begins_anew(earlier, later)
     awake = (earlier.sleeping, later.sleeping)
     return Window(

@@ -46,11 +46,20 @@ def test_the_advice_is_of_what_is_unlike(ill: Server, said: str, unsaid: str) ->
     assert not unsaid or unsaid not in one.fix
 
 
+@pytest.mark.parametrize("lucky", [DEAD, replace(SPEC, positions=(0.001, 0.0, 0.0))], ids=["nothing", "by chance"])
 @pytest.mark.parametrize("of", [2, 3, 4])
-def test_where_all_are_ill_none_is_accused(of: int) -> None:
-    found = diagnose({"spec": [make(DEAD, number, ranks=False) for number in range(of)]})
+def test_where_all_are_ill_none_is_accused(of: int, lucky: Server) -> None:
+    found = diagnose({"spec": [make(DEAD if number else lucky, number, ranks=False) for number in range(of)]})
     assert "replica-outlier" not in {each.code for each in found}
     assert found[0].where == "spec"
+
+
+def test_one_of_servers_that_count_no_drafts_is_named() -> None:
+    windows = [make(DEAD if number == 0 else SPEC, number, ranks=False) for number in range(2)]
+    counters = [replace(each.counters, spec=replace(each.counters.spec, num_drafts=0)) for each in windows]
+    uncounted = [replace(a, counters=b, counts_drafts=None) for a, b in zip(windows, counters, strict=True)]
+    first = diagnose({"spec": uncounted})[0]
+    assert (first.code, first.where) == ("replica-outlier", "http://0")
 
 
 @pytest.mark.parametrize("load", [ServerLoad(running=16.0, waiting=0.0), ServerLoad(running=0.0, waiting=90.0)])
