@@ -33,6 +33,7 @@ from draftwise.measure.access import Header, check_headers, find_headers
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.measurement_spec import MeasurementSpec
 from draftwise.measure.planning import is_covered, make_plan
+from draftwise.measure.readiness import explain_sharing
 from draftwise.measure.run_context import build_context, runs_here
 from draftwise.measure.screening import screen
 from draftwise.measure.session import Session
@@ -115,6 +116,8 @@ def prepare(spec: MeasurementSpec, progress: Progress, *, began_s: float | None 
     began_s = time.monotonic() if began_s is None else began_s
     plan = make_plan(spec, progress)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
+    for finding in explain_sharing(plan):
+        progress.notice(finding)
     screened = screen(plan, spec, context, progress)
     return Measurement(
         plan=screened.plan,

@@ -16,7 +16,6 @@ from draftwise.knowledge.spec_keys import find_remembering
 from draftwise.knowledge.vllm import get_release
 from draftwise.measure.access import with_access
 from draftwise.measure.measurement_spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
-from draftwise.measure.readiness import explain_sharing
 from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
 from draftwise.workloads import check_workloads, draw, find_tokens, load_workloads, profile_workload
@@ -57,8 +56,6 @@ def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
         progress.notice(finding)
     for line in _profile(workloads, spec.target):
         progress.notice(Finding.info("measurement-planned", line))
-    for finding in explain_sharing(plan):
-        progress.notice(finding)
     return plan
 
 
