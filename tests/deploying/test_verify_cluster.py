@@ -71,9 +71,16 @@ def found(folder: Path, *objects: dict[str, Any], ordered: Folder = FOLDER) -> l
 
 
 @pytest.mark.parametrize("make", [deployment, pod])
-@pytest.mark.parametrize("side", ["spec", "plain"])
-def test_what_runs_as_it_was_ordered_has_no_finding(tmp_path: Path, make: Any, side: str) -> None:
-    assert found(tmp_path, make(side)) == []
+@pytest.mark.parametrize("sides", [("spec",), ("plain", "spec")])
+def test_what_runs_as_it_was_ordered_has_no_finding(tmp_path: Path, make: Any, sides: tuple[str, ...]) -> None:
+    assert found(tmp_path, *map(make, sides)) == []
+
+
+@pytest.mark.parametrize("make", [deployment, pod])
+def test_the_twin_alone_is_not_what_was_ordered(tmp_path: Path, make: Any) -> None:
+    ((code, said),) = found(tmp_path, make("plain"), make("plain"))
+    assert code == "runs-otherwise"
+    assert "only the twin without speculation serves" in said
 
 
 def args(value: dict[str, Any]) -> list[str]:

@@ -187,11 +187,13 @@ def _read_log(name: str | PathLike[str], setup: Setup) -> Judgement:
 
 
 def _read_objects(name: str | PathLike[str], setup: Setup) -> tuple[list[Judgement], list[tuple[str, str]]]:
-    from draftwise.deploying.verify.cluster_objects import list_commands, read_objects, verify_object
+    from draftwise.deploying.verify.cluster_objects import find_absent, list_commands, read_objects, verify_object
 
     text = _open(name)
     objects = read_objects(text)
     reports = [report_of(*verify_object(each, setup), setup=setup) for each in objects]
+    absent = list(find_absent(objects, setup))
+    reports += [report_of(*absent, setup=setup)] if absent else []
     judged = [_describe(text.name, each, "as ordered, as far as the cluster shows") for each in reports]
     return judged, list(list_commands(objects))
 

@@ -64,8 +64,7 @@ def read_objects(source: SourceText) -> tuple[Mapping[str, Any], ...]:
 def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
     """Yield each difference between a running object and the order, and why it is not ready."""
     where = _name(value)
-    is_plain = get_mapping(value, "metadata", "labels").get(_POOL) == "plain"
-    ordered = without_speculation(setup) if is_plain else setup
+    ordered = without_speculation(setup) if _is_twin(value) else setup
     found = _read(value, where)
     if found is None:
         yield Finding.warning("not-told", f"{where} has no container that starts vLLM.", where=where)
@@ -73,6 +72,19 @@ def verify_object(value: Mapping[str, Any], setup: Setup) -> Iterator[Finding]:
         yield from _compare(found, ordered, where)
         yield from _compare_applied(value, found, where)
         yield from _judge_status(value, where)
+
+
+def find_absent(objects: Sequence[Mapping[str, Any]], setup: Setup) -> Iterator[Finding]:
+    """Yield that of an ordered server that speculates, the objects have only the twin without speculation."""
+    twins = [_name(each) for each in objects if _is_twin(each)]
+    servers = [each for each in objects if not _is_twin(each) and _read(each, _name(each)) is not None]
+    if setup.spec is not None and twins and not servers:
+        text = f"Of the objects, only the twin without speculation serves ({', '.join(twins[:3])}). The order has "
+        yield Finding.error("runs-otherwise", f"{text}{_show(setup.spec.to_dict())}.", where=twins[0])
+
+
+def _is_twin(value: Mapping[str, Any]) -> bool:
+    return get_mapping(value, "metadata", "labels").get(_POOL) == "plain"
 
 
 def _name(value: Mapping[str, Any]) -> str:
