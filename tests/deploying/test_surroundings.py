@@ -339,6 +339,12 @@ def _stack(**model: object) -> list[dict[str, Any]]:
     return [{"servingEngineSpec": {"modelSpec": [spec]}, "routerSpec": {"replicaCount": 0}}]
 
 
+def _ray(**deployment: Any) -> list[dict[str, Any]]:
+    engine = {"engine_kwargs": {"max_num_seqs": 8}, "deployment_config": deployment}
+    model = {"model_loading_config": {"model_id": "llama", "model_source": "meta-llama/Llama-3.1-8B-Instruct"}}
+    return [{"applications": [{"name": "llm", "args": {"llm_configs": [model | engine]}}]}]
+
+
 @pytest.mark.parametrize(
     ("documents", "empty"),
     [
@@ -362,6 +368,10 @@ def _stack(**model: object) -> list[dict[str, Any]]:
         (_stack(replicaCount=1), False),
         (_stack(replicaCount=1, keda={"enabled": True, "minReplicaCount": 0}), True),
         (_stack(replicaCount=1, keda={"enabled": False, "minReplicaCount": 0}), False),
+        (_ray(autoscaling_config={"min_replicas": 0, "max_replicas": 4}), True),
+        (_ray(autoscaling_config={"min_replicas": 1}), False),
+        (_ray(num_replicas=0), True),
+        (_ray(num_replicas="auto"), False),
     ],
 )
 def test_a_source_that_scales_to_zero_is_known(documents: list[dict[str, Any]], empty: bool, tmp_path: Path) -> None:

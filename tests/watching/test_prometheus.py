@@ -75,6 +75,7 @@ def watch(
     down: list[dict] = (),
     again: list[dict] = (),
     answers: list[dict] = (),
+    copies: list[dict] = (),
     model: str | None = "m",
     now_s: float = NOW_S,
     prometheus_s: float = NOW_S,
@@ -93,6 +94,8 @@ def watch(
             return 200, json.dumps(
                 {"status": "success", "data": {"result": [{"metric": {}, "value": [0, prometheus_s]}]}}
             )
+        if query.startswith("(changes(process_cpu"):
+            return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(copies)}})
         vectors = turns if "resets(" in query else again if "changes(" in query else starts
         if query.startswith("increase(http_requests_total"):
             return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": list(answers)}})
@@ -405,6 +408,16 @@ def test_a_target_that_never_answered_or_shows_no_counters_is_unread(asked: str,
         snapshot = asyncio.run(run(url))
     assert [(each.code, each.where) for each in snapshot.findings] == [("server-unread", "new:8000")]
     assert [window.instance for window in snapshot.recent] == ["a:8000"]
+
+
+def test_nothing_is_computed_from_a_page_that_comes_from_a_cache() -> None:
+    still = replace(SPEC, steps=0.0, finished=0.0, prompt_tokens=0.0)
+    series = [*record(SPEC, "spec", "a:8000"), *record(still, "spec", "b:8000")]
+    place = {"metric": {"instance": "b:8000", "pool": "spec", "job": "llm"}, "value": [NOW_S, "0"]}
+    for copies, code in (((), "engine-hung"), ([place], "server-unread")):
+        snapshot, _ = watch(series, copies=copies)
+        assert [(each.code, each.where) for each in snapshot.findings] == [(code, "b:8000")]
+        assert len(snapshot.windows) == 2 - len(copies)
 
 
 def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:

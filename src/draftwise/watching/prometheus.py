@@ -66,6 +66,8 @@ RESTARTS = (
     "- min_over_time(process_start_time_seconds[1h]) > 30)"
 )
 """Query: targets whose process restarted repeatedly within an hour: a clock that is set moves its start less."""
+_COPIES = "(changes(process_cpu_seconds_total[2m]) == 0) and (count_over_time(process_cpu_seconds_total[2m]) > 2)"
+"""Query: targets of whose process not even the CPU time changes, which a page costs: a cache answers for them."""
 NEVER = "max by ({1}) (max_over_time(up{{{0}}}[{2:.0f}s])) == 0 and max by ({1}) (up{{{0}}} offset {2:.0f}s) == 0"
 """Query: targets that could not be scraped for as long."""
 MUTE = "max by ({1}) (min_over_time(up{{{0}}}[2m])) == 1"
@@ -209,8 +211,11 @@ class PrometheusWatcher:
             turns = await self._ask_starts(TURNS.format(start))
             moves = list_targets(await self._ask_starts(MOVES.format(start)), lambda seconds: seconds > 0)
             again = list_targets(await self._ask_starts(RESTARTS), lambda count: 2 < count < 3600)
+            copied = list_targets(await self._ask_starts(_COPIES), lambda changes: changes == 0)
             pages = leave_unknown(looks, await ask_unknown(self.api, self._selection))
             unread_targets = await self._find_unread(pages)
+            pages = [each for each in pages if (each[0].pool, each[0].instance) not in copied]
+            unread_targets += [tell_copied(self.api.url, place[1]) for place in copied]
         except BackendError as error:
             return Snapshot(at_s=self._now(), windows=(), recent=(), findings=(unread(self.api.url, error),))
         several = {(each[0].pool, each[0].instance) for each in pages if alternates(each)}
@@ -443,6 +448,14 @@ def list_targets(series: Iterable[Series], holds: Callable[[float], bool]) -> di
 def tell_unread(url: str, instance: str) -> Finding:
     """Return the finding for a target that a Prometheus cannot scrape."""
     return unread(instance, BackendError(f"{url} no longer gets the counters of {instance}."))
+
+
+def tell_copied(url: str, instance: str) -> Finding:
+    """Return the finding for a target that a cache answers for."""
+    text = (
+        f"{url} gets a page of {instance} that does not change, not even the CPU time of the process: a cache answers"
+    )
+    return unread(instance, BackendError(f"{text} in its place. Have the pod itself scraped."))
 
 
 def tell_mute(url: str, instance: str) -> Finding:

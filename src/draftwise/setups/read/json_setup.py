@@ -82,9 +82,9 @@ def _find_form(value: Mapping[str, Any], release: Release) -> Literal["setup", "
 
 def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> SetupReading:
     """Return the setup of one `LLMConfig` of Ray Serve: its model, `engine_kwargs` and the variables of its workers."""
-    names, keywords, around = (
-        given[key] if isinstance(given.get(key), Mapping) else {}
-        for key in ("model_loading_config", "engine_kwargs", "runtime_env")
+    names, keywords, around, deployment = (
+        _get_mapping(given, key)
+        for key in ("model_loading_config", "engine_kwargs", "runtime_env", "deployment_config")
     )
     model, source = names.get("model_id"), names.get("model_source")
     value: dict[str, Any] = {"model": model, _SPEC: None, **keywords}
@@ -93,7 +93,14 @@ def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str
         if isinstance(model, str) and model != source:
             value["served_model_name"] = [model]
     env = {name: text for name, text in _get_env(around.get("env_vars")).items() if is_shown(name)}
-    return read_keywords({**value, "env": env}, where=where, engine_version=engine_version)
+    fewest = (deployment.get("num_replicas"), _get_mapping(deployment, "autoscaling_config").get("min_replicas"))
+    reading = read_keywords({**value, "env": env}, where=where, engine_version=engine_version)
+    return replace(reading, may_be_empty="0" in map(str, fewest))
+
+
+def _get_mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | None:

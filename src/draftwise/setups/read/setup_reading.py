@@ -54,6 +54,8 @@ class SetupReading:
     """Decisions of the text that lead to this setup, e.g. `MODE=spec, line 12`; empty without any."""
     others: tuple[SetupReading, ...] = ()
     """The same server on other ways through the text."""
+    may_be_empty: bool = False
+    """Whether Ray may leave it no replica; of other platforms, the text around the server says so."""
     launch: Launch | None = field(default=None, compare=False, repr=False)
     """The server as the text starts it; None for a setup without a text."""
 
