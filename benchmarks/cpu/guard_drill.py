@@ -3,7 +3,7 @@
     python benchmarks/cpu/guard_drill.py --tools FOLDER --out benchmarks/cpu/results/guard_drill.json
 
 FOLDER is what `catalogue/platform/service.sh` unpacks (`root/usr`). The replicas are small servers that count as vLLM
-does. In turn: two guards at once, a page that is gone, a drafter that fails, `kill -9` of the guard, and `--undo`.
+does. In turn: two guards at once, a page that is gone, a drafter that fails, `kill -9` of the guard, `--undo`, a hang.
 """
 
 from __future__ import annotations
@@ -102,12 +102,6 @@ class Replica:
         return int(server.server_address[1])
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def wait_for(holds: Callable[[], object], what: str) -> float:
     began = time.monotonic()
     while not holds():
@@ -135,7 +129,8 @@ class Drill:
         self.folder, self.stack, self.socket = folder, stack, folder / "haproxy.sock"
         self.replicas = {"good": Replica(HEALTHY), "bad": Replica(HEALTHY), "plain": Replica(0.0, speculates=False)}
         self.ports = {name: each.serve(stack) for name, each in self.replicas.items()}
-        self.front, self.prometheus = free_port(), free_port()
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.front, self.prometheus = one.getsockname()[1], other.getsockname()[1]
         self.requests: Counter[str] = Counter()
         self.ended = threading.Event()
         rule = Rollback(
@@ -184,12 +179,14 @@ class Drill:
             "--prometheus", f"http://127.0.0.1:{self.prometheus}", "--json",
         )  # fmt: skip
 
-    def looks(self, state: str = "guard.json") -> int:
-        """Return how often a guard has looked so far."""
-        return sum(line.startswith("{") for line in (self.folder / f"{state}.log").read_text().splitlines())
+    def settle(self, state: str = "guard.json") -> None:
+        """Wait until a guard has looked some more times."""
+        log = self.folder / f"{state}.log"
+        enough = log.read_text().count("\n{") + SETTLED_S / EVERY_S
+        wait_for(lambda: log.read_text().count("\n{") > enough, "looks of the guard")
 
-    def steps(self) -> list[dict[str, Any]]:
-        path = self.folder / "guard.steps.jsonl"
+    def steps(self, state: str = "guard") -> list[dict[str, Any]]:
+        path = self.folder / f"{state}.steps.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def is_out(self, name: str) -> bool:
@@ -223,25 +220,23 @@ def play(drill: Drill) -> dict[str, Any]:
     """Return what was seen, from the first request to the last."""
     seen: dict[str, Any] = {}
     guard = drill.guard()
-    wait_for(lambda: drill.looks() > SETTLED_S / EVERY_S, "looks of the guard")
+    drill.settle()
     seen["steps_of_a_healthy_service"] = len(drill.steps())
-    second = drill.guard("second.json")
-    seen["second_guard_exits"] = second.wait(AT_MOST_S)
+    seen["second_guard_exits"] = drill.guard("second.json").wait(AT_MOST_S)
     drill.replicas["good"].shows = False
     time.sleep(GONE_S)
     seen["steps_while_a_page_is_gone"] = len(drill.steps())
     drill.replicas["good"].shows = True
-    looks = drill.looks()
-    wait_for(lambda: drill.looks() > looks + SETTLED_S / EVERY_S, "looks of the guard")
+    drill.settle()
     drill.replicas["bad"].accepts = FAILED
     seen["fault_to_out_s"] = wait_for(lambda: drill.is_out("bad"), "the failed replica is out")
     wait_for(lambda: drill.steps()[-1]["outcome"] == "done", "the step is recorded")
     guard.send_signal(signal.SIGKILL)
     guard.wait()
-    before, looks = drill.steps(), drill.looks()
+    before = len(drill.steps())
     guard = drill.guard()
-    wait_for(lambda: drill.looks() > looks + SETTLED_S / EVERY_S, "looks after the kill")
-    seen["out_after_kill"], seen["steps_after_kill"] = drill.is_out("bad"), len(drill.steps()) - len(before)
+    drill.settle()
+    seen["out_after_kill"], seen["steps_after_kill"] = drill.is_out("bad"), len(drill.steps()) - before
     seen["others_out"] = [name for name in ("good", "plain") if drill.is_out(name)]
     guard.send_signal(signal.SIGINT)
     guard.wait(AT_MOST_S)
@@ -251,6 +246,12 @@ def play(drill: Drill) -> dict[str, Any]:
     served = drill.requests["bad"]
     wait_for(lambda: drill.requests["bad"] > served, "requests to the replica that is back")
     seen["steps"] = [f"{each['outcome']} {each['step']}" for each in drill.steps()]
+    drill.replicas["bad"].accepts, seen["lost_before_the_hang"] = HEALTHY, drill.requests["lost"]
+    drill.guard("hung.json")
+    drill.settle("hung.json")
+    drill.replicas["bad"].lock.acquire()  # no answer ends any more
+    seen["hang_to_out_s"] = wait_for(lambda: drill.is_out("bad"), "the hung replica is out")
+    seen["steps_after_the_hang"] = [f"{each['outcome']} {each['step']}" for each in drill.steps("hung")]
     return seen
 
 
@@ -269,7 +270,7 @@ def main() -> None:
             for thread in threads:
                 thread.join()
     result = {
-        "what": "two guards, a page that is gone, a drafter that fails, kill -9, undo; HAProxy 2.6 and Prometheus 2.42",
+        "what": "two guards, a page gone, a drafter that fails, kill -9, undo, a hang; HAProxy 2.6, Prometheus 2.42",
         "command": "python benchmarks/cpu/guard_drill.py --tools FOLDER",
         **provenance(),
         "load_average": round(os.getloadavg()[0], 1),

@@ -82,6 +82,7 @@ TAMPERS: tuple[Tamper, ...] = (
     *(flip, edit_lines, add, link, swap),
     lambda drawn, folder: pick(drawn, folder).unlink(),
     lambda drawn, folder: pick(drawn, folder).write_bytes(b""),
+    lambda _, folder: (folder / SEAL).write_bytes((folder / SEAL).read_bytes().replace(b"\n", b"\r\n")),
     lambda drawn, folder: pick(drawn, folder).rename(folder / "renamed"),
 )
 

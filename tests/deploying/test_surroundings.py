@@ -121,8 +121,10 @@ class Maker:
     def compose(self) -> list[dict[str, Any]]:
         service = self.some({
             "environment": {"VLLM_API_KEY": "${VLLM_API_KEY}", "HF_TOKEN": "${OTHER:-}", "NCCL_DEBUG": self.text()},
-            "env_file": [f"{self.text()}.env"], "volumes": [f"/{self.text()}:/root/.cache", f"named:/{self.text()}"],
-            "ports": ["0.0.0.0:8000:8000", "9:9"], "ipc": "host", "networks": ["front"], "restart": "always",
+            "env_file": [f"{self.text()}.env"],
+            "volumes": [f"/{self.text()}:/root/.cache", {"source": "named", "target": f"/{self.text()}"}],
+            "ports": [{"target": 8000, "published": 8000}, "9:9"], "ipc": "host",
+            "networks": ["front"], "restart": "always",
             "healthcheck": {"test": ["CMD", self.text()]}, "labels": {"team": self.text()}, "ulimits": {"memlock": -1},
             "deploy": {"replicas": 2, "resources": {"limits": {"memory": "77g"}, "reservations": {
                 "devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}}},

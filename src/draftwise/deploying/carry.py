@@ -385,6 +385,12 @@ def _take_into_service(document: Any, service: Any, item: SourceItem, order: Ser
     return ""
 
 
+def _find_inside(entry: Any, *, port: bool = False) -> str:
+    """Return the path or port inside the container of an entry of compose, in its short or long form."""
+    parts = [str(entry.get("target"))] if isinstance(entry, Mapping) else str(entry).split(":")
+    return parts[-1].partition("/")[0] if port else parts[:2][-1]
+
+
 def _take_service_key(service: Any, item: SourceItem) -> str:
     key, value = item.key, item.value
     if key == "container_name":
@@ -394,11 +400,11 @@ def _take_service_key(service: Any, item: SourceItem) -> str:
     elif key == "labels":
         _merge(service.setdefault(key, {}), {each.partition("=")[0]: each.partition("=")[2] for each in value})
     elif key == "volumes":
-        inside = {str(each).split(":")[1] for each in value if isinstance(each, str) and ":" in each}
-        service["volumes"] = [each for each in service["volumes"] if each.split(":")[1] not in inside] + list(value)
+        inside = {_find_inside(each) for each in value}
+        kept = [each for each in service["volumes"] if _find_inside(each) not in inside]
+        service["volumes"] = [*kept, *value]
     elif key == "ports":
-        own = service["ports"][0].split(":")[-1]
-        if str(value[0]).split(":")[-1].partition("/")[0] == own:
+        if _find_inside(value[0], port=True) == _find_inside(service["ports"][0], port=True):
             service["ports"] = list(value)
         else:
             service["ports"] = [*service["ports"], *value]
