@@ -76,7 +76,8 @@ class RecordedAnswer:
         self.told = {
             "(resets": told.get("turns", ()),
             "(max_over_time": told.get("moves", ()),
-            "(changes": told.get("again", ()),
+            "(changes(process_start": told.get("again", ()),
+            "(changes(process_cpu": told.get("copies", ()),
             "max by (instance)": told.get("down", ()),
             "max by (instance, service, namespace) (max": told.get("never", ()),
             "max by (instance, service, namespace) (min": told.get("up", ()),
@@ -225,7 +226,7 @@ def test_histograms_are_not_asked_for() -> None:
     recorded = RecordedAnswer(record_service([SPEC], "chat"))
     with serving_answers(recorded) as url:
         asyncio.run(see_fleet(PrometheusApi(url), Selection(), now_s=NOW_S, span_s=SPAN_S))
-    assert len(recorded.asked) == 12
+    assert len(recorded.asked) == 13
     assert not [query for query in recorded.asked if "bucket" in query]
 
 
@@ -260,14 +261,17 @@ def _see_told(
 
 def test_addresses_of_several_servers_and_targets_that_are_down_are_named_and_not_read() -> None:
     series = [*record_service([SPEC], "shared"), *record_service([SPEC, SPEC], "half"), *record_service([SPEC], "well")]
+    series += record_service([SPEC, SPEC], "cached")
     told = {"turns": [_value(3, instance="prod-shared-0:8000")], "down": [_value(0, instance="prod-half-1:8000")]}
+    told["copies"] = [_value(0, instance="prod-cached-1:8000")]
     found = {each.name[1]: each for each in _see_told(series, **told)}
     assert {name: codes(each) for name, each in found.items()} == {
         "shared": ["several-behind-url"],
         "half": ["server-unread"],
+        "cached": ["server-unread"],
         "well": [],
     }
-    assert [len(found[name].windows) for name in ("shared", "half", "well")] == [0, 1, 1]
+    assert [len(found[name].windows) for name in ("shared", "half", "cached", "well")] == [0, 1, 1, 1]
     # An API that answers with something else says nothing of a target.
     odd = {"turns": [_value(1e9, instance="prod-well-0:8000")], "down": [_value(1, instance="prod-well-0:8000")]}
     assert codes(next(each for each in _see_told(series, **odd) if each.name[1] == "well")) == []

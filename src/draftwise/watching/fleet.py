@@ -32,6 +32,7 @@ from draftwise.knowledge.messages import fault
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
+    COPIES,
     MOVES,
     MUTE,
     NEVER,
@@ -50,6 +51,7 @@ from draftwise.watching.prometheus import (
     nameless,
     put_together,
     select,
+    tell_copied,
     tell_mute,
     tell_unread,
 )
@@ -141,7 +143,7 @@ async def see_fleet(
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
     of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
     start = f"process_start_time_seconds[{span_s:.0f}s]"
-    looked, starts, constants, turns, moves, again, down, never, up, stood = (
+    looked, starts, constants, turns, moves, again, down, never, up, stood, copies = (
         await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
         await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
         await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
@@ -152,6 +154,7 @@ async def see_fleet(
         await api.query(NEVER.format(selection.of_targets, "instance, service, namespace", span_s), at_s=now_s),
         await api.query(MUTE.format(selection.of_targets, "instance, service, namespace"), at_s=now_s),
         await api.query(_ask_stalls(selection), at_s=now_s),
+        await api.query(COPIES + of_services, at_s=now_s),
     )
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     faults = {
@@ -167,6 +170,8 @@ async def see_fleet(
             faults[name] = fault("engine-hung", text=text, where=name)
     for _, name in list_targets(turns, lambda count: 0 < count < span_s):
         faults[name] = tell_several(name, is_start=False)
+    for _, name in list_targets(copies, lambda changes: changes == 0):
+        faults[name] = tell_copied(api.url, name)
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
     unknown = await ask_unknown(api, selection)

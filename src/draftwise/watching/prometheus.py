@@ -66,7 +66,7 @@ RESTARTS = (
     "- min_over_time(process_start_time_seconds[1h]) > 30)"
 )
 """Query: targets whose process restarted repeatedly within an hour: a clock that is set moves its start less."""
-_COPIES = "(changes(process_cpu_seconds_total[2m]) == 0) and (count_over_time(process_cpu_seconds_total[2m]) > 2)"
+COPIES = "(changes(process_cpu_seconds_total[2m]) == 0) and (count_over_time(process_cpu_seconds_total[2m]) > 2)"
 """Query: targets of whose process not even the CPU time changes, which a page costs: a cache answers for them."""
 NEVER = "max by ({1}) (max_over_time(up{{{0}}}[{2:.0f}s])) == 0 and max by ({1}) (up{{{0}}} offset {2:.0f}s) == 0"
 """Query: targets that could not be scraped for as long."""
@@ -211,7 +211,7 @@ class PrometheusWatcher:
             turns = await self._ask_starts(TURNS.format(start))
             moves = list_targets(await self._ask_starts(MOVES.format(start)), lambda seconds: seconds > 0)
             again = list_targets(await self._ask_starts(RESTARTS), lambda count: 2 < count < 3600)
-            copied = list_targets(await self._ask_starts(_COPIES), lambda changes: changes == 0)
+            copied = list_targets(await self._ask_starts(COPIES), lambda changes: changes == 0)
             pages = leave_unknown(looks, await ask_unknown(self.api, self._selection))
             unread_targets = await self._find_unread(pages)
             pages = [each for each in pages if (each[0].pool, each[0].instance) not in copied]
