@@ -183,6 +183,14 @@ def test_every_query_is_promql(tmp_path: Path) -> None:
     subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("source", ["zero-acceptance", "replica-outlier"])
+def test_lower_acceptance_of_a_dead_drafter_is_no_second_alert(source: str) -> None:
+    rules = read("alertmanager.yaml")["inhibit_rules"]
+    (targets,) = (str(each["target_matchers"]) for each in rules if source in str(each["source_matchers"]))
+    assert "fell-below-break-even" in targets
+    assert "fades-with-uptime" in targets
+
+
 def judge(metric: Any, result: list[float]) -> str:
     """Return what Argo Rollouts makes of a result, going by the conditions (expr-lang)."""
 
