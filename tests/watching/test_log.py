@@ -271,13 +271,29 @@ def test_a_log_that_ends_with_an_error_says_so(wrapped: str, newest_first: bool)
     [
         ("(EngineCore pid=71) ERROR 11-22 10:00:09 [core.py:790] EngineCore failed to start.", "CUDA out of memory."),
         ("(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.", "CUDA out of"),
+        ("", "CUDA out of memory."),
+        ("INFO:     Application startup complete.", ""),
     ],
 )
 def test_a_log_that_ends_at_start_up_says_why(line: str, cause: str) -> None:
     error = "(EngineCore pid=71) ERROR 11-22 10:00:09 [core.py:790] torch.OutOfMemoryError: CUDA out of memory."
-    (found,) = (each for each in see_log([error, line], name="x", now=NOW).findings if each.severity == "error")
-    assert found.code == "engine-dies"
-    assert cause in found.message
+    found = [each for each in see_log([error, line], name="x", now=NOW).findings if each.severity == "error"]
+    assert [each.code for each in found] == ["engine-dies"] * bool(cause)
+    assert all(cause in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "vllm serve: error: argument --speculative-config: invalid loads value: 'eagle3'",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
+        "OSError: yuhuili/EAGLE3 is not a local folder and is not a valid model identifier listed on the hub",
+    ],
+)
+def test_a_server_that_never_started_is_told_from_one_without_statistics(error: str) -> None:
+    lines = ["INFO 11-22 10:00:01 [__init__.py:216] Automatically detected platform cuda.", error]
+    first = see_log(lines, name="x", now=NOW).findings[0]
+    assert (first.code, first.where) == ("engine-dies", "x")
 
 
 def test_an_error_of_one_request_is_no_end_and_a_worker_that_died_is_one() -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, groupby, pairwise
 from math import inf, log, sqrt
 
-from draftwise.backends.vllm_log import find_root_cause
+from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.log_lines import read_stats_log
@@ -78,6 +78,10 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         past.append(window)
         last = window
     if last is None:
+        start = StartupLog(0.0)
+        start.take(tail, 0.0)
+        if not (died or start.is_ready) and (cause := find_root_cause(tail)):
+            died = [fault("engine-dies", case="log", name=name, cause=cause)]
         return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
