@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = ["Answer", "serving_answers"]
 
-Answer = tuple[int, str]
+Answer = tuple[int, str | bytes]
 """Status and body."""
 
 
@@ -36,8 +36,8 @@ def serving_answers(
             assert post is not None, "nothing is posted here"
             self._send(*post(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
 
-        def _send(self, status: int, body: str) -> None:
-            data = body.encode()
+        def _send(self, status: int, body: str | bytes) -> None:
+            data = body.encode() if isinstance(body, str) else body
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -1,6 +1,7 @@
 """Pages of counters over real sockets: what is asked for, what is refused, and what it takes to say so."""
 
 import asyncio
+import gzip
 import random
 import socket
 import threading
@@ -55,12 +56,19 @@ def test_a_prefix_stays_and_headers_are_sent() -> None:
         ((404, "no"), "answers 404: a gateway has no metrics of its own there. Pass the address of each server"),
         ((401, "no"), "answers 401: it requires a key or a header"),
         ((500, "no"), "answers 500."),
+        ((301, "no"), "answers 301: pass the address that it leads to"),
         ((200, "<html>hello</html>"), "shows no counters of a known server"),
     ],
 )
 def test_what_is_no_page_of_counters_is_said(answer: Answer, said: str) -> None:
     with pytest.raises(BackendError, match=said):
         look_at(lambda path, headers: answer)
+
+
+@pytest.mark.parametrize("page", [gzip.compress(PAGE.encode()), b"\xef\xbb\xbf" + PAGE.encode()], ids=["gzip", "mark"])
+def test_a_page_is_read_as_a_proxy_sends_it(page: bytes) -> None:
+    look = look_at(lambda *_: (200, page))
+    assert look.engines[0].counters.generation_tokens == 5
 
 
 @pytest.mark.parametrize("copied", [True, False])

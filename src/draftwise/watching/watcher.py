@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import math
 import time
+import zlib
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -369,7 +371,10 @@ class HttpPage:
             raise BackendError(f"{self.instance} does not answer ({error}).") from None
         if not 200 <= answer.status < 300:
             raise BackendError(f"{self.instance}{_METRICS} answers {answer.status}{_explain(answer.status)}.")
-        return b"".join(data for _, data in answer.received).decode(errors="replace"), answer.finished
+        page = b"".join(data for _, data in answer.received)
+        with suppress(OSError, EOFError, zlib.error):
+            page = gzip.decompress(page)  # by a proxy that was not asked to
+        return page.decode("utf-8-sig", errors="replace"), answer.finished
 
     def close(self) -> None:
         """Close the connection."""
@@ -412,6 +417,8 @@ def _explain(status: int) -> str:
         return ": it requires a key or a header (--api-key-env, --header)"
     if status in (404, 405, 501):
         return f": {_GATEWAY}"
+    if 300 <= status < 400:
+        return ": pass the address that it leads to"
     return ""
 
 
