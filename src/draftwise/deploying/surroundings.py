@@ -91,8 +91,8 @@ def read_surroundings(reading: SetupReading) -> Surroundings:
     if launch is None:  # a setup, or a server of Ray, of which only the engine's arguments are read
         rest = SourceItem(part="other", key="rest", value=None, where="everything but engine_kwargs",
                           reason="draftwise reads only these of Ray; carry the rest over yourself")  # fmt: skip
-        items = (rest,) if "engine_kwargs" in reading.where else ()
-        return Surroundings(items=items, may_be_empty=reading.may_be_empty)
+        rests = (rest,) if "engine_kwargs" in reading.where else ()
+        return Surroundings(items=rests, may_be_empty=reading.may_be_empty)
     place, image = launch.place, launch.image if launch.entry != "huggingfaceserver" else ""
     if place is None:
         variables = [SourceItem(part="env", key=name, value={"name": name, "value": text}, where=name)
