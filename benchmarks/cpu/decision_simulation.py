@@ -28,17 +28,16 @@ SP, NOISE = 0.12, 0.085
 """Prompts among each other in their gain, and requests of one arm: 0.12 for a pair."""
 
 
-def make_log(kind: str, rows: int, truth: float, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-    """Return [N] logarithms of what each row of a log gains, and that of the traffic (ordered: of the log)."""
+def make_log(kind: str, rows: int, truth: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return [N] logarithms of what each row of a log gains, its route, and what the traffic gains."""
     if kind == "three routes":
-        routes, shares = np.array([-0.1, 0.0, 0.25]), [0.5, 0.3, 0.2]
-        gains = routes[np.sort(rng.choice(3, rows, p=shares))] - routes @ shares
-        return math.log(truth) + gains + 0.7 * SP * rng.standard_normal(rows), math.log(truth)
-    gains = math.log(truth) + SP * rng.standard_normal(rows)
-    if kind == "gain in the first quarter only":
-        gains += np.where(np.arange(rows) < rows / 4, 0.2625, -0.0875)
-        return gains, float(gains.mean())
-    return gains, math.log(truth)
+        by_route, shares = np.array([-0.1, 0.0, 0.25]), [0.5, 0.3, 0.2]
+        routes = np.sort(rng.choice(3, rows, p=shares))
+        gains = math.log(truth) + by_route[routes] - by_route @ shares
+        return gains + 0.7 * SP * rng.standard_normal(rows), routes, math.log(truth)
+    course = np.where(np.arange(rows) < rows / 4, 0.2625, -0.0875) * (kind == "gain in the first quarter only")
+    gains = math.log(truth) + course + SP * rng.standard_normal(rows)
+    return gains, np.zeros(rows, dtype=int), math.log(truth) + float(course.mean())
 
 
 def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, ...], rng: np.random.Generator) -> dict:
@@ -46,13 +45,18 @@ def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, ..
 
     `slow`: how many times as slow baseline and candidate are before a share of the prompts, or (-) after it.
     """
-    gains, target = make_log(kind, rows, truth, rng)
+    gains, routes, target = make_log(kind, rows, truth, rng)
     places = np.fromiter(spread_places(rows, rng.random()), dtype=int, count=rows)[:count]
     text = 0.04 * rng.standard_normal(count)
     slow_T = (np.arange(count) < abs(slow[2]) * count) != (slow[2] < 0)
     plain_step, own_step = (text + NOISE * rng.standard_normal(count) + slow_T * math.log(by) for by in slow[:2])
     logs = plain_step - own_step + gains[places]
-    design = stats.Design.of([(n, n) for n in range(count)], places=dict(enumerate(1.0 * places)), population=rows)
+    design = stats.Design.of(
+        [(n, n) for n in range(count)],
+        places=dict(enumerate(1.0 * places)),
+        population=rows,
+        routes=dict(enumerate(routes[places].tolist())),
+    )
     found = stats.prompt_ratio(np.exp(logs), np.ones(count), design)
     looks = stats.Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
     interval = found.interval(1 - looks.level(count))

@@ -88,8 +88,8 @@ def test_a_broken_promise_makes_a_gain_under_load_mixed() -> None:
     assert verdict_of(compared(SAME, LOADED), promise=interval(0.02, 0.1, 0.2)) is not Verdict.ADOPT
 
 
-def finding(severity: Severity) -> Finding:
-    return Finding(code="outputs-differ", severity=severity, message="Outputs differ.")
+def finding(severity: Severity, code: str = "memory-leaks") -> Finding:
+    return Finding(code=code, severity=severity, message="Something is wrong.")
 
 
 def guarded(of: str, answer: str, value: float = 1.5) -> GuardedHarm:
@@ -110,6 +110,12 @@ def guarded(of: str, answer: str, value: float = 1.5) -> GuardedHarm:
 )
 def test_what_takes_an_adoption_away(speedup, guard, severity, verdict) -> None:
     assert verdict_of(compared(speedup, guards=(guarded(*guard),)), finding(severity)) is verdict
+
+
+def test_other_outputs_take_every_verdict_away() -> None:
+    """The candidate is not the model that plain is: neither is slower."""
+    for speedup in (FASTER, SLOWER, interval(0.80, 0.9, 0.99)):
+        assert verdict_of(compared(speedup), finding(Severity.ERROR, "outputs-differ")) is Verdict.BLOCKED
 
 
 def test_late_first_tokens_of_the_slowest_requests_take_it_away_too() -> None:

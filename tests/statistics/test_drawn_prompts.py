@@ -19,7 +19,11 @@ def drawn(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
 
 
 def estimate(
-    gains_P: np.ndarray, places: np.ndarray | None, rows: int = 0, clusters: np.ndarray | None = None
+    gains_P: np.ndarray,
+    places: np.ndarray | None,
+    rows: int = 0,
+    clusters: np.ndarray | None = None,
+    routes: np.ndarray | None = None,
 ) -> RatioEstimate:
     units = range(len(gains_P))
     design = Design.of(
@@ -27,13 +31,16 @@ def estimate(
         places=None if places is None else {unit: float(places[unit]) for unit in units},
         clusters=None if clusters is None else {unit: int(clusters[unit]) for unit in units},
         population=rows,
+        routes=None if routes is None else {unit: int(routes[unit]) for unit in units},
     )
     found = prompt_ratio(np.exp(gains_P), np.ones(len(gains_P)), design)
     assert found is not None
     return found
 
 
-def cover(rows: int, count: int, make: str, *, population: bool = True) -> tuple[float, float, float]:
+def cover(
+    rows: int, count: int, make: str, *, population: bool = True, labels: bool = False
+) -> tuple[float, float, float]:
     """Return coverage of the traffic's gain, RMS z and mean half-width, each run with a log and a draw of its own."""
     rng, held, z, widths = np.random.default_rng(1), 0, [], []
     for _ in range(RUNS):
@@ -42,7 +49,9 @@ def cover(rows: int, count: int, make: str, *, population: bool = True) -> tuple
         log_N = 0.1 * rng.standard_normal(rows) + (of_kind[kinds] if make == "routes" else 0.0)
         truth = float(of_kind @ [0.5, 0.3, 0.2]) if make == "routes" else 0.0
         places = drawn(rng, rows, count)
-        found = estimate(log_N[places] + 0.06 * rng.standard_normal(count), places, rows if population else 10**9)
+        routes = kinds[places] * (make == "routes") if labels else None
+        logs = log_N[places] + 0.06 * rng.standard_normal(count)
+        found = estimate(logs, places, rows if population else 10**9, routes=routes)
         half = math.log(found.interval().high / found.value)
         held += abs(found.log - truth) < half
         z.append(1.96 * (found.log - truth) / half)
@@ -50,10 +59,11 @@ def cover(rows: int, count: int, make: str, *, population: bool = True) -> tuple
     return held / RUNS, math.sqrt(float(np.mean(np.square(z)))), float(np.mean(widths))
 
 
+@pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("make", ["plain", "routes"])
 @pytest.mark.parametrize(("rows", "count"), [(246, 30), (246, 120), (2000, 120)])
-def test_intervals_hold_the_gain_of_the_traffic(make: str, rows: int, count: int) -> None:
-    covered, z, _ = cover(rows, count, make)
+def test_intervals_hold_the_gain_of_the_traffic(labels: bool, make: str, rows: int, count: int) -> None:
+    covered, z, _ = cover(rows, count, make, labels=labels)
     assert covered > binomial_bounds(0.95, RUNS, deviations=3)[0]
     assert 0.85 < z < 1.1
 
@@ -72,6 +82,17 @@ def test_routes_that_gain_differently_do_not_widen_what_was_drawn_over_them() ->
     spread, blind = estimate(gains, places, 10_000).spread, estimate(gains, None).spread
     assert spread.error < 0.25 * blind.error
     assert spread.degrees == pytest.approx(2 * 59 / 3)
+
+
+def test_what_changes_along_a_log_of_one_route_is_no_mix_of_routes() -> None:
+    rng = np.random.default_rng(0)
+    places = drawn(rng, 240, 120)
+    gains = np.where(places < 60, 0.3, -0.1) + 0.05 * rng.standard_normal(120)
+    unknown, one = (estimate(gains, places, 240, routes=each).spread for each in (None, np.zeros(120)))
+    assert one.variance == pytest.approx(0.05**2 / 120, rel=0.4)
+    assert unknown.variance - one.variance == pytest.approx(gains.var() / 240, rel=0.2)
+    many = estimate(gains, places, 240, routes=np.arange(120)).spread
+    assert many.variance == unknown.variance, "a route for each prompt tells nothing"
 
 
 def test_fewer_than_twelve_prompts_have_no_neighbours() -> None:

@@ -186,6 +186,13 @@ def test_noise_is_what_changes_from_turn_to_turn() -> None:
     assert find_step_noise(series_T + np.linspace(0, 2, 400)) == pytest.approx(0.1, rel=0.1)
 
 
+def test_a_drift_began_before_the_run() -> None:
+    """A server that slows down with each request had its warm-up, too: the run sees half of what it explains."""
+    drift_T = np.linspace(0, 0.08, 50) + noise(1, 50, 0.02)
+    assert find_drift_apart(drift_T, noise(2, 50, 0.02), np.arange(50.0), claimed=-0.13)
+    assert find_drift_apart(drift_T, noise(2, 50, 0.02), np.arange(50.0), claimed=-0.3) is None
+
+
 def test_few_turns_tell_of_what_is_not_chance() -> None:
     drift_T = np.linspace(-0.3, 0.3, 7)
     assert find_drift_apart(drift_T + noise(1, 7), noise(2, 7, 0.01), np.arange(7.0), claimed=-0.3)
@@ -199,5 +206,6 @@ def test_a_server_has_slowed_where_the_other_one_has_not() -> None:
     assert not has_slowed(np.log(1.1), 0.0, 0.0)
     assert has_slowed(np.log(1.1), 0.0, 0.03, claimed=0.08), "all of a small gain"
     assert has_slowed(np.log(1.3), 0.0, 0.1, claimed=0.3), "2.6 standard errors, and most of what is claimed"
+    assert not has_slowed(np.log(1.3), 0.0, 0.1, claimed=0.1), "2.6 standard errors, and far more than is claimed"
     assert not has_slowed(-np.log(1.3), 0.0, 0.0), "it was not warm"
     assert not has_slowed(0.0, -np.log(1.3), 0.0), "the other one was not"

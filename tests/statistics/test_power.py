@@ -73,6 +73,7 @@ def test_an_estimate_on_the_limit_is_never_settled() -> None:
 def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
     assert find_outlook(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN).repetitions > 5
     assert find_outlook(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN).repetitions is None
+    assert find_outlook(estimate(1.5, 0.05, lasting=0.05**2), 5, margin=MARGIN).repetitions == 1, "any would do"
 
 
 def test_nothing_is_promised_where_nothing_was_repeated() -> None:

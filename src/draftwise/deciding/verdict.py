@@ -46,11 +46,12 @@ _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. For a gain, the hypothesis
 is a gain of at most the margin. For a loss, it is no difference, and p must be smaller."""
-UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited", "server-queues")
+UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited", "server-queues", "lengths-differ")
 """Warnings about errors in either direction that pairing and repetition do not remove."""
 VOIDING = (
     *("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic"),
     *("roles-unknown", "other-model", "unit-unsound", "counters-of-another-server", "not-speculating"),
+    "outputs-differ",
 )
 """Errors that void a comparison: an arm is not what its name claims, or the ratio compares different units."""
 _EARLIER, _FAR_LATER, _TWICE = 0.87, 1.35, 2.0

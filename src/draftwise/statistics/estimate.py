@@ -153,7 +153,7 @@ def _count_needed(
     if not is_enough(_MOST):
         return None
     low, high = 0.0, float(_MOST)
-    while high - low > 0.01 * high:
+    while high - low > 0.01 * high and count * high > 1:
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return math.ceil(count * high)

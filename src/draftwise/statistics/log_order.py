@@ -68,7 +68,7 @@ def bound_log_itself(estimate: RatioEstimate, changes: Sequence[float], populati
     if len(changes) < _FEWEST_ANCHORS or not 2 <= count <= population <= 2 * count:
         return None
     noise = variance(changes, fmean(changes)) / 2
-    between = max(0.0, variance(estimate.log_by_prompt.values()) - noise)
+    between = max(0.0, min(variance(estimate.log_by_prompt.values()), count * estimate.spread.variance) - noise)
     error = math.sqrt(max(estimate.spread.variance - between / population, noise / count))
     degrees = len(changes) - 1 if count == population else estimate.spread.degrees
     reach = student_quantile((1 + CONFIDENCE) / 2, degrees) * error

@@ -17,8 +17,9 @@ _LEAST_SIDE, _LEAST_OF_FEW, _FEWEST = 4, 2, 5
 _SPLIT_ALPHA, _SLOPE_ALPHA, _CLAIMED_SPLIT_ALPHA, _CLAIMED_SLOPE_ALPHA = 0.01, 0.001, 0.02, 0.01
 """Two-sided errors of calling chance a split (the largest of all: Bonferroni) or a slope, and the same for a change
 that leaves less than half of the claimed gain."""
-_SLOWED_T, _CLAIMED_T = 3.0, 2.5
-"""The same for warm-up prompts, as values of t."""
+_SLOWED_T, _CLAIMED_T, _MOST_CLAIMED = 3.0, 2.5, 2.0
+"""The same for warm-up prompts, as values of t, and the multiple of a claim beyond which a change does not explain it.
+"""
 _LEAST_CHANGE, _LEAST_DRIFT = math.log(1.15), math.log(1.06)
 """Smallest log change that raises doubt."""
 _UNREST_ALPHA, _FEWEST_UNEVEN, _MOST_OF_UNREST, _MOST_SHARED = 0.005, 12, 3.0, 2.0
@@ -125,7 +126,7 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
         own_T: as for `find_pace_change`.
         other_T: as for `find_pace_change`.
         seconds_T: time of each block, ascending.
-        claimed: log of the claimed ratio. A drift of that size may explain all of it.
+        claimed: log of the claimed ratio. A drift of half that size may explain all of it: it began before the run.
     """
     count, length = len(own_T), float(seconds_T[-1] - seconds_T[0]) if len(own_T) else 0.0
     if count < _FEWEST or length <= 0:
@@ -137,8 +138,8 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     slope = float(along_T @ apart_T) / total
     rest_T = apart_T - apart_T.mean() - slope * along_T
     error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
-    least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
-    alpha = _CLAIMED_SLOPE_ALPHA if abs(slope) >= abs(claimed) else _SLOPE_ALPHA
+    least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed) / 2))
+    alpha = _CLAIMED_SLOPE_ALPHA if abs(slope) >= abs(claimed) / 2 else _SLOPE_ALPHA
     if abs(slope) <= max(least, student_quantile(1 - alpha / 2, count - 2) * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))
@@ -227,8 +228,8 @@ def has_slowed(own: float, other: float, error: float, *, claimed: float = math.
         claimed: log of the claimed ratio.
     """
     least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed)))
-    limit = _CLAIMED_T if own - other > abs(claimed) / 2 else _SLOWED_T
-    return own > least and own - other > max(least, limit * error)
+    explains = 0.5 < (own - other) / max(abs(claimed), _ROUNDING) < _MOST_CLAIMED
+    return own > least and own - other > max(least, (_CLAIMED_T if explains else _SLOWED_T) * error)
 
 
 def has_moved(differences: Sequence[float]) -> bool:

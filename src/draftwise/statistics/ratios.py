@@ -62,6 +62,8 @@ class Design:
     """Numbers of the clusters that prompts belong to; None without any."""
     population: int = 0
     """Prompts of the log that they were drawn from; 0: not known."""
+    routes_P: Integers | None = None
+    """Numbers of the routes that places are sorted by; None where that is not known."""
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class Design:
         places: Mapping[Hashable, float] | None = None,
         clusters: Mapping[Hashable, Hashable] | None = None,
         population: int = 0,
+        routes: Mapping[Hashable, Hashable] | None = None,
     ) -> Design:
         """Return the design of requests given as (prompt, paired block), both by any names.
 
@@ -78,19 +81,25 @@ class Design:
             places: each prompt's in the order of the log.
             clusters: each prompt's.
             population: prompts of the log.
+            routes: each prompt's; places are sorted by them first.
         """
         prompts = _number([prompt for prompt, _ in requests])
         blocks = _number([block for _, block in requests])
-        of_prompts = None if clusters is None else _number([clusters[prompt] for prompt in prompts])
+
+        def find_groups(groups: Mapping[Hashable, Hashable] | None) -> Integers | None:
+            if groups is None:
+                return None
+            numbers = _number([groups[prompt] for prompt in prompts])
+            return np.array([numbers[groups[prompt]] for prompt in prompts], dtype=np.int64)
+
         return cls(
             prompt_N=np.array([prompts[prompt] for prompt, _ in requests], dtype=np.int64),
             block_N=np.array([blocks[block] for _, block in requests], dtype=np.int64),
             prompts=tuple(prompts),
             places_P=None if places is None else np.array([places[prompt] for prompt in prompts], dtype=np.float64),
-            clusters_P=None
-            if clusters is None or of_prompts is None
-            else np.array([of_prompts[clusters[prompt]] for prompt in prompts], dtype=np.int64),
+            clusters_P=find_groups(clusters),
             population=population,
+            routes_P=find_groups(routes),
         )
 
     def only(self, kept_N: NDArray[np.bool_]) -> Design:
@@ -103,6 +112,7 @@ class Design:
             places_P=None if self.places_P is None else self.places_P[kept],
             clusters_P=None if self.clusters_P is None else _dense(self.clusters_P[kept]),
             population=self.population,
+            routes_P=None if self.routes_P is None else _dense(self.routes_P[kept]),
         )
 
     @cached_property
@@ -286,7 +296,8 @@ class _Neighbors:
 
     Half the mean square of the differences between neighbors (von Neumann, Annals of Mathematical Statistics 1941) is
     the variance without what the order of the log explains, routes and drift alike; that part was drawn evenly. The
-    log's own mix of it is a sample as well, of as many prompts as the log has.
+    log's own mix of routes is a sample as well, of as many prompts as the log has; so is all of it where routes are not
+    known. Traffic like the log changes in its course as the log does.
     """
 
     def __init__(self, influence_N: Array, design: Design) -> None:
@@ -296,8 +307,12 @@ class _Neighbors:
         if design.places_P is not None and self.is_known:
             steps = np.diff(self._scores_P[np.argsort(design.places_P, kind="stable")])
             near = float((steps**2).sum()) / (2 * (count - 1))
-            far = float((self._scores_P**2).sum()) / (count - 1)
-            self.variance = near / count + max(0.0, far - near) / max(count, design.population)
+            squares, alike = float((self._scores_P**2).sum()), near
+            if design.routes_P is not None and (num_routes := _count(design.routes_P)) < count:
+                sums_R = np.bincount(design.routes_P, weights=self._scores_P)
+                alike = (squares - float((sums_R**2 / np.bincount(design.routes_P)).sum())) / (count - num_routes)
+            of_mix = max(0.0, squares / (count - 1) - alike)
+            self.variance = near / count + of_mix / max(count, design.population)
             self.degrees = 2 * (count - 1) / 3
 
 

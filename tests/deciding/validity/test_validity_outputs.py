@@ -144,6 +144,14 @@ def test_rounding_is_measured_on_plain_decoding_itself(tmp_path: Path) -> None:
     assert graded(replace(run, divergences=run.divergences + small))["outputs-differ"] is Severity.ERROR
 
 
+def test_rounding_does_not_move_most_outputs_as_far_as_it_reaches(tmp_path: Path) -> None:
+    """Each may be rounding by itself, four times its scale: not all of them. Another quantization does that."""
+    run = run_of(tmp_path / "run", replace(QUICKER, differs_at=20), workloads=(make_workload(num_prompts=12),))
+    far, near = (tuple(replace(each, gap=gap) for each in run.divergences) for gap in (0.8, 0.5))
+    assert graded(replace(run, divergences=far))["outputs-differ"] is Severity.ERROR
+    assert graded(replace(run, divergences=near)) == {"numeric-ties": Severity.INFO}
+
+
 def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:
     """Return the run with longer answers of the candidate: so many tokens more for each number of a prompt."""
 
@@ -170,6 +178,15 @@ def test_answers_that_are_longer_on_the_whole_hint_at_another_sampling(sampled: 
     run = lengthened(sampled, lambda _: 8)
     assert graded(run)["lengths-differ"] is Severity.WARNING
     assert "over 16 prompts" in findings(run)["lengths-differ"].message
+    assert conclude_run(run).decision.comparisons[0].verdict is Verdict.INCONCLUSIVE, "not what was asked for"
+
+
+def test_greedy_answers_that_one_side_cuts_decide_nothing(tmp_path: Path) -> None:
+    """Where the tokens part, both are likely: only the lengths tell."""
+    run = run_of(tmp_path / "run", workloads=(make_workload(num_prompts=16),))
+    found = conclude_run(lengthened(run, lambda _: 8)).decision.comparisons[0]
+    assert "lengths-differ" in {each.code for each in found.findings}
+    assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.BLOCKED)
 
 
 def test_answers_of_other_lengths_are_what_sampling_gives(sampled: Run) -> None:

@@ -228,6 +228,8 @@ class Draw:
     """Row of each prompt in the log."""
     clusters: Mapping[Hashable, Hashable] | None
     """Cluster of each prompt; None without clusters."""
+    routes: Mapping[Hashable, str] | None
+    """Route of each prompt, by which places are sorted."""
     population: int
     """Number of prompts in the log; 0: unknown."""
 
@@ -237,12 +239,13 @@ class Draw:
         origins = {(workload.name, each.id): each.origin for each in workload.prompts}
         known: dict[Hashable, Origin] = {unit: each for unit, each in origins.items() if each is not None}
         if len(known) < len(origins):
-            return cls(places=None, rows=None, clusters=None, population=0)
+            return cls(places=None, rows=None, clusters=None, routes=None, population=0)
         clusters = {unit: each.cluster or f"row {each.row}" for unit, each in known.items()}
         return cls(
             places={unit: float(each.place) for unit, each in known.items()},
             rows={unit: each.row for unit, each in known.items()},
             clusters=clusters if any(each.cluster for each in known.values()) else None,
+            routes={unit: each.route for unit, each in known.items()},
             population=workload.population or len(workload.prompts),
         )
 
@@ -297,6 +300,7 @@ def estimate_ratios(cell: Cell, draw: Draw | None = None) -> Ratios:
         [(each.unit, each.block) for each in paired],
         places=None if draw is None else draw.places,
         clusters=None if draw is None else draw.clusters,
+        routes=None if draw is None else draw.routes,
         population=0 if draw is None else draw.population,
     )
 

@@ -19,8 +19,9 @@ _EARLY_TOKENS, _EARLY_CHARS = 16, 64
 """A difference before this many tokens, or characters, is early: rounding rarely causes one."""
 _EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3
 """Share of outputs that may differ early due to rounding, and the probability below which more is not rounding."""
-_CLOSE = 2.0
-"""Multiple of the rounding scale within which two tokens are nearly equal: such outputs may differ anywhere."""
+_CLOSE, _FAR = 2.0, 3.0
+"""Multiple of the rounding scale within which two tokens are nearly equal: such outputs may differ anywhere. Beyond the
+second one, a quarter of all outputs do not differ by rounding."""
 _LONGER_Z = 3.3
 """Number of standard errors (p = 0.001): a sweep makes many comparisons, and none may give a hint by chance."""
 
@@ -39,6 +40,7 @@ def check_outputs(run: Run, found: ComparisonNumbers, thresholds: Thresholds) ->
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
         yield from _judge(cell, cell.differences, views, scale)
+        yield from _check_lengths(cell)
     elif cell.condition.temperature > 0 and cell.candidate not in run.plan.synthetic:
         yield from _check_probes(run, cell, scale)
         yield from _check_lengths(cell)
@@ -65,8 +67,10 @@ def _judge(
     unknown = [each for each in differences if each not in ties and each not in real and each not in once]
     apart = [each for each in ties if is_apart(views[each.unit], scale)]
     early = [each for each in (*unknown, *apart) if is_early(each)]
-    if real or is_too_often(len(early), len(cell.units)):
-        yield _describe(cell, real or early, views)
+    far = [each for each in ties if is_apart(views[each.unit], scale, _FAR)]
+    far = far if is_too_often(len(far), len(cell.units)) else []
+    if real or far or is_too_often(len(early), len(cell.units)):
+        yield _describe(cell, real or far or early, views)
         if 2 * len(parted := [*filter(is_early, real), *early]) > len(cell.units):
             yield fault(
                 "other-model", case="early", parted=len(parted), count=len(cell.units), early_tokens=_EARLY_TOKENS
@@ -98,9 +102,9 @@ def is_flagged(divergence: Divergence, scale: float) -> bool:
     return divergence.gap is not None and is_beyond_rounding(divergence.gap, scale)
 
 
-def is_apart(divergence: Divergence, scale: float) -> bool:
+def is_apart(divergence: Divergence, scale: float, times: float = _CLOSE) -> bool:
     """Return whether rounding rarely swaps two tokens so far apart. If most outputs differ so, the model is another."""
-    return (divergence.gap or 0.0) > _CLOSE * scale
+    return (divergence.gap or 0.0) > times * scale
 
 
 def is_early(difference: OutputDifference) -> bool:
@@ -148,7 +152,7 @@ def _check_probes(run: Run, cell: Cell, scale: float) -> Iterator[Finding]:
 
 
 def _check_lengths(cell: Cell) -> Iterator[Finding]:
-    """Sampled answers differ from arm to arm, but not in length on the whole: else the sampling is another one.
+    """Answers that differ are not longer or shorter on the whole: else the sampling is another one, or one side cuts.
 
     Sign-flip test over prompts, by its normal limit.
     """
