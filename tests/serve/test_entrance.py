@@ -98,6 +98,14 @@ def test_what_a_page_may_send_without_asking_is_refused(shared, media_type):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Type")
 
 
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("Deflate", 415), ("identity", 200), ("", 200)])
+def test_a_compressed_body_is_refused_by_name(shared, coding, status):
+    headers = {"content-type": JSON_TYPE, "content-encoding": coding}
+    answer = shared.http.post("/v1/completions", content=BODY, headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "must not be compressed" in answer.json()["error"]["message"]
+
+
 def test_pages_are_refused_unless_they_are_named(checkpoint):
     with serving(FakeEngine(checkpoint), allowed_origins=("https://good.example",)) as server:
 

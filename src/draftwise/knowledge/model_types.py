@@ -69,6 +69,12 @@ def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**defaults, **rename(config)}
 
 
+def with_positions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the longest context that its transformers class has, if it names none."""
+    known = find_model_type(str(config.get("model_type") or "")) or {}
+    return {name: known[name] for name in ("max_position_embeddings",) if name in known} | {**config}
+
+
 def rename(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config with common names for the attributes that its type renames."""
     known = find_model_type(str(config.get("model_type") or "")) or {}

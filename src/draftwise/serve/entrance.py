@@ -128,6 +128,10 @@ class Entrance:
         if scope["method"] == "POST" and takes_body and media_type != "application/json":
             message = f"The content type must be application/json, got {_shown([media_type])}."
             return RequestError(400, message, param="Content-Type")
+        coding = headers.get("content-encoding", "").lower()
+        if takes_body and coding not in ("", "identity"):
+            message = f"The body must not be compressed, got {_shown([coding])}."
+            return RequestError(415, message, param="Content-Encoding")
         return None
 
     def _knows_key(self, headers: Headers) -> bool:

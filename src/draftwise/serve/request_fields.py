@@ -242,6 +242,7 @@ _REFUSALS = {
     405: "The path takes another method.",
     408: "The body did not arrive.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     431: "The headers are too large.",
     500: "The engine failed.",
     503: "The queue is full, or the server is shutting down.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from draftwise.checkpoints.headers import MTP_COUNTS
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
+from draftwise.plan.size.shapes import read_shape
 
 
 def refusal(path, **options) -> str:
@@ -207,6 +209,17 @@ def test_numbers_of_a_quantization_that_nothing_explains_are_no_weights(save_tin
     tensors = load_file(path / "model.safetensors")
     save_file(tensors | {name: tensors[name].to(kind)}, path / "model.safetensors")
     assert f"Tensor {name} has type" in refusal(path)
+
+
+@pytest.mark.parametrize(("family", "length"), [("llama", 2048), ("qwen3", 32768)])
+def test_a_checkpoint_without_a_length_has_that_of_its_type(save_tiny, family, length):
+    """As in transformers."""
+    path, _ = save_tiny(family)
+    config = json.loads((path / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (path / "config.json").write_text(json.dumps(config))
+    assert load_model(path, device="cpu").shape.max_position_embeddings == length
+    assert read_shape(config).max_position_embeddings == length
 
 
 BIASES = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm"]

@@ -18,6 +18,7 @@ from draftwise.checkpoints.config_json import read_config
 from draftwise.checkpoints.headers import MTP, MTP_COUNTS, layer_of, read_headers, role_of
 from draftwise.core import InvalidSetup, cause_of
 from draftwise.knowledge.messages import fault, refusal
+from draftwise.knowledge.model_types import with_positions
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<number>\d+)\.(?P<half>gate|up|down)_proj\.weight")
 """Name of an expert's matrix. Newer files have one tensor per layer, [experts, rows, columns], gate above up."""
@@ -45,14 +46,14 @@ class CheckpointReader:
             speed.
 
     Attributes:
-        config: parsed config.json.
+        config: parsed config.json, with the longest context also where only the model's type has it.
         files: file of each tensor, by tensor name.
         read_exactly: reads a tensor from the checkpoint's source, without rounding to its type.
     """
 
     def __init__(self, path: str | Path, *, dummy: bool = False) -> None:
         self.path = Path(path)
-        self.config: dict[str, Any] = read_config(self.path)
+        self.config = with_positions(read_config(self.path))
         check_config(self.config, where=str(self.path / "config.json"))
         self._dummy = dummy
         self._tensors = {} if dummy else read_headers(self.path, "transformers").tensors

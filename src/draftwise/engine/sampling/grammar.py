@@ -8,14 +8,12 @@ W words of 32 tokens each, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -62,21 +60,10 @@ _SLICE = 2**12
 _STACK, _LONGEST = 2**30, 2**20
 """Bytes of a compiler's stack, of which only what is used takes memory, and characters of a grammar at most: llguidance
 recurses along a chain of rules or references, 1 to 8 KiB each, and an overflow would end the process."""
-_LONGEST_TEXT = 2**15
-"""Characters of one text that a grammar spells out, at most. llguidance walks along what is forced first."""
-_PART = re.compile(
-    r"(?P<run>[^\\()[\]{}|?*+]+(?![{?*+]))|\\(?:[xuUpP]\{[^}]{0,99}\}|.)|\[(?:\\.|[^]\\])*\]?"
-    r"|(?P<open>\((?:\?(?:P?<\w+>|[\w-]*:?))?)|(?P<close>\))|(?P<or>\|)"
-    r"|\{(?P<least>\d+)(?:,\d*)?\}|(?P<most>\{,\d+\}|[*+?])|.",
-    re.S,
-)
-"""A part of a regex."""
-_LARK_PART = re.compile(
-    r'//[^\n]*|"(?P<text>(?:[^"\\\n]|\\.)*)"?|/(?P<regex>(?:[^/\\\n]|\\.)+)/?|[~{]\s*(?P<least>\d+)'
-)
-"""A part of a Lark grammar."""
-_ANNOTATIONS = ("description", "title", "$comment", "default", "examples")
-"""Keys of a JSON schema that spell nothing out."""
+_TEXT, _STEP_TEXT = (2**17, 10**6), (2**15, 200_000)
+"""Work on texts, in llguidance's units (one to four a character of a forced text), while a grammar is compiled, and in
+a step: at least this, four and two units for each character of the grammar, and at most llguidance's defaults.
+"""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
@@ -309,7 +296,10 @@ class Grammars:
             source = _to_llguidance(params)
         except ValueError as error:
             raise _invalid(params.kind, str(error)) from None
-        limits = LLParserLimits(verbose_errors=False, step_max_items=_STEP_ITEMS)
+        first, later = _bound(4 * len(params.key), *_TEXT), _bound(2 * len(params.key), *_STEP_TEXT)
+        limits = LLParserLimits(
+            verbose_errors=False, step_max_items=_STEP_ITEMS, initial_lexer_fuel=first, step_lexer_fuel=later
+        )
         matcher = self._compilers.submit(LLMatcher, self._tokenizer, source, log_level=0, limits=limits).result()
         if not matcher.is_error():  # finds out whether any token can begin, and does work that all requests share
             self._compilers.submit(matcher.compute_bitmask).result()
@@ -334,6 +324,10 @@ class Grammars:
             yield tried
 
 
+def _bound(value: int, least: int, most: int) -> int:
+    return min(max(value, least), most)
+
+
 def _to_llguidance(params: StructuredOutputsParams) -> str:
     """Return the grammar in llguidance's own form; raises ValueError where it cannot be read."""
     from llguidance import LLMatcher
@@ -341,83 +335,18 @@ def _to_llguidance(params: StructuredOutputsParams) -> str:
     if len(params.key) > _LONGEST:
         raise ValueError(f"it has {len(params.key)} characters, and at most {_LONGEST} are compiled")
     if params.choice is not None:
-        _check_length(max(map(len, params.choice)))
         # As a regex, since a grammar may have no more than 2,000 alternatives.
         return LLMatcher.grammar_from_regex("|".join(map(_escape, params.choice)))
     if params.regex is not None:
-        _check_regex(params.regex)
         return LLMatcher.grammar_from_regex(params.regex)
     if params.grammar is not None:
         lark = params.grammar if _LARK.search(params.grammar) else _to_lark(params.grammar)
-        for part in _in_turns(_LARK_PART.finditer(lark)):
-            _check_length(int(part["least"] or 0), len(part["text"] or ""))
-            _check_regex(part["regex"] or "")
         return LLMatcher.grammar_from_lark(lark)
     schema = '{"type": "object"}' if params.json is None else str(params.json)
-    _check_schema(schema)
     options: JsonCompileOptions = {"whitespace_flexible": False}
     if not params.disable_any_whitespace:
         options = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
-
-
-def _in_turns(parts: Iterable[re.Match[str]]) -> Iterator[re.Match[str]]:
-    """Yield parts, and let other threads go on between them."""
-    for number, part in enumerate(parts):
-        if number % 256 == 0:
-            time.sleep(0)
-        yield part
-
-
-def _check_length(*lengths: int) -> None:
-    """Raise ValueError for a text that is too long to be walked along."""
-    if max(lengths) > _LONGEST_TEXT:
-        raise ValueError(f"it spells out a text of more than {_LONGEST_TEXT} characters, which is the longest allowed")
-
-
-def _check_regex(regex: str) -> None:
-    """Raise ValueError where any alternative of a regex, repeated as often as it must be, is too long a text."""
-    if "{" not in regex:
-        return _check_length(*map(len, regex.split("|")))
-    outer: list[tuple[int, int]] = []  # of each open group: the longest alternative, the length of this one
-    longest = length = last = 0
-    for part in _in_turns(_PART.finditer(regex)):
-        kind = part.lastgroup
-        if kind == "open":
-            outer.append((longest, length))
-            longest = length = last = 0
-        elif kind == "or":
-            longest, length, last = max(longest, length), 0, 0
-        elif kind == "close" and outer:
-            last = max(longest, length)
-            longest, length = outer.pop()
-            length += last
-        elif kind == "least":
-            more = last * max(int(part["least"]) - 1, 0)
-            last, length = last + more, length + more
-        elif kind != "most":
-            last, length = 1, length + (len(part[0]) if kind == "run" else 1)
-        _check_length(length)
-    return None
-
-
-def _check_schema(schema: str) -> None:
-    """Raise ValueError for too long a text in a JSON schema; what cannot be read is left to llguidance."""
-    try:
-        parts = [("", json.loads(schema))]
-    except (ValueError, RecursionError):
-        return
-    while parts:
-        key, value = parts.pop()
-        if isinstance(value, dict):
-            parts += [("pattern" if key == "patternProperties" else "", name) for name in value]
-            parts += value.items()
-        elif isinstance(value, list):
-            parts += [(key, each) for each in value]
-        elif isinstance(value, str) and key == "pattern":
-            _check_regex(value)
-        elif isinstance(value, str) and key not in _ANNOTATIONS:
-            _check_length(len(value))
 
 
 def _escape(text: str) -> str:
@@ -439,6 +368,8 @@ def _to_lark(gbnf: str) -> str:
 
 _NO_TEXT = "NoExtension"
 """Begins llguidance's message where no token may come first."""
+_TOO_LONG = ("too many expressions constructed", "grammar) too big")
+"""Parts of llguidance's messages where texts take more work than allowed."""
 
 
 def _invalid(kind: str, message: str) -> InvalidSetup:
@@ -446,6 +377,8 @@ def _invalid(kind: str, message: str) -> InvalidSetup:
     told = _shorten(message)
     if told.startswith(_NO_TEXT):
         told = "no text matches it"
+    elif any(words in told for words in _TOO_LONG):
+        told = "it spells out too long a text, or has too many alternatives"
     return refusal("invalid-grammar", kind=kind, told=told.rstrip("."))
 
 

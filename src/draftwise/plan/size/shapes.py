@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.core import ModelShape
 from draftwise.knowledge.messages import refusal
-from draftwise.knowledge.model_types import read_config_keys, rename
+from draftwise.knowledge.model_types import read_config_keys, rename, with_positions
 
 _MOST = 10**8
 """Number above which a file is taken as damaged, for keys without a limit of their own."""
@@ -20,7 +20,7 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
         InvalidSetup: values have wrong types; the error lists all of them.
     """
     inner = config.get("text_config")
-    text = dict(rename({**config, **inner} if isinstance(inner, Mapping) else config))
+    text = with_positions(rename({**config, **inner} if isinstance(inner, Mapping) else config))
     keys = read_config_keys()
     text |= {new: text[old] for old, new in keys["other_names"].items() if old in text and new not in text}
     faults = [
