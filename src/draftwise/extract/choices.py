@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from draftwise.extract.expressions import UNKNOWN, attribute_of, evaluate, literal, members, method_of
+from draftwise.extract.expressions import UNKNOWN, attribute_of, evaluate, literal, members, method_of, returned
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 
@@ -128,11 +128,11 @@ def _answer(module: Module, node: ast.ClassDef) -> tuple[str, str]:
     if found is None:
         return "", ""
     owner, cls, function = found
-    returned = [evaluate(owner, part.value) for part in ast.walk(function) if isinstance(part, ast.Return)]
+    answers = returned(owner, function)
     source = owner.source(f"{cls.name}.{_NON_CAUSAL}")
-    if returned == [False]:
+    if answers == [False]:
         return "", source
-    return "always" if returned == [True] else "sometimes", source
+    return "always" if answers == [True] else "sometimes", source
 
 
 _METHODS = "vllm/model_executor/layers/quantization/__init__.py"
@@ -196,9 +196,7 @@ def _needs_checkpoint(module: Module, cls: ast.ClassDef) -> bool:
     named, made = method_of(module, cls, "get_config_filenames"), method_of(module, cls, "__init__")
     if named is None:
         raise NotFound(f"vLLM {module.tree.version}: no get_config_filenames of {cls.name}")
-    owner, _, function = named
-    returned = [evaluate(owner, node.value) for node in ast.walk(function) if isinstance(node, ast.Return)]
-    if returned != [[]]:
+    if returned(named[0], named[2]) != [[]]:
         return True
     arguments = made[2].args if made else None
     return arguments is not None and len(arguments.args) - len(arguments.defaults) > len(["self"])
@@ -206,11 +204,8 @@ def _needs_checkpoint(module: Module, cls: ast.ClassDef) -> bool:
 
 def _get_capability(module: Module, cls: ast.ClassDef) -> int | None:
     found = method_of(module, cls, "get_min_capability")
-    if found is None:
-        return None
-    owner, _, function = found
-    returned = [evaluate(owner, node.value) for node in ast.walk(function) if isinstance(node, ast.Return)]
-    return returned[0] if len(returned) == 1 and type(returned[0]) is int else None
+    answers = returned(found[0], found[2]) if found else []
+    return answers[0] if len(answers) == 1 and type(answers[0]) is int else None
 
 
 def _overrides(module: Module, cls: ast.ClassDef) -> bool:

@@ -132,6 +132,11 @@ def method_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module, as
     return next((found for base in bases_of(module, node) if (found := method_of(*base, name))), None)
 
 
+def returned(module: Module, function: ast.FunctionDef) -> list[Any]:
+    """Return the value of every return statement of a function, or `UNKNOWN`."""
+    return [evaluate(module, node.value) for node in ast.walk(function) if isinstance(node, ast.Return)]
+
+
 def default_of(module: Module, value: ast.expr | None) -> Any:
     """Return a dataclass field's default from its right-hand side."""
     match value:

@@ -289,9 +289,16 @@ def test_a_type_of_vllm_s_own_is_known_while_a_release_has_it(tmp_path: Path, ve
         ({"dtype": "half"}, "V100-32GB", ""),
         ({"quantization": "fp8"}, "V100-32GB", "gpu-too-old-for-weights"),
         ({"quantization": "fp8"}, "T4", ""),
-        ({"kv_cache_dtype": "fp8"}, "T4", "old-gpu-not-judged"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "A100-80GB", "old-gpu-not-judged"),
+        ({"kv_cache_dtype": "fp8"}, "T4", "cache-type-without-backend"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "A100-80GB", ""),
+        ({"kv_cache_dtype": "fp8_e4m3", "attention_backend": "TRITON_ATTN"}, "A100-80GB", "cache-type-without-backend"),
         ({"kv_cache_dtype": "fp8"}, "H100", ""),
+        ({"kv_cache_dtype": "fp8"}, "80GiB", "gpu-by-memory"),
+        ({"kv_cache_dtype": "nvfp4"}, "H100", ""),
+        ({"kv_cache_dtype": "nvfp4_4over6"}, "H100", "cache-type-without-backend"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "A100-80GB", ""),
+        ({"quantization": "fp8"}, "24GiB", "gpu-by-memory"),
+        ({}, "24GiB", ""),
         ({"quantization": "fp8_per_tensor"}, "V100-32GB", "gpu-too-old-for-weights"),
     ],
 )
@@ -302,7 +309,7 @@ def test_what_old_gpus_cannot_compute(given: dict[str, object], gpu: str, code: 
 def _about_gpu(target: str, version: str, gpu: str, given: dict[str, object]) -> set[str]:
     device = Device(name=gpu, kind="cuda", count=1)
     found = codes(check(Setup(target=target, engine_version=version, device=device, args=given)))
-    return {code for code in found if code.startswith(("gpu-", "old-gpu-"))}
+    return {code for code in found if code.startswith(("gpu-", "old-gpu-", "cache-type-without"))}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +330,34 @@ def _about_gpu(target: str, version: str, gpu: str, given: dict[str, object]) ->
         ("RedHatAI/Qwen3-8B-FP8-dynamic", "0.33.0", "L4", ""),
         ("someone/Qwen3-8B-FP8", "0.33.0", "T4", "old-gpu-not-judged"),
         ("someone/Qwen3-8B-FP8", "0.33.0", "H100", ""),
+        ("someone/Qwen3-8B-FP8", "0.33.0", "48GiB", "gpu-by-memory"),
     ],
 )
 def test_a_quantization_needs_the_capability_of_its_release(target: str, version: str, gpu: str, code: str) -> None:
     assert _about_gpu(target, version, gpu, {}) == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "gpu", "version", "code"),
+    [
+        ("fp8", None, "T4", "0.20.0", "old-gpu-not-judged"),
+        ("fp8", None, "V100-32GB", "0.24.0", "cache-type-without-backend"),
+        ("fp8", None, "A100-80GB", "0.11.0", "old-gpu-not-judged"),
+        ("nvfp4", None, "H100", "0.28.0", "cache-type-without-backend"),
+        ("nvfp4", None, "B200", "0.28.0", ""),
+        ("fp8", "FLEX_ATTENTION", "H100", "0.33.0", "cache-type-without-backend"),
+    ],
+)
+def test_a_kv_cache_needs_a_backend_that_its_release_has_for_the_gpu(
+    kind: str, backend: str | None, gpu: str, version: str, code: str
+) -> None:
+    given: dict[str, object] = {"kv_cache_dtype": kind, **({"attention_backend": backend} if backend else {})}
+    assert _about_gpu("Qwen/Qwen3-8B", version, gpu, given) == ({code} if code else set())
+
+
+def test_multi_head_latent_attention_has_backends_of_its_own() -> None:
+    for gpu, code in (("A100-80GB", "cache-type-without-backend"), ("H100", ""), ("B200", "")):
+        assert _about_gpu("deepseek-ai/DeepSeek-R1", "0.33.0", gpu, {"kv_cache_dtype": "fp8"}) == ({code} - {""})
+    assert _about_gpu("deepseek-ai/DeepSeek-V3.2", "0.33.0", "A100-80GB", {"kv_cache_dtype": "fp8"}) == {
+        "old-gpu-not-judged"
+    }

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
+from draftwise.core import Device, Setup, SpecConfig
 from draftwise.knowledge.model_types import is_deprecated, reads_weights_of
 from draftwise.knowledge.vllm import get_release, releases
+from draftwise.plan.check import check
 
 BF16 = {**LLAMA, "torch_dtype": "bfloat16"}
 HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 8}
@@ -92,3 +94,49 @@ def test_remote_code(tmp_path: Path) -> None:
     target = write(tmp_path, "own", own)
     assert rejections(judge(target, None, "0.32.0")) == ["target-needs-remote-code"]
     assert judge(target, None, "0.32.0", trust_remote_code=True).accepted
+
+
+def _schemed(bits: int, kind: str, *, size: int = 128, inputs: tuple[str, int] | None = None, form: str) -> Any:
+    weights = {"num_bits": bits, "type": kind, "strategy": "group", "group_size": size, "symmetric": True}
+    taken = inputs and {"type": inputs[0], "num_bits": inputs[1], "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": taken}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+W4A8 = _schemed(4, "int", inputs=("float", 8), form="pack-quantized")
+W8A8 = _schemed(8, "int", inputs=("int", 8), form="int-quantized")
+W4A16 = _schemed(4, "int", form="pack-quantized")
+MXFP4 = _schemed(4, "float", size=32, form="mxfp4-pack-quantized")
+FP8 = _schemed(8, "float", size=0, inputs=("float", 8), form="float-quantized")
+UNREAD = _schemed(5, "int", inputs=("int", 5), form="dense")
+
+
+@pytest.mark.parametrize(
+    ("weights", "gpu", "version", "code"),
+    [
+        (W4A8, "A100-80GB", "0.33.0", "gpu-only-for-scheme"),
+        (W4A8, "B200", "0.33.0", "gpu-only-for-scheme"),
+        (W4A8, "H100", "0.33.0", ""),
+        (W4A8, "80GiB", "0.33.0", "gpu-by-memory"),
+        (W8A8, "A100-80GB", "0.33.0", ""),
+        (W4A16, "T4", "0.11.2", "gpu-too-old-for-weights"),
+        (W4A16, "T4", "0.12.0", "old-gpu-not-judged"),
+        (W4A16, "V100-32GB", "0.33.0", "gpu-too-old-for-weights"),
+        (MXFP4, "T4", "0.33.0", "gpu-too-old-for-weights"),
+        (FP8, "A100-80GB", "0.33.0", ""),
+        (UNREAD, "H100", "0.33.0", "old-gpu-not-judged"),
+    ],
+)
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_each_scheme_of_target_and_drafter_needs_its_own_capability(
+    tmp_path: Path, weights: Any, gpu: str, version: str, code: str, role: str
+) -> None:
+    quantized = write(tmp_path, "quantized", {**BF16, "quantization_config": weights})
+    spec = {"model": quantized, "method": "draft_model", "num_speculative_tokens": 2} if role == "drafter" else None
+    target = write(tmp_path, "plain", BF16) if role == "drafter" else quantized
+    config = None if spec is None else SpecConfig.keep(spec)
+    device = Device(name=gpu, kind="cuda", count=1)
+    report = check(Setup(target=target, engine_version=version, device=device, spec=config))
+    told = {each.code for each in report.findings if each.code.startswith(("gpu-", "old-gpu-"))}
+    assert told == ({code} if code else set())
+    assert report.accepted or code

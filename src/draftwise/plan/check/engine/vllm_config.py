@@ -11,12 +11,12 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
 from draftwise.knowledge.memory_overheads import get_batch_defaults
-from draftwise.knowledge.model_copies import UNKNOWN as UNKNOWN_WEIGHTS
 from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.engine.gpu_limits import find_gpu_limits
 from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
 from draftwise.plan.check.engine.step_budget import find_gpu, fit_steps
 from draftwise.plan.check.model import Model, find_target, read_target
-from draftwise.plan.check.model.model_config import find_kernels, has_interface
+from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.spec import resolve
 from draftwise.plan.check.stages import Context, Step
 
@@ -26,10 +26,6 @@ _NGRAM_LAYERS = ("engram_layer_ids", "ple_layer_ids")
 """Where the config.json of a target names its layers with n-gram embeddings."""
 _EXECUTOR = "distributed_executor_backend"
 _IN_WORLD = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
-_AMPERE, _ADA = 80, 89
-"""Compute capabilities: of most kernels for quantized weights, and of the first GPUs that compute in FP8."""
-_OF_MANY_SCHEMES = ("compressed-tensors", "quark", "torchao")
-"""Methods whose schemes need more than the method itself: vLLM chooses their kernels layer by layer."""
 _DEEP_EP = ("deepep", "nixl")
 """How the names of all-to-all backends begin that exchange tokens while another microbatch computes."""
 
@@ -40,7 +36,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
         yield from _find_unfit_cache(context, target)
-    yield from _find_old_gpu(context, target)
+    yield from find_gpu_limits(context, target)
     yield from _find_sharded_sampling(context)
     compiled = context.objects.get("compilation_config", {})
     largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
@@ -95,29 +91,6 @@ def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
     is_external = "data_parallel_external_lb" in context.on or rank is not None
     if ranks > 1 and is_external and target.config.num_experts < 1:
         yield from context.rules.ruling("external-ranks-without-experts", ranks=ranks)
-
-
-def _find_old_gpu(context: Context, target: Model | None) -> Iterator[Ruling]:
-    """Yield what an older GPU of NVIDIA cannot compute, and what its kernels decide only at start-up."""
-    gpu = find_gpu(context)
-    if gpu is None or (has := gpu.capability) is None:
-        return
-    if has < _AMPERE and context.flags.get("dtype") == "bfloat16":
-        yield from context.rules.ruling("gpu-without-bfloat16", gpu=gpu.name)
-    method = context.given.get("quantization") if target is None else find_kernels(target)
-    needed = context.release.table("quantization_methods").get(str(method), {}).get("capability")
-    if needed is not None and has < needed:
-        yield from context.rules.ruling(
-            "gpu-too-old-for-weights", method=method, gpu=gpu.name, needed=needed / 10, has=has / 10
-        )
-    elif has < _AMPERE and method is not None and (needed is None or method in _OF_MANY_SCHEMES):
-        yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu.name, what=f"weights in {method}")
-    elif has < _ADA and target is not None and target.config.get("quantization_config") == UNKNOWN_WEIGHTS:
-        yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu.name, what="these quantized weights")
-    kind = context.given.get("kv_cache_dtype")
-    if has < _ADA and isinstance(kind, str) and kind.startswith(("fp8", "nvfp4")):
-        what, where = f"a KV cache in {kind}", "--kv-cache-dtype"
-        yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu.name, what=what, where=where)
 
 
 def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:

@@ -91,12 +91,15 @@ class HfConfig:
     @property
     def quantization(self) -> str | None:
         """Quantization method that the checkpoint declares, spelled as vLLM does."""
-        for config in (self.values, self.text.values):
-            declared = config.get("quantization_config") or config.get("compression_config")
-            if isinstance(declared, Mapping):
-                method = str(declared.get("quant_method") or "").lower()
-                return method.replace("compressed_tensors", "compressed-tensors") or None
-        return None
+        method = str(self.weights.get("quant_method") or "").lower()
+        return method.replace("compressed_tensors", "compressed-tensors") or None
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """What the checkpoint says of its quantization; empty if nothing."""
+        configs = (self.values, self.text.values)
+        found = (each.get("quantization_config") or each.get("compression_config") for each in configs)
+        return next((each for each in found if isinstance(each, Mapping)), {})
 
 
 def place_of(role: str) -> str:
@@ -294,8 +297,7 @@ def _takes_own_method(config: HfConfig) -> bool:
 
 
 def _read_algorithm(config: HfConfig) -> str:
-    stored = config.get("quantization_config")
-    inner = stored.get("quantization", stored) if isinstance(stored, Mapping) else None
+    inner = config.weights.get("quantization", config.weights)
     return str(inner.get("quant_algo") or "").upper() if isinstance(inner, Mapping) else ""
 
 
@@ -303,12 +305,10 @@ _MODELOPT: Mapping[str, str] = {"MXFP8": "modelopt_mxfp8", "FP4": "modelopt_fp4"
 """Part of ModelOpt's algorithm -> the method that vLLM loads it with."""
 
 
-def find_kernels(model: Model) -> str | None:
+def find_kernels(config: HfConfig, method: str) -> str:
     """Return the method whose kernels run a model's weights; a checkpoint of ModelOpt tells it by its algorithm."""
-    if model.quantization != "modelopt":
-        return model.quantization
-    algorithm = _read_algorithm(model.config)
-    return next((method for part, method in _MODELOPT.items() if part in algorithm), model.quantization)
+    found = (own for part, own in _MODELOPT.items() if method == "modelopt" and part in _read_algorithm(config))
+    return next(found, method)
 
 
 def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Ruling]:
