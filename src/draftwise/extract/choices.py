@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from draftwise.extract.expressions import UNKNOWN, attribute_of, evaluate, literal, members, method_of, returned
 from draftwise.extract.speculative import Facts
@@ -100,6 +101,16 @@ def attention_backends(tree: Tree) -> Facts:
     return found
 
 
+def backend_classes(tree: Tree) -> Iterator[tuple[str, Module, ast.ClassDef]]:
+    """Yield name, module and class of each attention backend whose class is in the wheel."""
+    for name, (path, _) in attention_backends(tree).items():
+        dotted, _, cls = path.rpartition(".")
+        module = tree.module(dotted) if dotted else None
+        resolved = tree.resolve(module, cls) if module else None
+        if resolved and isinstance(resolved[1], ast.ClassDef):
+            yield name, resolved[0], resolved[1]
+
+
 def noncausal_backends(tree: Tree) -> Facts:
     """Backends that support non-causal attention: `always`, or `sometimes` where it depends on device or kernel.
 
@@ -108,15 +119,8 @@ def noncausal_backends(tree: Tree) -> Facts:
     base = tree.find(_BACKEND)
     if base is None or base.find_function(_NON_CAUSAL, of="AttentionBackend") is None:
         return {}
-    found: Facts = {}
-    for name, (path, _) in attention_backends(tree).items():
-        dotted, _, cls = path.rpartition(".")
-        module = tree.module(dotted) if dotted else None
-        resolved = tree.resolve(module, cls) if module else None
-        if resolved and isinstance(resolved[1], ast.ClassDef):
-            answer, where = _answer(resolved[0], resolved[1])
-            if answer:
-                found[name] = (answer, where)
+    answers = {name: _answer(module, node) for name, module, node in backend_classes(tree)}
+    found: Facts = {name: answer for name, answer in answers.items() if answer[0]}
     if "FLASH_ATTN" not in found:
         raise NotFound(f"vLLM {tree.version}: FLASH_ATTN should support non-causal attention")
     return found

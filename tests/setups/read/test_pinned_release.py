@@ -13,6 +13,11 @@ SERVE = "vllm serve gpt2\n"
 RUN = 'subprocess.run(["vllm", "serve", "gpt2"])\n'
 MODAL = "import modal, subprocess\nimage = modal.Image.debian_slim().{}\n" + RUN
 DOCKER = 'FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\n{}\nCMD ["vllm", "serve", "gpt2"]\n'
+VLLM_18 = 'FROM vllm/vllm-openai:v0.18.0\n{}\nENTRYPOINT ["vllm", "serve", "gpt2"]\n'
+COMPOSE = (
+    "services:\n  llm:\n    image: vllm/vllm-openai:v0.18.0\n"
+    "    entrypoint: bash -c\n    command: ['{} && vllm serve gpt2']\n"
+)
 CONDA = "cat > env.yaml <<X\ndependencies:\n- pip:\n  - {}\nX\nconda env create -f env.yaml\n" + SERVE
 SKY = "setup: |\n  {}\nrun: |\n  vllm serve gpt2\n"
 ONE = {
@@ -41,19 +46,27 @@ ONE = {
     "Dockerfile": [
         DOCKER.format("RUN pip install vllm==0.19.1"),
         DOCKER.format("ARG V=0.19.1\nRUN uv pip install --system vllm==${V}"),
-        DOCKER.replace("nvidia/cuda:12.8.1-devel-ubuntu22.04", "vllm/vllm-openai:v0.18.0").format(
-            "RUN pip install -U vllm==0.19.1"
+        VLLM_18.format("RUN pip install -U vllm==0.19.1"),
+        VLLM_18.format("RUN pip install 'vllm>=0.20'\nRUN pip install vllm==0.19.1"),
+        VLLM_18.format(
+            "FROM vllm/vllm-openai:v0.19.1 AS new\nRUN pip install 'vllm>=0.18' && pip install vllm && pip install -U x"
         ),
     ],
+    "compose.yaml": [COMPOSE.format("pip install -U vllm==0.19.1")],
     "task.yaml": [SKY.format("uv pip install vllm==0.19.1")],
 }
 OPEN = {
     "modal.py": [
         MODAL.format('pip_install("vllm==0.19.1").pip_install("vllm==0.20.0")'),
         MODAL.format('uv_pip_install("vllm>=0.19.1", "torch")'),
+        MODAL.format('uv_pip_install("vllm", "torch==2.8.0")'),
+        '# /// script\n# dependencies = ["torch", "vllm"]\n# ///\nfrom vllm import LLM\nLLM(model="gpt2")\n',
         '# /// script\n# dependencies = [\n#   "vllm>=0.19.1",\n# ]\n# ///\nfrom vllm import LLM\nLLM(model="gpt2")\n',
     ],
     "serve.sh": [
+        "pip install vllm\n" + SERVE,
+        "python3 -m pip install -U \"vllm[audio]\" torch\n" + SERVE,
+        "uv venv && uv pip install \\\n  --torch-backend=auto vllm\n" + SERVE,
         "pip install 'vllm>=0.11,<0.20'\n" + SERVE,
         "pip install vllm~=0.19.0\n" + SERVE,
         "pip install 'vllm>=0.19'\n" + SERVE,
@@ -62,7 +75,15 @@ OPEN = {
         "pip install vllm==0.19.1\npip install -U 'vllm>=0.20'\n" + SERVE,
         "uv pip install -U vllm --extra-index-url https://wheels.vllm.ai/nightly\n" + SERVE,
     ],
-    "task.yaml": [SKY.format("pip install vllm==0.19.1 || pip install vllm==0.20.0")],
+    "Dockerfile": [
+        DOCKER.format("RUN pip install vllm"),
+        VLLM_18.format("RUN pip install --no-cache-dir 'vllm>=0.20'"),
+        VLLM_18.format("RUN apt-get update && uv pip install --system -U vllm transformers"),
+        VLLM_18.format("COPY requirements.txt /tmp/\nRUN pip install -r /tmp/requirements.txt"),
+        VLLM_18.format("FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\nRUN uv pip install vllm"),
+    ],
+    "compose.yaml": [COMPOSE.format("pip install -U vllm"), COMPOSE.format("pip install \"vllm>=0.20\"")],
+    "task.yaml": [SKY.format("uv pip install vllm"), SKY.format("pip install vllm==0.19.1 || pip install vllm==0.2")],
 }
 
 
@@ -103,6 +124,13 @@ def test_a_file_that_the_text_names_counts(tmp_path: Path, file: str, text: str)
     assert read_setups(script)[0].setup.engine_version == "0.19.1"
     script.write_text(SERVE)
     assert read_setups(script)[0].setup.engine_version == ""
+
+
+def test_a_file_that_an_image_installs_counts(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(VLLM_18.format("COPY reqs /tmp/\nRUN pip install -r /tmp/requirements.txt"))
+    for text, release in (("torch\n", "0.18.0"), ("vllm==0.19.1\n", "0.19.1"), ("vllm>=0.20\n", "")):
+        (tmp_path / "requirements.txt").write_text(text)
+        assert read_setups(tmp_path / "Dockerfile")[0].setup.engine_version == release
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from draftwise.core import Finding
+from draftwise.knowledge.images import find_release
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.manifests.references import References
+from draftwise.setups.read.pinned_release import install
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
-from draftwise.setups.read.shell.script_runner import find_installed
 from draftwise.setups.read.shell.words import Word, split_words
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
@@ -25,7 +27,7 @@ _REFERENCES = References(
 """Dockerfile reference, Environment replacement."""
 
 
-def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
+def find_image(text: str, given: Mapping[str, str], folder: Path) -> Iterator[Launch]:
     """Yield the server that the image of a Dockerfile's last stage starts; none for an image that names no command.
 
     Raises:
@@ -37,7 +39,7 @@ def find_image(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
         if name == "FROM":
             stage = stage.begin(Word(value, line), stages)
         else:
-            stage = stage.change(name, Word(value, line), given)
+            stage = stage.change(name, Word(value, line), given, folder)
         stages[stage.name] = stage
     if stage.entrypoint or stage.command:
         launch = run_image(stage.image, stage.entrypoint, stage.command, env=stage.env)
@@ -83,7 +85,7 @@ class _Stage:
     line: int = 0
     """Line of the start command."""
     version: str = ""
-    """Version of the vLLM installed into it."""
+    """Version of the vLLM in it; text if an installation leaves it open."""
     findings: tuple[Finding, ...] = ()
 
     def begin(self, word: Word, stages: Mapping[str, _Stage]) -> _Stage:
@@ -94,9 +96,9 @@ class _Stage:
         if before is not None and parts[0]:
             return replace(before, name=name)
         image = _REFERENCES.fill_in(replace(word, text=parts[0]), stages[""].args if "" in stages else self.args)
-        return _Stage(name=name, image=image, args=self.args)
+        return _Stage(name=name, image=image, args=self.args, version=find_release(image.text))
 
-    def change(self, name: str, word: Word, given: Mapping[str, str]) -> _Stage:
+    def change(self, name: str, word: Word, given: Mapping[str, str], folder: Path) -> _Stage:
         """Return the stage after an instruction."""
         match name:
             case "ARG":
@@ -104,8 +106,8 @@ class _Stage:
             case "ENV":
                 return replace(self, env=self.env | self._read_env(word))
             case "RUN":
-                installed = find_installed(_REFERENCES.fill_in(word, self.args | self.env).text.split())
-                return replace(self, version=installed or self.version)
+                text = _REFERENCES.fill_in(word, self.args | self.env).text
+                return replace(self, version=install(self.version, text.replace("\\\n", " "), folder))
             case "ENTRYPOINT":
                 words, findings = _read_command(word)
                 none = (Word("", word.line),)  # `ENTRYPOINT []` takes the image's away

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
 from draftwise.setups.read.input_texts import read_text
+from draftwise.setups.read.shell.script_runner import find_installed, settle_release
 
 _RELEASE = r"v?(?P<release>\d+\.\d[\w.]*)"
 _PACKAGE = r"(?<![\w./-])vllm(?:\[[\w,\s-]*\])?"
@@ -34,14 +35,35 @@ _OPEN = re.compile(
 """What installs a release that only the index knows: ranges with an upper end, nightly builds, commits."""
 _AT_LEAST = re.compile(rf"(?:{_PACKAGE}[\"']?|^\s*vllm\s*=\s*[\"'])\s*>=?\s*{_RELEASE}(?![^\n\"']*<)", re.MULTILINE)
 """Ranges without an upper end; a pinned release in them is what they install."""
+_END = r"(?=[\s\"',\])]|$)"
+_BARE = (
+    re.compile(
+        r"(?:\bpip[\d.]*|\b(?:uv|conda|mamba|micromamba|pixi))[ \t][^\n;&|]*?\b(?:install|add|--with)\b"
+        rf"(?:[^\n;&|]|\\\n)*?[\s\"']{_PACKAGE}{_END}"
+    ),
+    re.compile(rf"pip_install\([^)]*?[\"']{_PACKAGE}[\"']"),
+    re.compile(rf"^(?:#\s*)?dependencies\s*=\s*\[[^\]]*?[\"']{_PACKAGE}[\"']", re.MULTILINE),
+)
+"""What installs whatever release was the newest on that day, if nothing else names one."""
 _SET = re.compile(
     rf"^\s*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
 )
 _USED = re.compile(r"\$?\{(\w+)\}|\$(\w+)")
+_STEPS = re.compile(r"&&|\|\||;|\n")
 _COMMENT = re.compile(r"^\s*#(?!\s*(?:dependencies|[\"'])).*$", re.MULTILINE)
 """Lines of comments, but not those of a Python script that declare its packages."""
 _FILES = re.compile(r"[\w./-]*(?:requirements[\w.-]*\.(?:txt|in)|pyproject\.toml|environment[\w.-]*\.ya?ml|pixi\.toml)")
 _OF_PYTHON = re.compile(r"from_registry\(\s*[\"'](?P<image>[^\"']*vllm[^\"']*)[\"']")
+
+
+def install(before: str, text: str, folder: Path) -> str:
+    """Return the release in an image after a build step, or what leaves it open; `before` if it installs no vLLM."""
+    for step in _STEPS.split(text):
+        found, pinned = find_installed(step.split()), find_pinned(step, folder)
+        missing = [name for name in _FILES.findall(step) if "install" in step and _find_file(folder, name) is None]
+        is_one = len(pinned) == 1 and pinned[0][:1].isdecimal()
+        before = settle_release(before, pinned[0] if is_one else found or " and ".join((*pinned, *missing)))
+    return before
 
 
 def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
@@ -54,7 +76,9 @@ def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     filled = _USED.sub(lambda found: values.get(found[1] or found[2], found[0]), whole)
     pins = tuple(dict.fromkeys(_find_pins(filled)))
     least = {" ".join(each[0].split()): each["release"] for each in _AT_LEAST.finditer(filled)}
-    return (*pins, *(text for text, release in least.items() if len(pins) != 1 or not _reaches(pins[0], release)))
+    found = (*pins, *(text for text, release in least.items() if len(pins) != 1 or not _reaches(pins[0], release)))
+    bare = [" ".join(each[0].split())[-80:] for pattern in _BARE for each in pattern.finditer(filled)]
+    return found or tuple(bare[:1])
 
 
 def _reaches(pin: str, least: str) -> bool:
@@ -73,11 +97,14 @@ def _find_pins(text: str) -> Iterator[str]:
 
 
 def _read_beside(folder: Path, name: str) -> str:
-    """Return a file that the text names, if it lies in its folder or below."""
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
-        return ""
+    """Return the text of a file that the text names, if it lies in its folder or below."""
     try:
-        return read_text(folder / path)
+        return "" if (path := _find_file(folder, name)) is None else read_text(path)
     except InvalidSetup:
         return ""
+
+
+def _find_file(folder: Path, name: str) -> Path | None:
+    """Return a file by its path, or one that was copied into an image by its name."""
+    path = Path(Path(name).name) if Path(name).is_absolute() else Path(name)
+    return folder / path if ".." not in path.parts and (folder / path).is_file() else None

@@ -156,7 +156,7 @@ def _about_ways(launch: Launch) -> Iterator[Finding]:
 
 
 def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, left: Mapping[str, str]) -> SetupReading:
-    version = engine_version or launch.version
+    version = engine_version or (launch.version if launch.version[:1].isdecimal() else "")
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]
     words = [_mark_open(word, left) for word in launch.words]
@@ -218,7 +218,7 @@ def choose_release(version: str | None) -> Release:
 
 
 def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Finding]:
-    if engine_version and launch.version and engine_version != launch.version:
+    if engine_version and launch.version[:1].isdecimal() and engine_version != launch.version:
         yield get_rule("other-version-asked").ruling(
             version=launch.version, engine_version=engine_version, where=launch.where
         )
@@ -248,6 +248,8 @@ def get_gaps(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
     if launch.image_unknown and not version:
         what = f"The vLLM release in {launch.image}"
         yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
+    elif not version and launch.version:
+        yield "engine_version", get_rule("installed-release-open").ruling(names=launch.version, where=launch.where)
     elif not version and (launch.image or (launch.place is not None and launch.place.form in _IN_IMAGES)):
         code = "image-tag-no-release" if has_half_a_release(launch.image) else "image-release-unknown"
         image = launch.image or "An image that is not named here"

@@ -59,6 +59,7 @@ _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
 _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
 _OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama(?:-server|\s+serve)")
 """What every text of another engine holds."""
+_OPEN = "installed-release-open"
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
@@ -148,7 +149,7 @@ def _pin(readings: list[SetupReading], source: SourceText, asked: _SourceHints) 
     if not pinned:
         return readings
     if len(pinned) > 1 or not pinned[0][0].isdecimal():
-        gap = get_rule("installed-release-open").ruling(names=join_names(pinned))
+        gap = get_rule(_OPEN).ruling(names=join_names(pinned))
         open_gap = {"engine_version": gap}
         return [
             each
@@ -169,6 +170,7 @@ def _has_release(reading: SetupReading) -> bool:
         bool(reading.setup.engine_version)
         or is_vllm_image(image)
         or ("engine_version" in reading.unknown and not image)
+        or any(each.code == _OPEN for each in reading.unknown.values())
     )
 
 
@@ -234,7 +236,7 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
     if LAYOUTS["dockerfile"].search(text):
         from draftwise.setups.read.dockerfile import find_image
 
-        return _read_launches(find_image(text, asked.given), asked, source.folder)
+        return _read_launches(find_image(text, asked.given, source.folder), asked, source.folder)
     env = Environment(values=asked.given)
     if _PROGRAM.search(text):
         commands = (re.sub(r"\n\s+", " ", each) for each in _PROGRAM_COMMAND.findall(text))

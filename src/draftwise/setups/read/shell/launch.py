@@ -14,7 +14,7 @@ from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
-from draftwise.setups.read.shell.script_runner import PINNED
+from draftwise.setups.read.shell.script_runner import PINNED, settle_release
 from draftwise.setups.read.shell.words import Word
 
 _VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
@@ -66,7 +66,7 @@ class Launch:
     entry: Entry
     env: Environment = NOTHING_SET
     version: str = ""
-    """Version from an image tag or a pinned package; empty if the text does not name one."""
+    """Version from an image tag or a pinned package; empty if the text names none, `-U vllm` if it leaves it open."""
     image: str = ""
     image_unknown: tuple[str, ...] = ()
     """Unknown values that the image's name depends on."""
@@ -311,7 +311,7 @@ def run_image(
             one,
             image=name,
             image_unknown=image.unknown,
-            version=one.version or version,
+            version=settle_release(version, one.version),
             env=env | one.env,
             assumed=(*one.assumed, *image.assumed),
         )

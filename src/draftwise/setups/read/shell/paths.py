@@ -87,7 +87,7 @@ class PathState:
     status: bool | None = True
     """Exit status of the previous command; None if unknown."""
     version: str = ""
-    """The vLLM release that the script installs."""
+    """The vLLM release that the script installs, or what leaves it open."""
     reads: str = ""
     """File that is not read and may have set any variable."""
     exported: frozenset[str] = frozenset()

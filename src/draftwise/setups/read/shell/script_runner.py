@@ -54,7 +54,9 @@ _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
 _BUILTINS = frozenset(_COMMANDS["builtins"])
-_RANGE = re.compile(r"vllm(?:\[[\w,\s-]*\])?\s*[<>~!]")
+_OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
+_INSTALLERS = re.compile(r"(?:.*/)?(?:pip[\d.]*|uv|conda|mamba|micromamba|pixi)")
+_UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
 _INPUT_OPTIONS = {
     "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
 }  # fmt: skip
@@ -645,10 +647,30 @@ def _restore(state: PathState, before: PathState) -> None:
 
 
 def find_installed(texts: Sequence[str]) -> str | None:
-    """Return the release in `pip install vllm==RELEASE`; empty for a range, None if vLLM is not installed."""
+    """Return the release in `pip install vllm==RELEASE`, or what leaves it open: `-U vllm`; None without vLLM."""
     named = [each.strip("\"'") for each in texts] if "install" in texts else []
     pin = next((found[1] for each in named if (found := PINNED.fullmatch(each))), None)
-    return "" if pin is None and any(map(_RANGE.match, named)) else pin
+    if pin is not None or not any(map(_INSTALLERS.fullmatch, named)):
+        return pin
+    kept = next((each for each in named if _OPEN.fullmatch(each)), None)
+    return f"-U {kept}" if kept and not _UPGRADING.isdisjoint(named) else kept
+
+
+def settle_release(before: str, installed: str | None) -> str:
+    """Return the release after an installation into an image with one, or what leaves it open.
+
+    A range that the release before is in, and a name alone, change nothing unless they upgrade.
+    """
+    if not installed or installed[0].isdecimal():
+        return installed or before
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        wanted = SpecifierSet(re.sub(r"^[^<>=!~]*", "", installed))
+        is_kept = before[:1].isdecimal() and wanted.contains(before, prereleases=True)
+    except InvalidSpecifier:
+        return installed
+    return before if is_kept and _OPEN.fullmatch(installed) else installed
 
 
 def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
