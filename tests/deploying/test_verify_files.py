@@ -52,12 +52,11 @@ def get_file(folder: Path, side: str) -> Path:
     return folder / json.loads((folder / "deployment.json").read_text())[side]["file"]
 
 
-def test_a_folder_as_it_was_written_has_no_difference(folder: Path, request: pytest.FixtureRequest) -> None:
+def test_a_folder_as_it_was_written_has_no_difference(folder: Path) -> None:
     result = run(folder)
     assert result.exit_code == 0
     assert "not as it was written" not in result.stdout
-    by_operator = {"variable-unread"} if "vllmruntime" in request.node.name else set()  # it sets VLLM_USE_V1
-    assert codes(folder) <= {"async-switched-off", *by_operator}  # what `check` says of this setup
+    assert codes(folder) <= {"async-switched-off"}  # what `check` says of this setup
 
 
 @pytest.mark.parametrize("side", ["spec", "plain"])

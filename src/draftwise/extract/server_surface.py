@@ -154,7 +154,10 @@ def _tested(node: ast.AST) -> list[str]:
 
 
 def env(tree: Tree) -> Facts:
-    """Every VLLM_* environment variable, with its declared type and default, and what to use instead if deprecated."""
+    """Every VLLM_* environment variable, with its declared type and default, and what to use instead if deprecated.
+
+    Those that only other files than `envs.py` read have no declared type.
+    """
     module = tree.get("vllm/envs.py")
     listed = module.names.get("environment_variables")
     if not isinstance(listed, ast.Dict):
@@ -171,11 +174,26 @@ def env(tree: Tree) -> Facts:
         for key, read in zip(listed.keys, listed.values, strict=True)
         if isinstance(key, ast.Constant)
     }
-    return {
+    listed_there = {
         name: (_variable(module, declared.get(name)) | _replacement(module, read), module.source(name))
         for name, read in readers.items()
         if name.startswith("VLLM_")
     }
+    return {**_find_read_elsewhere(tree), **listed_there}
+
+
+_READ = re.compile(r"(?:environ(?:\.get|\.pop)?[(\[]|getenv\()\s*[\"'](VLLM_\w+)[\"'](?!\]\s*=[^=])")
+
+
+def _find_read_elsewhere(tree: Tree) -> Facts:
+    """Return the variables of all files but `envs.py` and those of platforms that are plugins in later releases."""
+    found: Facts = {}
+    for path in sorted((tree.root / "vllm").rglob("*.py")):
+        is_own = path.name != "envs.py" and "hpu" not in path.name and "neuron" not in path.name
+        text = path.read_text(encoding="utf-8") if is_own else ""
+        for name in _READ.findall(text) if "VLLM_" in text else ():
+            found.setdefault(name, (_variable(tree.get("vllm/envs.py"), None), f"{path.relative_to(tree.root)}: {name}"))
+    return found
 
 
 def _replacement(module: Module, read: ast.expr) -> dict[str, str]:

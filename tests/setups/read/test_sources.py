@@ -468,9 +468,12 @@ def test_a_runtime_of_the_production_stack_is_read_with_what_its_operator_decide
     setup = reading.setup
     assert (setup.target, setup.engine_version, setup.device.count) == ("org/model", "0.20.0", 2)
     assert dict(setup.args) == {"enable_prefix_caching": False, "enable_chunked_prefill": False}
-    assert dict(setup.env) == {"VLLM_USE_V1": "0", "VLLM_X": "1"}
-    (reading,) = read_setups(RUNTIME.replace("port: 8000", "v1: true"))
-    assert reading.setup.env["VLLM_USE_V1"] == "1"
+    assert dict(setup.env) == {"VLLM_X": "1"}
+    for version, env in (("0.10.0", {"VLLM_USE_V1": "1", "VLLM_X": "1"}), ("0.20.0", {"VLLM_X": "1"})):
+        (reading,) = read_setups(RUNTIME.replace("port: 8000", "v1: true"), engine_version=version)
+        assert dict(reading.setup.env) == env
+    (reading,) = read_setups(RUNTIME.replace("VLLM_X", "VLLM_USE_V1"))
+    assert "variable-unread" in {each.code for each in judge(reading).findings}
 
 
 def test_engine_arguments_of_ray_serve():

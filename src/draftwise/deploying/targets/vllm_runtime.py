@@ -17,6 +17,7 @@ from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.targets.target_rows import TARGETS, Hooks
 from draftwise.deploying.templating import list_args, list_env
 from draftwise.knowledge.messages import refusal, warning
+from draftwise.knowledge.vllm import get_release
 
 _SWITCHES = {"enable_prefix_caching": "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
 _V1 = "VLLM_USE_V1"
@@ -28,7 +29,8 @@ _WITH_PROGRAM = "lmcache/vllm-openai"
 def _prepare(order: ServiceOrder) -> ServiceOrder:
     """Return an order that says what the operator would turn off where nobody says it."""
     args = dict.fromkeys(_SWITCHES, True) | dict(order.setup.args)
-    return replace(order, setup=replace(order.setup, args=args, env={_V1: "1", **order.setup.env}))
+    own = {_V1: "1"} if _V1 in get_release(order.setup.engine_version, nearest=True).table("env") else {}
+    return replace(order, setup=replace(order.setup, args=args, env={**own, **order.setup.env}))
 
 
 def _list_values(order: ServiceOrder) -> Mapping[str, object]:

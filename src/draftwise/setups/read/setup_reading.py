@@ -174,7 +174,11 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
         device=_get_device(launch),
         spec=None if found.spec is None else SpecConfig.keep(found.spec),
         args=found.args,
-        env={name: launch.env.values[name] for name in launch.env.values if is_shown(name)},
+        env={
+            name: value
+            for name, value in launch.env.values.items()
+            if is_shown(name) and (name not in launch.preset or name in release.table("env"))
+        },
         extra_args=tuple(found.unread),
     )
     return SetupReading(

@@ -153,12 +153,13 @@ def find_runtimes(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
     words += _read_flags(document, here, _leave_empty_out(config), _CONFIG_FLAGS)
     words += get_words(document, (*here, "extraArgs"), config.get("extraArgs"), found)
     own = Environment(values={"VLLM_USE_V1": "1" if config.get("v1") is True else "0"})
-    env = own | stores.read_env(document, here, config)
+    given = stores.read_env(document, here, config)
     image = get_mapping(around, "image")
     name = "/".join(str(part) for part in (image.get("registry"), image.get("name")) if part)
     gpus = str(get_mapping(around, "resources").get("gpu", ""))
     count = int(gpus) if gpus.isdecimal() and len(gpus) < 5 else None
-    yield _launch(document, ("spec",), words, env=env, image=name, gpus=count, found=found)
+    launch = _launch(document, ("spec",), words, env=own | given, image=name, gpus=count, found=found)
+    yield replace(launch, preset=frozenset(own.values.keys() - given.values.keys()))
 
 
 def _launch(

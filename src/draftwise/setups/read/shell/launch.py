@@ -65,6 +65,8 @@ class Launch:
     """The server's own arguments."""
     entry: Entry
     env: Environment = NOTHING_SET
+    preset: frozenset[str] = frozenset()
+    """Variables that an operator sets, whether or not the release reads them."""
     version: str = ""
     """Version from an image tag or a pinned package; empty if the text names none, `-U vllm` if it leaves it open."""
     image: str = ""
