@@ -192,7 +192,8 @@ def _find_read_elsewhere(tree: Tree) -> Facts:
         is_own = path.name != "envs.py" and "hpu" not in path.name and "neuron" not in path.name
         text = path.read_text(encoding="utf-8") if is_own else ""
         for name in _READ.findall(text) if "VLLM_" in text else ():
-            found.setdefault(name, (_variable(tree.get("vllm/envs.py"), None), f"{path.relative_to(tree.root)}: {name}"))
+            value = _variable(tree.get("vllm/envs.py"), None)
+            found.setdefault(name, (value, f"{path.relative_to(tree.root)}: {name}"))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from packaging.version import Version
@@ -53,6 +54,16 @@ def test_each_row_is_met_by_its_example() -> None:
         elif row.told_by != "watch" and not tells(row, report):
             wrong.append((row.code, ["is not told"]))
     assert wrong == []
+
+
+def test_a_row_that_only_the_gpu_decides_is_a_note_where_no_gpu_is_named() -> None:
+    rows = [row for row in ROWS if "sm ==" in row.when and row.gpu and row.told_by == "check"]
+    assert len(rows) > 3
+    for row in rows:
+        report = judge_example(replace(row, gpu=""), row.hit, row.last_release)
+        told = [each for each in report.findings if each.code == row.code]
+        assert [each.severity for each in told] == [Severity.INFO], row.code
+        assert "--gpu" in told[0].fix
 
 
 def test_no_row_is_met_by_its_counterexample() -> None:

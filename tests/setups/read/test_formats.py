@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from draftwise.core import InvalidSetup
-from draftwise.setups.read import SetupReading, read_setups
+from draftwise.plan.check import judge
+from draftwise.setups.read import NoServer, SetupReading, read_setups
 
 TARGET = "Qwen/Qwen3-8B"
 SPEC = {"method": "eagle3", "model": "heads/eagle3", "num_speculative_tokens": 3}
@@ -317,3 +318,79 @@ class TestHereDocuments:
     def test_other_texts_are_passed_over(self):
         (reading,) = read_setups("cat <<EOF\n{a: [\nEOF\nvllm serve m\n")
         assert (reading.setup.target, reading.where) == ("m", "")
+
+
+MODEL_OF_KUBEAI = """
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: qwen}
+spec:
+  url: hf://Qwen/Qwen3-8B?pull=true
+  engine: VLLM
+  image: vllm/vllm-openai:v0.19.1
+  args: [--max-model-len=8192, '--speculative-config={"method": "ngram", "num_speculative_tokens": 4}']
+  env: {VLLM_X: "1"}
+  resourceProfile: nvidia-gpu-h100:2
+"""
+
+
+def test_a_model_of_kubeai_is_read_as_its_controller_starts_it() -> None:
+    (reading,) = read_setups(MODEL_OF_KUBEAI)
+    setup = reading.setup
+    assert (setup.target, setup.engine_version, setup.device.count) == ("Qwen/Qwen3-8B", "0.19.1", 2)
+    assert (setup.spec.to_dict()["num_speculative_tokens"], dict(setup.env)) == (4, {"VLLM_X": "1"})
+    (unknown,) = read_setups(MODEL_OF_KUBEAI.replace("  image: vllm/vllm-openai:v0.19.1\n", ""))
+    assert "engine_version" in unknown.unknown
+    with pytest.raises(NoServer):
+        read_setups(MODEL_OF_KUBEAI.replace("VLLM\n", "OLlama\n"))
+
+
+TEMPLATE_OF_UNRAID = """<?xml version="1.0"?>
+<Container version="2">
+  <Repository>vllm/vllm-openai:v0.19.1</Repository>
+  <ExtraParams>--gpus all --ipc=host</ExtraParams>
+  <PostArgs>--model Qwen/Qwen3-8B --speculative-config '{&quot;method&quot;: &quot;ngram&quot;}'</PostArgs>
+  <Config Name="x" Target="VLLM_X" Default="" Mode="" Type="Variable" Display="always">a b</Config>
+  <Config Name="p" Target="8000" Default="8000" Mode="tcp" Type="Port">8000</Config>
+</Container>
+"""
+MAKE = "MODEL ?= Qwen/Qwen3-8B\nserve: deps\n\tvllm serve $(MODEL) --max-model-len 4096\n"
+
+
+def test_a_template_of_unraid_is_the_container_that_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "my-vllm.xml").write_text(TEMPLATE_OF_UNRAID)
+    (reading,) = read_setups(tmp_path / "my-vllm.xml")
+    setup = reading.setup
+    assert (setup.target, setup.engine_version, dict(setup.env)) == ("Qwen/Qwen3-8B", "0.19.1", {"VLLM_X": "a b"})
+    assert setup.spec.to_dict() == {"method": "ngram"}
+
+
+@pytest.mark.parametrize("name", ["Makefile", "serve.mk", "Makefile.gpu", "serve.make", "GNUmakefile", "tasks.txt"])
+def test_a_file_of_make_is_read_by_its_rules_whatever_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(MAKE)
+    (reading,) = read_setups(tmp_path / name)
+    assert (reading.setup.target, dict(reading.setup.args)) == ("Qwen/Qwen3-8B", {"max_model_len": 4096})
+
+
+KAITO = "apiVersion: kaito.sh/v1beta1\nkind: Workspace\ninference:\n  preset:\n    name: phi-4\n"
+DYNAMO = (
+    "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nspec:\n  services:\n    Decode:\n"
+    "      extraPodSpec: {mainContainer: {args: [python3 -m dynamo.vllm --model gpt2]}}\n"
+)
+RUNPOD = "MODEL_NAME=Qwen/Qwen3-8B\nSPECULATIVE_CONFIG={}\n"
+WORKER = "services:\n  w:\n    image: runpod/worker-v1-vllm:v2.7.0\n    environment: {MODEL_NAME: gpt2}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [(KAITO, "KAITO"), (DYNAMO, "NVIDIA Dynamo"), (RUNPOD, "RunPod"), (WORKER, "RunPod")],
+)
+def test_a_form_that_is_not_read_is_named_alone_and_next_to_a_server(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "text.yaml").write_text(text)
+    with pytest.raises(InvalidSetup, match=f"{named}.*does not read"):
+        read_setups(tmp_path / "text.yaml")
+    if text in (KAITO, DYNAMO):
+        (tmp_path / "text.yaml").write_text(f"{MODEL_OF_KUBEAI}---\n{text}")
+        (reading,) = read_setups(tmp_path / "text.yaml")
+        assert "form-unread" in {each.code for each in reading.findings}
+        assert judge(reading).accepted is None

@@ -582,7 +582,7 @@ def test_json_that_is_no_setup_is_no_speculative_config_with_odd_keys(tmp_path):
         '{"method": "GET", "url": "http://x"}',
         '{"target": "es2022", "module": "node16", "strict": true}',
         '{"name": "x", "image": "nginx", "model": "m", "args": ["--model", "m"]}',
-        '{"name": "x", "imageName": "runpod/worker-v1-vllm:v2.7.0", "model": "m", "env": {"MODEL_NAME": "m"}}',
+        '{"name": "x", "imageName": "someone/worker:v2.7.0", "model": "m", "env": {"MODEL_NAME": "m"}}',
         '{"architectures": ["LlamaForCausalLM"], "quantization": null, "torch_dtype": "bfloat16"}',
     ],
 )

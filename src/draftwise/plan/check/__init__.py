@@ -24,7 +24,13 @@ from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.engine.step_budget import find_gpu
-from draftwise.plan.check.known_defects import contradicts, find_defects, find_met, find_met_by_plugin
+from draftwise.plan.check.known_defects import (
+    contradicts,
+    find_defects,
+    find_met,
+    find_met_by_plugin,
+    find_on_some_gpus,
+)
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.stages import Context, run
 
@@ -84,6 +90,7 @@ def check_context(context: Context) -> Report:
             possible = tuple(find_met(context, resolved, possibly=True))
             tell(*(each for each in find_serving(context, resolved) if not contradicts(each, possible)))
             tell(*find_defects(context, met, findings))
+            tell(*find_on_some_gpus(context, resolved, possible))
         elif any(each.code == "plugin-reads-config" for each in findings):
             met = tuple(find_met_by_plugin(context))
             tell(*find_defects(context, met, findings))

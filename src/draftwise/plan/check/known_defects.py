@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, count_experts
-from draftwise.core import Finding, Ruling
+from draftwise.core import Finding, Ruling, Severity
 from draftwise.knowledge.defects import Defect, find_open
 from draftwise.knowledge.stored import read_rows
 from draftwise.plan.check.check_report import Resolved
@@ -59,6 +60,19 @@ def find_defects(context: Context, met: Iterable[Defect], found: Iterable[Findin
     for row in met:
         if row.told_by != "watch" and said.isdisjoint(row.rules):
             yield row.ruling(context.release)
+
+
+def find_on_some_gpus(context: Context, resolved: Resolved, possible: Iterable[Defect]) -> Iterator[Ruling]:
+    """Yield notes on the defects of which only the GPU, which nobody named, decides whether the setup meets them."""
+    rows = [row for row in possible if row.told_by == "check" and "sm" in names_in(row.when)]
+    facts = read_facts(context, resolved) if rows else {}
+    for row in rows if facts.get("sm") is UNKNOWN else ():
+        met = [sm for sm in (75, 80, 89, 90, 100, 120) if decide(row.when, {**facts, "sm": sm}) is True]
+        if met:
+            told = row.ruling(context.release)
+            where = " or ".join(f"{sm / 10}" for sm in met)
+            message = f"On GPUs of compute capability {where}. {told.message}"
+            yield replace(told, severity=Severity.INFO, message=message, fix=f"{told.fix} Name your GPU with --gpu.")
 
 
 def contradicts(finding: Finding, rows: Iterable[Defect]) -> bool:

@@ -196,7 +196,7 @@ def read_stdin() -> SourceText:
         UnreadableSource: it is closed or not text.
     """
     try:
-        return SourceText(text=sys.stdin.read(), name="stdin")
+        return SourceText(text=windows_scripts.to_shell(sys.stdin.read(), ""), name="stdin")
     except (OSError, ValueError) as error:
         message = f"Standard input cannot be read ({cause_of(error)})."
         raise UnreadableSource.because("unreadable-file", message, where="stdin") from None

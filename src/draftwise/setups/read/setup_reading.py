@@ -200,17 +200,24 @@ def no_server(name: str, text: str = "") -> InvalidSetup:
     """Return the error for a text without a vLLM server; `name` is its file's."""
     message = "The text does not start a vLLM server."
     fix = "Pass the command line that begins with vllm serve, or a file that contains one."
-    form = None
+    form = find_unread_form(text)
     if _MENTIONS.search(text):
-        forms = read_data("engines")["unread_forms"]
-        form = next((each["name"] for each in forms if re.search(each["sign"], text, re.MULTILINE)), None)
         message = "The text mentions vLLM, but draftwise finds no command in it that starts a server."
         fix = "Pass the command that it runs, beginning with vllm serve. Change the file itself by hand."
     if form is not None:
-        message = f"The text mentions vLLM, but it is {form}, and draftwise finds no complete command in it."
+        message = f"The text mentions vLLM, but it is {form['name']}, and draftwise finds no complete command in it."
+        if "gives" in form:
+            message, fix = f"The text is {form['name']}, which draftwise does not read.", form["gives"]
     elif text.lstrip().startswith("{"):
         message = "The JSON is neither a setup nor a speculative config, and no command in it starts a vLLM server."
     return NoServer.because("no-server", message, where=name, fix=fix)
+
+
+def find_unread_form(text: str, *, alone: bool = False) -> Mapping[str, Any] | None:
+    """Return the kind of a text that draftwise does not read; `alone`: only one that has servers of its own."""
+    forms = (each for each in read_data("engines")["unread_forms"] if "alone" in each or _MENTIONS.search(text))
+    signs = (each for each in forms if re.search(each["sign"], text, re.MULTILINE))
+    return next((each for each in signs if "alone" in each or not alone), None)
 
 
 def choose_release(version: str | None) -> Release:

@@ -25,6 +25,7 @@ from draftwise.setups.read.setup_reading import (
     NoServer,
     SetupReading,
     choose_release,
+    find_unread_form,
     get_gaps,
     holds_always,
     no_server,
@@ -60,6 +61,7 @@ _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayServic
 _OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama(?:-server|\s+serve)")
 """What every text of another engine holds."""
 _OPEN = "installed-release-open"
+_UNREAD = re.compile(r"kaito\.sh/|[dD]ynamo|MODEL_NAME|runpod/worker")
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
@@ -136,6 +138,9 @@ def _read_text(source: SourceText, asked: _SourceHints) -> tuple[SetupReading, .
         raise InvalidSetup.because("too-deep", "The text is nested too deeply.", where=name) from None
     if not readings:
         raise no_server(name, text)
+    if _UNREAD.search(text) and (form := find_unread_form(text, alone=True)) is not None:
+        left = get_rule("form-unread").ruling(form=form["name"], where=name, fix=form["gives"])
+        readings[0] = replace(readings[0], findings=(*readings[0].findings, left))
     return tuple(_place_reading(reading, name, one_line=one_line) for reading in readings)
 
 

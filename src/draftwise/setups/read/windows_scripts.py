@@ -1,8 +1,10 @@
-"""Converts scripts of Windows and of make to POSIX shell scripts."""
+"""Converts scripts of Windows and of make, and templates of Unraid, to POSIX shell scripts."""
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 _Rewrite = str | Callable[[re.Match[str]], str]
@@ -61,12 +63,28 @@ _SCRIPTS: Mapping[str, Sequence[tuple[str, _Rewrite]]] = {
     ".bat": _BATCH, ".cmd": _BATCH, ".ps1": _POWERSHELL, ".mk": _MAKE, ".makefile": _MAKE,
 }  # fmt: skip
 SUFFIXES = _SCRIPTS.keys()
+_RULE = re.compile(r"^[\w.%/-][\w.%/ -]*:(?!=)[^\n]*\n\t", re.MULTILINE)
+_USE_OF_MAKE = re.compile(r"^\t.*\$\([A-Za-z_]\w*\)", re.MULTILINE)
 
 
 def to_shell(text: str, suffix: str) -> str:
     """Return a script as a shell script. Values that only its interpreter knows stay unknown."""
+    if "<Repository>" in text and "<Container" in text:
+        return _read_template(text)
+    is_make = suffix.lower() not in _SCRIPTS and suffix != ".py" and _RULE.search(text) and _USE_OF_MAKE.search(text)
     has_branches = _BRANCHES.search(text) is not None
-    for pattern, rewrite in _SCRIPTS.get(suffix.lower(), ()):
+    for pattern, rewrite in _MAKE if is_make else _SCRIPTS.get(suffix.lower(), ()):
         if not (has_branches and pattern.startswith((r"^set", r"^\$"))):
             text = re.sub(pattern, rewrite, text, flags=re.MULTILINE | re.IGNORECASE)
     return text
+
+
+def _read_template(text: str) -> str:
+    """Return the command that Unraid runs for a template: its options, variables, image and arguments."""
+    options, image, args = (
+        html.unescape(found[1]).strip() if (found := re.search(rf"<{tag}>([^<]*)</{tag}>", text)) else ""
+        for tag in ("ExtraParams", "Repository", "PostArgs")
+    )
+    variables = re.findall(r'<Config\b(?=[^>]*Type="Variable")[^>]*?Target="(\w+)"[^>]*?(?:/>|>([^<]*)<)', text)
+    env = " ".join(f"-e {name}={shlex.quote(html.unescape(value))}" for name, value in variables)
+    return f"docker run {options} {env} {image} {args}"

@@ -163,12 +163,36 @@ def _find(
             return  # values of a chart, which are no pods yet
         case "RayService":
             return  # its pods are Ray's, which starts what the config inside says
+        case "Model" if str(document.value.get("apiVersion")).startswith("kubeai.org/"):
+            yield from _find_model(document, stores)
         case "LeaderWorkerSet":
             yield from find_groups(document, stores)
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it
         case _:
             yield from _find_containers(document, document.value, stores)
+
+
+_KUBEAI = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+_PROFILE = re.compile(r".*gpu.*?:(\d{1,3})")
+
+
+def _find_model(document: YamlDocument, stores: Stores) -> Iterator[Launch]:
+    """Yield the server of a Model of KubeAI (internal/modelcontroller/engine_vllm.go at 07722ae0)."""
+    spec = get_mapping(document.value, "spec")
+    if spec.get("engine") != "VLLM":
+        return
+    url, count = str(spec.get("url") or ""), _PROFILE.fullmatch(str(spec.get("resourceProfile")))
+    container = {
+        "image": spec.get("image"),
+        "command": [*_KUBEAI, f"--model={url.removeprefix('hf://').partition('?')[0]}"],
+        "args": spec.get("args"),
+        "env": [{"name": name, "value": value} for name, value in get_mapping(spec, "env").items()],
+        "resources": {"limits": {"nvidia.com/gpu": count[1]}} if count else {},
+    }
+    launch = read_container(document, ("spec",), container, stores)
+    if launch is not None:
+        yield launch
 
 
 def _is_used(runtime: YamlDocument, documents: Sequence[YamlDocument]) -> bool:

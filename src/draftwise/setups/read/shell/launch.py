@@ -37,6 +37,8 @@ def has_own_entry(image: str) -> bool:
     return _OWN_ENTRY.search(split_image(image)[0]) is not None
 
 
+_BY_VARIABLES = re.compile(r"(?:^|/)worker-[\w-]*vllm(?::|$)")
+"""Images whose entry point takes its arguments from variables of its own."""
 MAX_LAUNCHES = 200
 """Maximum number of servers read from one source."""
 
@@ -298,6 +300,8 @@ def run_image(
     """Return the server that a container starts; None if it starts none."""
     launch = find_launch([*entrypoint, *args], env=env, depth=depth)
     name = image.text
+    if launch is None and _BY_VARIABLES.search(name):
+        return None
     if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):
         launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
