@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract import choices, engine, model_registry, mtp_remap, server_surface, speculative
+from draftwise.extract import choices, engine, gpu_limits, model_registry, mtp_remap, server_surface, speculative
 from draftwise.extract.dataclass_fields import fields_of, type_text
 from draftwise.extract.expressions import UNKNOWN, evaluate, literal, written
 from draftwise.extract.tree import NotFound, Tree
@@ -262,6 +262,58 @@ def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) 
     assert {name: row["capability"] for name, row in table.items()} == {
         "awq": 75, "fp8": 75, "quark": None, "mxfp8": 75, "new": 75,
     }  # fmt: skip
+
+
+def test_backends_and_schemes_say_which_gpus_they_take(wheel: Wheel) -> None:
+    schemes = "vllm/model_executor/layers/quantization/compressed_tensors"
+    files = {
+        "vllm/v1/attention/backends/registry.py": """
+            class AttentionBackendEnum(Enum):
+                ONE = "vllm.one.One"
+                TWO = "vllm.one.Two"
+        """,
+        "vllm/one.py": """
+            class AttentionBackend:
+                def supports_kv_cache_dtype(cls, kind): ...
+                def supports_compute_capability(cls, capability): return True
+            class One(AttentionBackend):
+                supported_kv_cache_dtypes: list = ["auto", "fp8"]
+                def supports_compute_capability(cls, capability):
+                    return capability >= DeviceCapability(8, 0) and capability.major in [8, 9]
+            class Two(One):
+                supported_kv_cache_dtypes: list = ["nvfp4"]
+                def supports_kv_cache_dtype(cls, kind): return current_platform.is_device_capability_family(100)
+                def supports_compute_capability(cls, capability): return asks(capability)
+        """,
+        f"{schemes}/compressed_tensors.py": """
+            class CompressedTensorsConfig:
+                def _is_fp8_w4a8_sm90(cls, weights): return cls.check(90, match_exact=True)
+        """,
+        f"{schemes}/schemes/w4.py": """
+            class CompressedTensorsW4A8Fp8:
+                def get_min_capability(cls): return 90
+            class CompressedTensorsWNA16:
+                def get_min_capability(cls): return 75
+        """,
+    }
+    tree = _tree(wheel, files)
+    rows = {name: row for name, (row, _) in gpu_limits.cache_backends(tree).items()}
+    assert (rows["ONE"]["kinds"], rows["ONE"]["capabilities"]) == (["auto", "fp8"], [80, 86, 89, 90])
+    assert (rows["ONE"]["decides"], rows["TWO"]["decides"]) == (False, True)
+    assert (rows["TWO"]["capabilities"], rows["TWO"]["nvfp4"]) == (None, [100])
+    assert {name: row for name, (row, _) in gpu_limits.weight_schemes(tree).items()} == {
+        "W4A8Fp8": {"capability": 90, "only": True},
+        "WNA16": {"capability": 75, "only": False},
+    }
+
+
+def test_variables_are_those_of_the_list_and_those_that_other_files_read(wheel: Wheel) -> None:
+    files = {
+        "vllm/envs.py": 'environment_variables: dict = {"VLLM_A": lambda: os.getenv("VLLM_A")}\n',
+        "vllm/b.py": 'NAME = "VLLM_C"\nos.getenv(NAME)\nos.environ["VLLM_SET"] = "1"\nos.environ.get("VLLM_B", "")\n',
+        "vllm/hpu_worker.py": 'os.getenv("VLLM_HPU_X")\n',
+    }
+    assert {*server_surface.env(_tree(wheel, files))} == {"VLLM_A", "VLLM_B", "VLLM_C"}
 
 
 def test_flags_follow_fields_and_plain_arguments(wheel: Wheel) -> None:

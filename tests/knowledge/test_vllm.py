@@ -187,6 +187,9 @@ def _lifetime(topic: str, key: str) -> tuple[str, str | None]:
         ("speculators_types", "eagle3", "0.10.1", None),
         ("speculators_types", "dflash2", "0.29.0", None),
         ("noncausal_backends", "FLASHINFER", "0.24.0", None),
+        ("cache_backends", "TRITON_ATTN", "0.11.1", None),
+        ("weight_schemes", "W4A8Fp8", "0.10.2", None),
+        ("env", "VLLM_SNAPSHOT_TIMEOUT_S", "0.31.0", None),  # read outside of envs.py
         ("metrics", "vllm:spec_decode_num_accepted_tokens_per_pos", "0.9.2", None),
     ],
 )

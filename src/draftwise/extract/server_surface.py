@@ -182,7 +182,9 @@ def env(tree: Tree) -> Facts:
     return {**_find_read_elsewhere(tree), **listed_there}
 
 
-_READ = re.compile(r"(?:environ(?:\.get|\.pop)?[(\[]|getenv\()\s*[\"'](VLLM_\w+)[\"'](?!\]\s*=[^=])")
+_READING = r"(?:environ(?:\.get|\.pop)?[(\[]|getenv\()\s*"
+_READ = re.compile(rf"{_READING}[\"'](VLLM_\w+)[\"'](?!\]\s*=[^=])")
+_HELD = re.compile(r"^\s*(\w+)(?:: *\w+)? *= *[\"'](VLLM_\w+)[\"']", re.MULTILINE)
 
 
 def _find_read_elsewhere(tree: Tree) -> Facts:
@@ -191,7 +193,8 @@ def _find_read_elsewhere(tree: Tree) -> Facts:
     for path in sorted((tree.root / "vllm").rglob("*.py")):
         is_own = path.name != "envs.py" and "hpu" not in path.name and "neuron" not in path.name
         text = path.read_text(encoding="utf-8") if is_own else ""
-        for name in _READ.findall(text) if "VLLM_" in text else ():
+        held = (each for each in _HELD.finditer(text) if re.search(rf"{_READING}{each[1]}\b", text))
+        for name in (*_READ.findall(text), *(each[2] for each in held)) if "VLLM_" in text else ():
             value = _variable(tree.get("vllm/envs.py"), None)
             found.setdefault(name, (value, f"{path.relative_to(tree.root)}: {name}"))
     return found

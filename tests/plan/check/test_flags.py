@@ -91,7 +91,7 @@ def test_batches_that_the_scheduler_refuses(llama: str) -> None:
         ("VLLM_FLASH_ATTN_VERSION", "0.33.0", "0.14.1 was", "Pass --attention-config.flash_attn_version."),
         ("VLLM_USE_FBGEMM", "0.24.0", "0.23.0 was", "Use --linear-backend fbgemm."),  # what the last release logged
         ("VLLM_USE_V1", "0.11.1", "0.11.0 was", "Remove it."),
-        ("VLLM_BATCH_INVARIANT", "0.11.0", "0.19.0 is the first release", "Upgrade, or remove it."),
+        ("VLLM_BATCH_INVARIANT", "0.11.0", "0.11.1 is the first release", "Upgrade, or remove it."),
         ("VLLM_ATTENTON_BACKEND", "0.11.0", "", "Did you mean VLLM_ATTENTION_BACKEND?"),
     ],
 )

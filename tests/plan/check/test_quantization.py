@@ -108,6 +108,7 @@ W8A8 = _schemed(8, "int", inputs=("int", 8), form="int-quantized")
 W4A16 = _schemed(4, "int", form="pack-quantized")
 MXFP4 = _schemed(4, "float", size=32, form="mxfp4-pack-quantized")
 FP8 = _schemed(8, "float", size=0, inputs=("float", 8), form="float-quantized")
+NVFP4 = _schemed(4, "float", size=16, inputs=("float", 4), form="nvfp4-pack-quantized")
 UNREAD = _schemed(5, "int", inputs=("int", 5), form="dense")
 
 
@@ -124,6 +125,8 @@ UNREAD = _schemed(5, "int", inputs=("int", 5), form="dense")
         (W4A16, "V100-32GB", "0.33.0", "gpu-too-old-for-weights"),
         (MXFP4, "T4", "0.33.0", "gpu-too-old-for-weights"),
         (FP8, "A100-80GB", "0.33.0", ""),
+        (NVFP4, "T4", "0.15.1", "gpu-too-old-for-weights"),
+        (NVFP4, "A100-80GB", "0.15.1", ""),
         (UNREAD, "H100", "0.33.0", "old-gpu-not-judged"),
     ],
 )

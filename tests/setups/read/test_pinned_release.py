@@ -65,7 +65,7 @@ OPEN = {
     ],
     "serve.sh": [
         "pip install vllm\n" + SERVE,
-        "python3 -m pip install -U \"vllm[audio]\" torch\n" + SERVE,
+        'python3 -m pip install -U "vllm[audio]" torch\n' + SERVE,
         "uv venv && uv pip install \\\n  --torch-backend=auto vllm\n" + SERVE,
         "pip install 'vllm>=0.11,<0.20'\n" + SERVE,
         "pip install vllm~=0.19.0\n" + SERVE,
@@ -82,7 +82,7 @@ OPEN = {
         VLLM_18.format("COPY requirements.txt /tmp/\nRUN pip install -r /tmp/requirements.txt"),
         VLLM_18.format("FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\nRUN uv pip install vllm"),
     ],
-    "compose.yaml": [COMPOSE.format("pip install -U vllm"), COMPOSE.format("pip install \"vllm>=0.20\"")],
+    "compose.yaml": [COMPOSE.format("pip install -U vllm"), COMPOSE.format('pip install "vllm>=0.20"')],
     "task.yaml": [SKY.format("uv pip install vllm"), SKY.format("pip install vllm==0.19.1 || pip install vllm==0.2")],
 }
 

@@ -62,9 +62,7 @@ def _list_weights(context: Context, target: Model | None) -> Iterator[tuple[str,
             yield role, find_kernels(model, str(method)) if method else "an unknown method", model
 
 
-def _judge_weights(
-    context: Context, gpu: str, has: int, role: str, method: str, config: HfConfig
-) -> Iterator[Ruling]:
+def _judge_weights(context: Context, gpu: str, has: int, role: str, method: str, config: HfConfig) -> Iterator[Ruling]:
     where = "--quantization" if role == "target" else place_of(role)
     table = context.release.table("weight_schemes")
     row = context.release.table("quantization_methods").get(method, {})
@@ -106,7 +104,7 @@ def _name_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any], form: ob
     taken = (inputs.get("type"), inputs.get("num_bits"))
     match (weights.get("type", "int"), weights.get("num_bits"), weights.get("group_size")):
         case ("float", 4, 16):
-            return ("W4A4Fp4",) if inputs else ("W4A16Fp4", "W4A4Fp4")
+            return ("W4A4Fp4", "W4A16Fp4") if inputs else ("W4A16Fp4", "W4A4Fp4")  # old GPUs fell back to 16 bits
         case ("float", 4, 32):
             return ("W4A8Mxfp4", "W4A4Mxfp4") if taken == ("float", 8) else ("W4A16Mxfp4", "W4A4Mxfp4")
         case ("float", 8, 32):
