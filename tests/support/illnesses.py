@@ -326,6 +326,13 @@ ILLNESSES: Sequence[Illness] = (
         never=(),
     ),
     Illness(
+        name="k 5 of one server of a new revision",
+        spec=({}, {}, {}, {"k": 5.0, "mix": {"code": 1.0}}),
+        change=_revision("a", "a", "a", "b"),
+        named=_of("k-changed"),
+        says="1 of 4 servers draft 5",
+    ),
+    Illness(
         name="tools go to 1 of 3",
         spec=({}, {}, {"cut": 0.8}),
         named=_of("drafts-shortened"),

@@ -46,6 +46,8 @@ _OF_ONE = frozenset(
     }
 )
 """Diagnoses of a single engine or replica, which name it themselves."""
+_OF_NO_OTHER = frozenset({"drafts-shortened"})
+"""Diagnoses that, where they name a server, explain nothing of the others."""
 _OF_PLAIN = frozenset({"requests-fail", "logits-corrupted"})
 """Diagnoses that also apply to the plain pool, because they spoil comparisons with it."""
 _DECIDED = frozenset(rule.code for rule in RULES)
@@ -175,8 +177,8 @@ def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
     for hit in by_cost:
         row = _get_row(hit.code)
         for code in {row.parent, *row.consequences} & hits.keys():
-            places = {hit.found.where, hits[code].found.where} - {""}
-            if len(places) < 2 and explained.get(hit.code) != code:
+            is_elsewhere = hit.code in _OF_NO_OTHER and hit.found.where not in ("", hits[code].found.where)
+            if not is_elsewhere and explained.get(hit.code) != code:
                 explained.setdefault(code, hit.code)
     return explained
 
