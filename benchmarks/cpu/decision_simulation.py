@@ -51,12 +51,8 @@ def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, ..
     slow_T = (np.arange(count) < abs(slow[2]) * count) != (slow[2] < 0)
     plain_step, own_step = (text + NOISE * rng.standard_normal(count) + slow_T * math.log(by) for by in slow[:2])
     logs = plain_step - own_step + gains[places]
-    design = stats.Design.of(
-        [(n, n) for n in range(count)],
-        places=dict(enumerate(1.0 * places)),
-        population=rows,
-        routes=dict(enumerate(routes[places].tolist())),
-    )
+    of_draw = {"places": dict(enumerate(1.0 * places)), "routes": dict(enumerate(routes[places].tolist()))}
+    design = stats.Design.of([(n, n) for n in range(count)], population=rows, **of_draw)
     found = stats.prompt_ratio(np.exp(logs), np.ones(count), design)
     looks = stats.Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
     interval = found.interval(1 - looks.level(count))

@@ -478,6 +478,10 @@ def put(value: Any, path: tuple[Any, ...], new: Callable[[Any], Any]) -> Any:
     return copied
 
 
+def get(value: Any, path: tuple[Any, ...]) -> Any:
+    return get(value[path[0]], path[1:]) if path else value
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, "batch output"])
 @settings(max_examples=tries(30))
 @given(data=st.data())
@@ -492,6 +496,17 @@ def test_no_damage_to_a_row_is_a_traceback(shape: str, data: st.DataObject) -> N
     except InvalidSetup:
         return  # said, as it should be
     assert all(prompt.text or prompt.messages for prompt in workload.prompts)
+
+
+@pytest.mark.parametrize(
+    "shape", [shape for shape, row in SHAPES.items() if json.dumps(row).count(f'"content": "{ASKED}"') == 1]
+)
+@pytest.mark.parametrize("content", [None, 5, True, {}, [], [None], {"x": 1}], ids=str)
+def test_what_no_user_can_have_asked_is_no_request(shape: str, content: Any) -> None:
+    row = SHAPES[shape]
+    (path,) = (path for path in places(row) if path[-1] == "content" and get(row, path) == ASKED)
+    with pytest.raises(InvalidSetup):
+        load(json.dumps(put(row, path, lambda _: content)))
 
 
 def test_every_format_names_its_source() -> None:

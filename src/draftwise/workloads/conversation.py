@@ -51,7 +51,16 @@ def _to_message(value: Any) -> Message | None:
         return _to_message({**kwargs, "role": _CLASSES.get(name, name)})
     if not isinstance(value.get("role"), str) or not ("content" in value or value.get("tool_calls")):
         return None
-    return {**value, "content": _chat_parts(value.get("content"))}
+    content = value.get("content")
+    return {**value, "content": _chat_parts(content)} if _is_content(content, value["role"]) else None
+
+
+def _is_content(content: Any, role: str) -> bool:
+    """Return whether a chat API takes this: text or parts, and nothing only from who calls tools or is silent."""
+    if content is None or content == []:
+        return role != "user"
+    parts = content if isinstance(content, list) else [content]
+    return all(isinstance(part, str) or (isinstance(part, Mapping) and part is not content) for part in parts)
 
 
 def _chat_parts(content: Any) -> Any:
