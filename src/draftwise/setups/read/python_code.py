@@ -12,6 +12,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
+from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.arguments.command_line import explain_unknown
 from draftwise.setups.read.json_setup import read_keywords, read_ray_config
 from draftwise.setups.read.setup_reading import SetupReading
@@ -66,6 +67,8 @@ def read_engines(
             key: explain_unknown(f"{key} of {code.name_of(call)}" if key else _NOT_ENGINE, names, where=where)
             for key, names in unknown.items()
         }
+        if isinstance(known.get("speculative_config"), str):
+            reading = replace(reading, findings=(*reading.findings, get_rule("spec-not-a-dict").ruling(where=where)))
         open_target = _TARGETS & unknown.keys()
         left = tuple(each for each in reading.findings if not (each.code == "no-target" and open_target))
         yield replace(reading, findings=(*findings.values(), *left), unknown=findings)

@@ -53,6 +53,7 @@ LAYOUTS: Mapping[str, re.Pattern[str]] = {
 """Kind of a text -> its beginning after comments, or a line that it has."""
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
+_PROMPT = re.compile(r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+:[^\s$#]*)?\$ (?=\S)")
 _PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
 _PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
 _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
@@ -237,6 +238,8 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
 def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
+    if _PROMPT.match(text.lstrip()):  # copied from a terminal
+        text = re.sub(rf"(?m)^(?:{_PROMPT.pattern}|> )", "", text)
     bare = text.lstrip("\ufeff \t\r\n")
     if LAYOUTS["dockerfile"].search(text):
         from draftwise.setups.read.dockerfile import find_image

@@ -52,6 +52,7 @@ _BATCH = (
     (r"^\s*set\s+(?:/\w\s+)?\"?(\w+).*$", _name("{0}=$(set)")),
 )
 _POWERSHELL = (
+    (r"@(['\"])[ \t]*\r?\n[\s\S]*?\n\1@", _QUOTES),  # a here-string
     (r"`\r?\n", r"\\\n"),
     (r"'[^'\r\n]*\"[^'\r\n]*'", _QUOTES),
     (r"^\$(?:env:)?(\w+)\s*=\s*(\"[^\"`\r\n]*\"|'[^'\r\n]*'|[\w.]+)[ \t]*\r?$", _name("export {0}={1}")),

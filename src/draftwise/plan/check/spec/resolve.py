@@ -129,6 +129,8 @@ _ADAPTIVE = "enable_adaptive_verification"
 _XPRESS = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
 _LIMITED_TARGETS = ("target-not-for-hidden-states", "aux-targets-extract-hidden-states", "aux-targets-dflash")
 """Rules of old releases, each about the methods that draft for a list of targets only."""
+_PARTS = frozenset({"text_config", "vision_config", "audio_config"})
+"""Parts of a config.json that vLLM's config object of a multimodal model nests."""
 _TOKENS = "num_speculative_tokens"
 _MAPPING = "use_heterogeneous_vocab"
 _SAMPLING = "rejection_sample_method"
@@ -243,6 +245,9 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
+    if spec.target is not None and spec.facts is not None and spec.facts.drafts_from == "none":
+        if not _PARTS.isdisjoint(spec.target.config.values):
+            yield from context.rules.ruling("hidden-states-nested-target", method=spec.method)
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return

@@ -69,7 +69,8 @@ class Expansion:
         for text in rest:
             self.assign(text, state)
             if "n" in options or "i" in options:
-                self.open(text.partition("=")[0], state, "declared as a reference or a number")
+                for name in text.split("=", 1) if "n" in options else [text.partition("=")[0]]:
+                    self.open(name, state, "declared as a reference or a number")
 
     def assign(self, text: str, state: PathState) -> None:
         """Assign a text `NAME=value`; other texts assign nothing."""

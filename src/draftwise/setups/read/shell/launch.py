@@ -210,6 +210,8 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
             return None if launch is None else _with_wrappers(launch, words[:index])
         elif name in _SHELLS and depth < _MAX_DEPTH:
             launch = _in_shell(words[index + 1 :], env | _get_assigned(words[:index]), depth + 1)
+            if launch is None and _find_script(words[index + 1 :]) is not None:
+                return None  # the words after the script are its arguments
         elif name == "tmux" and depth < _MAX_DEPTH:
             typed = [word for word in words[index + 1 :] if "vllm" in word.text and " " in word.text]
             launch = _in_shell([Word("-c"), *typed[:1]], env | _get_assigned(words[:index]), depth + 1)
@@ -222,23 +224,32 @@ def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     """Add what stands before the program: variables, and a version pinned by the tool that runs it."""
     env = _get_assigned(before)
     version = next((found[1] for word in before if (found := PINNED.fullmatch(word.text))), "")
+    image = next((word.text.partition("docker://")[2] for word in before if word.text.startswith("docker://")), "")
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None
     return launch.each(
         lambda one: replace(
-            one, env=env | one.env, version=one.version or version, num_gpus=one.num_gpus if count is None else count
+            one,
+            env=env | one.env,
+            version=one.version or version or find_release(image),
+            image=one.image or image,
+            num_gpus=one.num_gpus if count is None else count,
         )
     )
 
 
+def _find_script(words: Sequence[Word]) -> int | None:
+    """Return the index of the text that a shell takes after `-c`."""
+    options = enumerate(words[:4], start=1)
+    return next((i for i, word in options if word.text.startswith("-") and "c" in word.text and i < len(words)), None)
+
+
 def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | None:
-    option = next(
-        (index for index, word in enumerate(words[:4]) if word.text.startswith("-") and "c" in word.text), None
-    )
-    if option is None or option + 1 >= len(words):
+    script = _find_script(words)
+    if script is None:
         return None
-    inner = words[option + 1]
-    arguments = [word.source or word.text for word in words[option + 2 :]]
+    inner = words[script]
+    arguments = [word.source or word.text for word in words[script + 1 :]]
     run = run_script(inner.source or inner.text, line=inner.line or 1, env=env, arguments=arguments)
     for command in run.commands:
         launch = _find_in_command(command, env, depth, inner.place)
