@@ -34,6 +34,10 @@ LITERALS = ("spec", "plain", "4", "1", "a-b", "x/y.z", "--seed")
 RESULTS = Path(__file__).parent / "scripts_result.json"
 
 
+_DEEP = frozenset(["if", "case", "for", "while", "define", "subshell", "pipe", "while-args", "count", "until", "group"])
+"""Statements that hold others."""
+
+
 class _Writer:
     """Draws a script from what serve scripts are made of."""
 
@@ -76,9 +80,10 @@ class _Writer:
             ["assign"] * 6 + ["array"] * 4 + ["and", "and", "or", "colon", "if", "if", "case", "case", "for", "export"]
         )
         kinds += ["while", "call", "define", "subshell", "set", "eval", "pipe", "launch", "read", "while-args", "exit"]
-        kinds += ["here", "local-call", "index", "unset", "env", "nested"]
+        kinds += ["here", "local-call", "index", "unset", "env", "nested", "options", "source", "reference", "words"]
+        kinds += ["count", "split", "until", "trap", "group"]
         kind = self.pick(kinds)
-        if depth <= 0 and kind in ("if", "case", "for", "while", "define", "subshell", "pipe", "while-args"):
+        if depth <= 0 and kind in _DEEP:
             kind = "assign"
         yield from getattr(self, "_" + kind.replace("-", "_"))(depth)
 
@@ -225,6 +230,64 @@ class _Writer:
             "export k\nbash -c 'vllm serve \"${k:-no}\"'",
         )
         yield self.pick(forms)
+
+    def _options(self, _depth: int) -> Iterator[str]:
+        yield "OPTIND=1"
+        yield 'while getopts "k:m:v" opt; do'
+        yield '  case "$opt" in k) k="$OPTARG" ;; m) m="$OPTARG" ;; v) args+=(--v) ;; *) exit 2 ;; esac'
+        yield "done"
+        yield self.pick(("shift $((OPTIND - 1))", "shift $((OPTIND-1)) || true"))
+
+    def _source(self, _depth: int) -> Iterator[str]:
+        name, text = self.pick(NAMES), self.pick(LITERALS)
+        yield self.pick((f"echo '{name}={text}' > e.env", f'printf \'{name}="%s"\\n\' "{self.value()}" > e.env'))
+        yield self.pick((". ./e.env", "source e.env", "set -a; . ./e.env; set +a", "[ -f e.env ] && . ./e.env"))
+
+    def _reference(self, _depth: int) -> Iterator[str]:
+        name = self.pick(NAMES)
+        forms = (
+            f"declare -n r={name}; r={self.pick(LITERALS)}; unset -n r", f'which={name}; p="${{!which}}"',
+            f"setit() {{ local -n out=$1; out={self.pick(LITERALS)}; }}; setit {name}",
+            f'eval "{name}=\\"\\${self.variable()}\\""',
+        )  # fmt: skip
+        yield self.pick(forms)
+
+    def _words(self, _depth: int) -> Iterator[str]:
+        name = self.variable()
+        forms = (
+            f"k=$(printf '%s-%s' x \"${name}\")", f'm="$(basename "${{{name}:-a/b}}")"', 'set -- "${@:2}"',
+            'args=("${args[@]:1}")', 'k="${args[*]}"', "n=$(( ${N:-1} > 2 ? 4 : 8 ))", 'p="${*:-none}"',
+            f'o=${{{name}/#s/t}}', f'o="${{{name}%/}}"', f"k=`echo {self.pick(LITERALS)}`", '[[ $# -gt 1 ]] && shift 2',
+            f'args+=("--s=${name}")', 'args=(${args[@]+"${args[@]}"} --q)', f"readonly RO_{len(self.functions)}=1",
+            f'k="${{{name}@Q}}"', 'n="${#args[@]}"', f'm=$(tr a-z A-Z <<< "${name}")', 'p=${k:+${m:-x}}',
+        )  # fmt: skip
+        yield self.pick(forms)
+
+    def _count(self, _depth: int) -> Iterator[str]:
+        yield f"for (( i = 0; i < {self.rng.randrange(4)}; i++ )); do"
+        yield from self.block(0)
+        yield f"  {self.pick(('args+=(--i $i)', 'k=$i', '(( n += i ))', 'n=$((n + i)) || true'))}"
+        yield "done"
+
+    def _split(self, _depth: int) -> Iterator[str]:
+        text = self.pick(("$TAG", "a,b,c", "$k"))
+        yield f'IFS=, read -r{self.pick(("a parts", " m o"))} <<< "{text}"'
+        yield self.pick(('args+=("${parts[@]}")', 'k="${parts[0]:-x}"', "mapfile -t parts < <(printf '%s\\n' a b)"))
+
+    def _until(self, _depth: int) -> Iterator[str]:
+        yield "j=0"
+        yield f"until {self.pick(('[ $j -ge 2 ]', '(( j > 1 ))', '[[ $j == 2 ]]'))}; do"
+        yield from self.block(0)
+        yield "  (( ++j ))"
+        yield "done"
+
+    def _trap(self, _depth: int) -> Iterator[str]:
+        yield self.pick(("trap 'echo bye' EXIT", "trap cleanup INT TERM", "true || m=never", "false || k=always"))
+
+    def _group(self, depth: int) -> Iterator[str]:
+        yield self.pick(("{", f"{self.condition()} && {{", f"{self.condition()} || {{"))
+        yield from self.block(depth - 1)
+        yield self.pick(("}", "} > log 2>&1", "} || true"))
 
     def _launch(self, _depth: int) -> Iterator[str]:
         name = self.variable()

@@ -59,6 +59,8 @@ def test_a_message_with_words_left_out_is_only_the_nearest() -> None:
         "AttributeError: 'NoneType' object has no attribute 'shape' in my own plugin",
         "INFO 11-02 09:11:04 [launcher.py:38] Route: /health, Methods: GET",
         "ValueError: the cat sat on 17 mats and would not move",
+        "llama_model_load: error loading model: draft model vocab type must match target model to use speculation",
+        "[TRT-LLM] [E] Failed to initialize executor on rank 0: max_draft_len must be positive",
     ],
 )
 def test_other_lines_lead_to_nothing(line: str) -> None:

@@ -17,7 +17,14 @@ KEEPS_STATE = frozenset({BOTH, "mamba", "mamba2", "linear_attention", "kda", "co
 
 _LARGEST = 1 << 40
 """No dimension of a model comes near it; larger numbers are damaged files."""
-_WINDOW_UNSAID = {"cohere2": 4096, "gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128, "mistral": 4096}
+_WINDOW_UNSAID = {
+    "cohere2": 4096,
+    "gemma2": 4096,
+    "gemma3_text": 4096,
+    "gpt_oss": 128,
+    "mistral": 4096,
+    "qwen3_moe": 4096,
+}
 """Windows of model types where config.json does not have the key: the defaults of transformers' classes."""
 TIED_UNSAID = frozenset(
     {
@@ -168,7 +175,8 @@ def _read_windows(config: Config, model_type: str) -> Kinds | None:
         return tuple(SLIDING if layer % 2 == 0 else FULL for layer in _layers(config))
     if not config.get("use_sliding_window", not model_type.startswith(_OPT_IN)):
         return None
-    first = config.get("max_window_layers") or 0 if model_type.startswith(_OPT_IN) else 0
+    is_split = model_type.startswith(_OPT_IN) and model_type != "qwen3_moe"
+    first = config.get("max_window_layers") or 0 if is_split else 0
     return tuple(FULL if layer < first else SLIDING for layer in _layers(config))
 
 

@@ -32,7 +32,9 @@ _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
 _MOST = 3
 """Titles that answer one question."""
-_LOGGED = re.compile(r"Error\b|Exception\b|Traceback|\bERROR\b|\bWARN|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n")
+_LOGGED = re.compile(
+    r"Error\b|Exception\b|\berror:? \w+ing\b|Traceback|\bERROR\b|\bWARN|\[[EWIF]\]|\w_\w+: |[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
+)
 """Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
 _ENDINGS = re.compile(r"(?:ing|ed|es|er|s|ly|ance|ation|ion)$")

@@ -315,6 +315,13 @@ def test_targets_for_hidden_states(folder: Path, version: str, refused: bool) ->
     assert ("target-not-for-hidden-states" in rejections(run(folder, spec, version, target="gpt"))) is refused
 
 
+@pytest.mark.parametrize(("version", "refused"), [("0.17.0", True), ("0.19.1", True), ("0.20.0", False)])
+def test_hidden_states_of_configs_with_parts(version: str, refused: bool) -> None:
+    spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    report = judge("Qwen/Qwen2.5-VL-7B-Instruct", spec, version)
+    assert ("hidden-states-nested-target" in rejections(report)) is refused
+
+
 def test_a_drafter_that_is_not_here_is_judged_by_its_name(folder: Path) -> None:
     report = run(folder, {"model": "org/EAGLE3-head", "num_speculative_tokens": 3})
     assert "drafter-not-here" in {each.code for each in report.findings}

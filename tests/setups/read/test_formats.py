@@ -144,7 +144,7 @@ FORMATS = {
     f"llm = LLM({TARGET!r}, speculative_config=SPEC, **{ARGS})\n",
     "args.py": f"import vllm, json\ndef main():\n    model = {TARGET!r}\n"
     "    args = vllm.AsyncEngineArgs(model=f'{model}', tensor_parallel_size=2, max_model_len=4096,\n"
-    f"        enforce_eager=True, speculative_config=json.dumps(dict(**{SPEC})))\n",
+    f"        enforce_eager=True, speculative_config=dict(**{SPEC}))\n",
     "ray.py": "from ray.serve.llm import LLMConfig as C, build_openai_app\n"
     f"c = C(model_loading_config=dict(model_id='q', model_source={TARGET!r}), engine_kwargs={ENGINE},\n"
     " deployment_config=make())\n",
@@ -194,6 +194,13 @@ class TestPython:
         assert tuple(reading.unknown) == tuple(names)
         (finding,) = reading.findings
         assert part in finding.message
+
+    def test_a_text_is_no_speculative_config(self):
+        """Only the command line parses JSON."""
+        (finding,) = self.one(
+            "from vllm import LLM\nLLM('m', speculative_config='{\"method\": \"suffix\"}')\n"
+        ).findings
+        assert finding.code == "spec-not-a-dict"
 
     def test_the_environment_can_be_given(self):
         code = "import os\nfrom vllm import LLM\nLLM(model=os.environ['M'], revision=os.getenv('R', 'main'))\n"

@@ -21,6 +21,7 @@ from draftwise.setups.read.shell.launch import find_launches, has_own_entry, is_
         ("sudo podman run --entrypoint vllm docker.io/vllm/vllm-openai:v0.19.1 serve m", "serve", "m", "0.19.1"),
         ("docker run --entrypoint bash vllm/vllm-openai:v0.19.1 -c 'vllm serve m'", "serve", "m", "0.19.1"),
         ("docker run rocm/vllm:rocm6.4_vllm_0.10.1_2025 vllm serve m", "serve", "m", "0.10.1"),
+        ("apptainer exec --nv docker://vllm/vllm-openai:v0.27.0 vllm serve m", "serve", "m", "0.27.0"),
         ("python -m huggingfaceserver --model_id=m", "huggingfaceserver", "--model_id=m", ""),
     ],
 )  # fmt: skip
@@ -29,7 +30,9 @@ def test_finds_the_server(text, entry, words, version):
     assert (launch.entry, " ".join(word.text for word in launch.words), launch.version) == (entry, words, version)
 
 
-@pytest.mark.parametrize("text", ["vllm bench serve --model m", "ls", "docker run redis", "docker run", "bash -c", ""])
+@pytest.mark.parametrize(
+    "text", ["vllm bench serve --model m", "ls", "docker run redis", "docker run", "bash -c", "", "sh -c vllm serve m"]
+)
 def test_finds_none(text):
     assert list(find_launches(text)) == []
 

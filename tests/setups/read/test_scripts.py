@@ -137,6 +137,19 @@ def test_a_file_that_is_read_may_set_anything():
     assert "site.env" in reading.findings[0].message
 
 
+@pytest.mark.parametrize("write", ["echo 'K=5' > a.env", "cat > ./a.env <<E\nK=5\nE"])
+def test_a_file_that_the_script_writes_is_known(write: str):
+    (reading,) = read_setups(f"K=4\n{write}\nset -a; . ./a.env; set +a\n" + SERVE)
+    assert "taken-as-not-set" not in {each.code for each in reading.findings}
+    assert reading.setup.spec is not None
+    assert reading.setup.spec.num_speculative_tokens == 5
+
+
+def test_what_a_reference_names_is_unknown():
+    (reading,) = read_setups('f() { local -n out=$1; out=(--seed x); }\nA=()\nf A\nvllm serve m "${A[@]}"')
+    assert [each.code for each in reading.findings] == ["unresolved-variable"]
+
+
 def test_a_default_is_not_shown_where_it_does_not_hold():
     text = 'M="${M:-plain}"\nif [ "$M" = plain ]; then run a; else run "$M"; fi'
     (other,) = run_script(text).commands[-1].ways

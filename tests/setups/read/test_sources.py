@@ -615,3 +615,9 @@ def test_the_container_in_the_object_of_another_tool_is_read(tmp_path, made):
 def test_the_image_whose_commands_stand_beside_it_names_the_release():
     (reading,) = read_setups("image: vllm/vllm-openai:v0.29.0\ncommands:\n- vllm serve gpt2\n")
     assert reading.setup.engine_version == "0.29.0"
+
+
+@pytest.mark.parametrize("prompt", ["$ ", "(venv) me@gpu-1:~/x$ ", "root@a:/opt$ "])
+def test_what_is_copied_from_a_terminal_is_read_without_its_prompts(prompt: str):
+    (reading,) = read_setups(f"{prompt}K=3\n{prompt}vllm serve m \\\n> --seed $K\n")
+    assert (dict(reading.setup.args), reading.findings) == ({"seed": 3}, ())

@@ -14,7 +14,8 @@ ESCAPED = JSON.replace('"', '\\"')
 
 def judge(folder: Path, name: str, *lines: str) -> tuple[str, int | None, str]:
     """Return the outcome, --max-num-seqs and method of a script with line ends of Windows."""
-    (folder / name).write_bytes("\r\n".join((*lines, "")).encode())
+    ends = "\n" if name.startswith("unix") else "\r\n"
+    (folder / name).write_bytes(ends.join((*lines, "")).encode())
     (judged,) = draftwise.check(folder / name, vllm="0.33.0").judgements
     method = judged.speculative_config.method if judged.speculative_config else ""
     return str(judged.outcome), judged.args.get("max_num_seqs"), method
@@ -43,6 +44,7 @@ def test_lines_that_go_on_and_plain_values_are_read(name: str, lines: tuple[str,
         ("a.ps1", ("$seqs = 4", "$seqs += 1", "vllm serve gpt2 --max-num-seqs $seqs")),
         ("a.ps1", ("if ($x) {", "$seqs = 4", "}", "vllm serve gpt2 --max-num-seqs $seqs")),
         ("a.ps1", ("$spec = @'", JSON, "'@", "vllm serve gpt2 --speculative-config $spec")),
+        ("unix.ps1", ("$spec = @'", JSON, "'@", "vllm serve gpt2 --speculative-config $spec")),
         ("a.ps1", (f"vllm serve gpt2 --speculative-config '{JSON}'",)),
     ],
 )

@@ -245,9 +245,9 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 
 def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
-    if spec.target is not None and spec.facts is not None and spec.facts.drafts_from == "none":
-        if not _PARTS.isdisjoint(spec.target.config.values):
-            yield from context.rules.ruling("hidden-states-nested-target", method=spec.method)
+    is_extraction = spec.facts is not None and spec.facts.drafts_from == "none"
+    if is_extraction and spec.target is not None and not _PARTS.isdisjoint(spec.target.config.values):
+        yield from context.rules.ruling("hidden-states-nested-target", method=spec.method)
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return

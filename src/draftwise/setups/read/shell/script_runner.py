@@ -43,6 +43,8 @@ _COMMANDS = read_data("shell_commands")
 _DECLARING = frozenset(_COMMANDS["declaring"])
 _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_profile)$")
 """Files that set no variable of a script of one's own."""
+_NOTED = (".yaml", ".yml", ".env")
+"""Endings of files whose text is kept where the script writes it."""
 _SUCCEEDS = frozenset(_COMMANDS["succeeds"])
 PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
 """A pinned vLLM release, as in `pip install`."""
@@ -441,7 +443,7 @@ class Shell(Conditions):
         return state.status
 
     def _note_files(self, node: Simple, words: Sequence[str], state: PathState) -> None:
-        """Note what a command writes to YAML files, and which of those that the script has written it may change."""
+        """Note what a command writes to files, and which of those that the script has written it may change."""
         name, *rest = [each for each in words if each != "sudo"] or [""]
         text = self.get_written([name, *rest], node.documents, state)
         is_named = any(each in "\n".join(rest) for each in state.files)
@@ -453,7 +455,7 @@ class Shell(Conditions):
     def _write_files(self, outputs: Iterable[Document | Output], text: str | None, state: PathState) -> None:
         """Note what redirections write; None for a text that is not known."""
         for each in outputs:
-            if isinstance(each, Output) and (path := normpath(self.join(each.file, state))).endswith((".yaml", ".yml")):
+            if isinstance(each, Output) and (path := normpath(self.join(each.file, state))).endswith(_NOTED):
                 before = state.files.get(path) if each.appends else ""
                 unknown = self.mark(path, "written by the script", salt=(state.tick,))
                 state.files[path] = unknown if text is None or before is None else before + text
@@ -569,7 +571,9 @@ class Shell(Conditions):
             state.pending = "eval", text, ()
             return
         file = self.holes.show(rest[0]) if rest else ""
-        if not _HARMLESS.search(file):
+        if (written := state.files.get(normpath(file))) is not None:
+            self._take_in("eval", [written], line, state)
+        elif not _HARMLESS.search(file):
             self._assume_all(f"set by {file}, which draftwise does not read", state)
 
     def _change(self, name: str, rest: Sequence[str], state: PathState) -> None:
