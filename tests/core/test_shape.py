@@ -48,6 +48,8 @@ def test_every_gpu_keeps_at_least_one_head(heads: int, size: int) -> None:
         ({"model_type": "qwen2", "sliding_window": 4096}, 0),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, 4),
         ({"model_type": "qwen3", "sliding_window": 4096, "use_sliding_window": False}, 0),
+        ({"model_type": "qwen3_moe"}, 0),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True, "max_window_layers": 28}, 32),
         ({"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 128}, 16),
         ({"layer_types": ["chunked_attention", "full_attention"] * 16}, 16),
         ({"layer_types": ["sliding_attention"]}, 0),  # too short to say anything

@@ -33,7 +33,8 @@ _LEAST = 0.5
 _MOST = 3
 """Titles that answer one question."""
 _LOGGED = re.compile(
-    r"Error\b|Exception\b|\berror:? \w+ing\b|Traceback|\bERROR\b|\bWARN|\[[EWIF]\]|\w_\w+: |[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
+    r"Error\b|Exception\b|\berror:? \w+ing\b|Traceback|\bERROR\b|\bWARN|\[[EWIF]\]|\w_\w+: "
+    r"|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
 )
 """Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
