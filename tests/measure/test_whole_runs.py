@@ -106,6 +106,9 @@ def test_another_model_is_told_by_greedy_answers_above_temperature_zero(tmp_path
     found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0), plain=sure, temperature=0.7)
     assert found.verdict is Verdict.BLOCKED
     assert codes(found) == ["other-model"]
+    mute = {"reports_tokens": False, "refuses": ("stream_options", "return_token_ids")}
+    silent = (replace(FASTER, differs_at=5, gap=2.0, **mute), replace(sure, **mute))
+    assert "other-model" in codes(compare_one(tmp_path / "mute", silent[0], plain=silent[1], temperature=0.7))
     rounding = compare_one(
         tmp_path / "tie", replace(FASTER, differs_at=5, gap=0.3), plain=replace(PLAIN, gap=0.3), temperature=0.7
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,8 @@ from draftwise.measure.load.client import Client
 from draftwise.runs.turn_order import Turn
 
 _PROBES = 8
-_PROBE_TOKENS = 24
+_PROBE_TOKENS, _TOKEN_CHARS = 24, 4
+"""Tokens of a probe's answer, and characters of a token where a server tells no ids."""
 _NULL, _NULL_OF = 16, 5
 """Prompts that plain decoding answers again in another batch shape: at least the first number, or one in `_NULL_OF`."""
 _NULL_TOKENS = 96
@@ -68,9 +70,11 @@ async def compare_probes(
 
 
 def _describe(theirs: Answer, ours: Answer, gap: float | None) -> OutputProbe:
-    pairs = (theirs.token_ids, ours.token_ids) if theirs.token_ids and ours.token_ids else (theirs.text, ours.text)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*pairs, strict=False)))
-    longest = max(map(len, pairs))
+    has_ids = bool(theirs.token_ids and ours.token_ids)
+    pairs = (theirs.token_ids, ours.token_ids) if has_ids else (theirs.text, ours.text)
+    size = 1 if has_ids else _TOKEN_CHARS
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*pairs, strict=False))) // size
+    longest = math.ceil(max(map(len, pairs)) / size)
     return OutputProbe(
         arm=ours.arm,
         workload=ours.workload,
@@ -142,5 +146,5 @@ def disguise(prompt: Prompt) -> Prompt:
     first, *rest = prompt.messages
     content = first["content"]
     # Of several parts (text, images) there are as many as before and one more.
-    disguised = f"\n{content}" if isinstance(content, str) else [{"type": "text", "text": "\n"}, *content]
+    disguised = f"\n{content}" if isinstance(content, str) else [{"type": "text", "text": "\n"}, *(content or ())]
     return replace(prompt, messages=({**first, "content": disguised}, *rest))
