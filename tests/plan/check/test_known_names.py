@@ -355,6 +355,13 @@ def test_a_kv_cache_needs_a_backend_that_its_release_has_for_the_gpu(
     assert _about_gpu("Qwen/Qwen3-8B", version, gpu, given) == ({code} if code else set())
 
 
+@pytest.mark.parametrize("target", ["openai/gpt-oss-20b", "google/gemma-3-27b-it", "google/gemma-4-31B-it"])
+def test_targets_with_fewer_backends_are_not_judged_where_only_flashinfer_is_left(target: str) -> None:
+    given: dict[str, object] = {"kv_cache_dtype": "fp8"}
+    assert _about_gpu(target, "0.33.0", "A100-80GB", given) == {"old-gpu-not-judged"}
+    assert _about_gpu(target, "0.33.0", "H100", given) == set()
+
+
 def test_multi_head_latent_attention_has_backends_of_its_own() -> None:
     for gpu, code in (("A100-80GB", "cache-type-without-backend"), ("H100", ""), ("B200", "")):
         assert _about_gpu("deepseek-ai/DeepSeek-R1", "0.33.0", gpu, {"kv_cache_dtype": "fp8"}) == ({code} - {""})

@@ -112,6 +112,18 @@ NVFP4 = _schemed(4, "float", size=16, inputs=("float", 4), form="nvfp4-pack-quan
 UNREAD = _schemed(5, "int", inputs=("int", 5), form="dense")
 
 
+def test_a_cache_type_that_the_checkpoint_asks_for_is_not_judged_where_no_backend_is_certain(tmp_path: Path) -> None:
+    algorithm = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    heads = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
+    for more, told in (({}, set()), ({"kv_lora_rank": 64}, {"old-gpu-not-judged"})):
+        config = {**BF16, **heads, **more, "quantization_config": algorithm}
+        target = write(tmp_path, f"{len(more)}", config)
+        report = check(
+            Setup(target=target, engine_version="0.33.0", device=Device(name="A100-80GB", kind="cuda", count=1))
+        )
+        assert {each.code for each in report.findings} & {"old-gpu-not-judged", "cache-type-without-backend"} == told
+
+
 @pytest.mark.parametrize(
     ("weights", "gpu", "version", "code"),
     [

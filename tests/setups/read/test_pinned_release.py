@@ -32,6 +32,9 @@ ONE = {
     ],
     "serve.sh": [
         "pip install vllm==0.19.1\n" + SERVE,
+        "pip install vllm==0.19.1\npip install vllm\n" + SERVE,
+        "pip install vllm==0.19.1\nhelm install vllm vllm/stack\n" + SERVE,
+        "uvx --from vllm==0.19.1 " + SERVE,
         "pip install 'vllm>=0.15'\npip install vllm==0.19.1\n" + SERVE,
         "pip install vllm==0.19.1\ndocker logs vllm > 1.log\n" + SERVE,
         "printf 'vllm==0.19.1' > requirements.txt\npip install -r requirements.txt\n" + SERVE,
@@ -47,6 +50,9 @@ ONE = {
         DOCKER.format("RUN pip install vllm==0.19.1"),
         DOCKER.format("ARG V=0.19.1\nRUN uv pip install --system vllm==${V}"),
         VLLM_18.format("RUN pip install -U vllm==0.19.1"),
+        VLLM_18.format(
+            "RUN git clone https://github.com/vllm-project/vllm && cd vllm && git checkout v0.19.1 && pip install -e ."
+        ),
         VLLM_18.format("RUN pip install 'vllm>=0.20'\nRUN pip install vllm==0.19.1"),
         VLLM_18.format(
             "FROM vllm/vllm-openai:v0.19.1 AS new\nRUN pip install 'vllm>=0.18' && pip install vllm && pip install -U x"
@@ -65,6 +71,11 @@ OPEN = {
     ],
     "serve.sh": [
         "pip install vllm\n" + SERVE,
+        "pip install git+https://github.com/vllm-project/vllm.git\n" + SERVE,
+        "git clone https://github.com/vllm-project/vllm && cd vllm && pip install -e .\n" + SERVE,
+        "uvx " + SERVE,
+        "uvx --from 'vllm>=0.20' " + SERVE,
+        "uv run --with vllm " + SERVE,
         'python3 -m pip install -U "vllm[audio]" torch\n' + SERVE,
         "uv venv && uv pip install \\\n  --torch-backend=auto vllm\n" + SERVE,
         "pip install 'vllm>=0.11,<0.20'\n" + SERVE,
@@ -79,6 +90,8 @@ OPEN = {
         DOCKER.format("RUN pip install vllm"),
         VLLM_18.format("RUN pip install --no-cache-dir 'vllm>=0.20'"),
         VLLM_18.format("RUN apt-get update && uv pip install --system -U vllm transformers"),
+        VLLM_18.format("RUN pip install git+https://github.com/vllm-project/vllm.git@main"),
+        VLLM_18.format("RUN git clone https://github.com/vllm-project/vllm && cd vllm && pip install -e ."),
         VLLM_18.format("COPY requirements.txt /tmp/\nRUN pip install -r /tmp/requirements.txt"),
         VLLM_18.format("FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\nRUN uv pip install vllm"),
     ],

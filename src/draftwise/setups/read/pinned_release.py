@@ -29,7 +29,7 @@ _PINS = tuple(
 _CHECKOUT = re.compile(rf"(?:git\s+checkout|git\s+clone[^\n;&|]*?(?:-b|--branch))[ =]+(?:tags/)?{_RELEASE}")
 _OPEN = re.compile(
     rf"{_PACKAGE}[\"']?\s*(?:~=|<|!=|>=?[^\n\"']*<)[^\n\"'\s]*|wheels\.vllm\.ai/(?:nightly|[0-9a-f]{{40}})"
-    r"|^\s*vllm\s*=\s*[\"'][\^~<][^\"']*",
+    r"|^\s*vllm\s*=\s*[\"'][\^~<][^\"']*|git\+https?://[^\s\"'@]*/vllm(?:\.git)?(?:@(?!v?\d)[\w./-]+)?(?![\w./@-])",
     re.MULTILINE,
 )
 """What installs a release that only the index knows: ranges with an upper end, nightly builds, commits."""
@@ -41,6 +41,7 @@ _BARE = (
         r"(?:\bpip[\d.]*|\b(?:uv|conda|mamba|micromamba|pixi))[ \t][^\n;&|]*?\b(?:install|add|--with)\b"
         rf"(?:[^\n;&|]|\\\n)*?[\s\"']{_PACKAGE}{_END}"
     ),
+    re.compile(r"git\s+clone[^\n;&|]*vllm-project/vllm(?=[\s\S]*\binstall\b)"),
     re.compile(rf"pip_install\([^)]*?[\"']{_PACKAGE}[\"']"),
     re.compile(rf"^(?:#\s*)?dependencies\s*=\s*\[[^\]]*?[\"']{_PACKAGE}[\"']", re.MULTILINE),
 )
@@ -58,12 +59,13 @@ _OF_PYTHON = re.compile(r"from_registry\(\s*[\"'](?P<image>[^\"']*vllm[^\"']*)[\
 
 def install(before: str, text: str, folder: Path) -> str:
     """Return the release in an image after a build step, or what leaves it open; `before` if it installs no vLLM."""
+    first = before
     for step in _STEPS.split(text):
         found, pinned = find_installed(step.split()), find_pinned(step, folder)
         missing = [name for name in _FILES.findall(step) if "install" in step and _find_file(folder, name) is None]
         is_one = len(pinned) == 1 and pinned[0][:1].isdecimal()
         before = settle_release(before, pinned[0] if is_one else found or " and ".join((*pinned, *missing)))
-    return before
+    return settle_release(before, " and ".join(find_pinned(text, folder))) if before == first else before
 
 
 def find_pinned(text: str, folder: Path) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from draftwise.core.finding import join_names
 from draftwise.knowledge.model_copies import UNKNOWN as UNKNOWN_WEIGHTS
 from draftwise.plan.check.engine.step_budget import find_gpu
 from draftwise.plan.check.model import Model
-from draftwise.plan.check.model.model_config import HfConfig, find_kernels, place_of
+from draftwise.plan.check.model.model_config import HfConfig, find_kernels, has_interface, place_of
 from draftwise.plan.check.stages import Context
 
 _AMPERE, _ADA, _HOPPER, _BLACKWELL = 80, 89, 90, 100
@@ -34,8 +34,12 @@ def find_gpu_limits(context: Context, target: Model | None) -> Iterator[Ruling]:
     if gpu is None or (gpu.capability is None and gpu.architecture != "other"):
         return
     weights = [*_list_weights(context, target)]
-    kind = context.given.get("kv_cache_dtype")
-    kind = kind if isinstance(kind, str) and kind.startswith(_QUANTIZED) else None
+    asked = context.given.get("kv_cache_dtype")
+    kind = asked if isinstance(asked, str) and asked.startswith(_QUANTIZED) else None
+    stored = {} if target is None or asked not in (None, "auto") else target.config.weights
+    inner = stored.get("quantization", stored)
+    is_stored = isinstance(inner, Mapping) and bool(inner.get("kv_cache_scheme") or inner.get("kv_cache_quant_algo"))
+    kind = "fp8" if is_stored else kind  # releases differ in whether they follow it
     if (has := gpu.capability) is None:
         named = [f"weights in {method}" for _, method, _ in weights] + [f"a KV cache in {kind}"] * (kind is not None)
         if named:
@@ -46,7 +50,7 @@ def find_gpu_limits(context: Context, target: Model | None) -> Iterator[Ruling]:
     for role, method, config in weights:
         yield from _judge_weights(context, gpu.name, has, role, method, config)
     if kind is not None:
-        yield from _judge_cache(context, gpu.name, has, kind, target)
+        yield from _judge_cache(context, gpu.name, has, kind, target, is_asked=not is_stored)
 
 
 def _list_weights(context: Context, target: Model | None) -> Iterator[tuple[str, str, HfConfig]]:
@@ -120,7 +124,9 @@ def _name_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any], form: ob
     return ()
 
 
-def _judge_cache(context: Context, gpu: str, has: int, kind: str, target: Model | None) -> Iterator[Ruling]:
+def _judge_cache(
+    context: Context, gpu: str, has: int, kind: str, target: Model | None, *, is_asked: bool
+) -> Iterator[Ruling]:
     """Yield that no attention backend keeps such a KV cache on the GPU, or that nobody knows whether one does."""
     table = context.release.table("cache_backends")
     asked = context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND")
@@ -131,9 +137,9 @@ def _judge_cache(context: Context, gpu: str, has: int, kind: str, target: Model 
     is_special = target is None or (is_mla and any("index" in key for key in text))
     if True in answers:
         return
-    if answers == {False} and not is_special:
+    if answers == {False} and not is_special and is_asked:
         yield from context.rules.ruling("cache-type-without-backend", kind=kind, gpu=gpu, names=names)
-    elif has < _ADA or None in answers:
+    elif has < _ADA or None in answers or not is_asked:
         what, where = f"a KV cache in {kind}", "--kv-cache-dtype"
         yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu, what=what, where=where)
 
@@ -155,7 +161,10 @@ def _takes(
     if name == "FLASHINFER":
         size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
         is_causal = context.keys.get("method") not in ("dflash", "dspark")
-        return True if size in _HEADS and is_causal and has >= _AMPERE else None  # broken before, later releases say
+        # Sinks, attention to whole images, and heads of two sizes have fewer backends.
+        is_plain = text.get("model_type") != "gpt_oss" and has_interface(context, "SupportsMultiModal") is False
+        is_plain = is_plain and "global_head_dim" not in text
+        return True if size in _HEADS and is_causal and is_plain and has >= _AMPERE else None
     if is_flash:
         return True if has == _HOPPER and kind in ("fp8", "fp8_e4m3") else None if has > _HOPPER else False
     return None if runs is None or (name.startswith("TRITON") and has < _ADA and kind.startswith("fp8")) else True

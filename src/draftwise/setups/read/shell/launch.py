@@ -14,7 +14,7 @@ from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
-from draftwise.setups.read.shell.script_runner import PINNED, settle_release
+from draftwise.setups.read.shell.script_runner import OPEN, PINNED, settle_release
 from draftwise.setups.read.shell.words import Word
 
 _VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
@@ -37,6 +37,8 @@ def has_own_entry(image: str) -> bool:
     return _OWN_ENTRY.search(split_image(image)[0]) is not None
 
 
+_FETCHING = frozenset({"uvx", "pipx", "--with", "--from"})
+"""What makes a tool fetch a package for one command."""
 _BY_VARIABLES = re.compile(r"(?:^|/)worker-[\w-]*vllm(?::|$)")
 """Images whose entry point takes its arguments from variables of its own."""
 MAX_LAUNCHES = 200
@@ -223,7 +225,10 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
 def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     """Add what stands before the program: variables, and a version pinned by the tool that runs it."""
     env = _get_assigned(before)
-    version = next((found[1] for word in before if (found := PINNED.fullmatch(word.text))), "")
+    texts = [word.text for word in before]
+    pinned = (found[1] for text in texts if (found := PINNED.fullmatch(text)))
+    fetched = (text for text in texts if OPEN.fullmatch(text) and not _FETCHING.isdisjoint(texts))
+    version = next(pinned, next(fetched, ""))
     image = next((word.text.partition("docker://")[2] for word in before if word.text.startswith("docker://")), "")
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None

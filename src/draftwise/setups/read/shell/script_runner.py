@@ -56,7 +56,8 @@ _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
 _BUILTINS = frozenset(_COMMANDS["builtins"])
-_OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
+OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
+"""The package without a release."""
 _INSTALLERS = re.compile(r"(?:.*/)?(?:pip[\d.]*|uv|conda|mamba|micromamba|pixi)")
 _UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
 _INPUT_OPTIONS = {
@@ -523,8 +524,7 @@ class Shell(Conditions):
         if len(found) < 4 * _MAX_TURNS:
             found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
         version = find_installed(texts)
-        if version is not None:
-            state.version = version
+        state.version = settle_release(state.version, version)
 
     def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
         if name in ("[", "test"):
@@ -656,7 +656,7 @@ def find_installed(texts: Sequence[str]) -> str | None:
     pin = next((found[1] for each in named if (found := PINNED.fullmatch(each))), None)
     if pin is not None or not any(map(_INSTALLERS.fullmatch, named)):
         return pin
-    kept = next((each for each in named if _OPEN.fullmatch(each)), None)
+    kept = next((each for each in named if OPEN.fullmatch(each)), None)
     return f"-U {kept}" if kept and not _UPGRADING.isdisjoint(named) else kept
 
 
@@ -674,7 +674,7 @@ def settle_release(before: str, installed: str | None) -> str:
         is_kept = before[:1].isdecimal() and wanted.contains(before, prereleases=True)
     except InvalidSpecifier:
         return installed
-    return before if is_kept and _OPEN.fullmatch(installed) else installed
+    return before if is_kept and OPEN.fullmatch(installed) else installed
 
 
 def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
