@@ -37,6 +37,12 @@ def test_finds_none(text):
     assert list(find_launches(text)) == []
 
 
+@pytest.mark.parametrize("text", ["xargs vllm serve < words", "cat words | xargs -0 vllm serve m --seed 1"])
+def test_words_that_another_program_adds_are_unknown(text):
+    (reading,) = read_setups(text)
+    assert "unresolved-variable" in {each.code for each in reading.findings}
+
+
 def test_variables_come_from_everywhere():
     text = "export VLLM_A=1\nOTHER=2\nVLLM_B=2 docker run -e VLLM_C=3 --env=VLLM_D=4 vllm/vllm-openai --model m"
     (launch,) = find_launches(text)

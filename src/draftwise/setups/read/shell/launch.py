@@ -230,11 +230,14 @@ def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     fetched = (text for text in texts if OPEN.fullmatch(text) and not _FETCHING.isdisjoint(texts))
     version = next(pinned, next(fetched, ""))
     image = next((word.text.partition("docker://")[2] for word in before if word.text.startswith("docker://")), "")
+    adding = next((word for word in before if word.text.rpartition("/")[2] in ("xargs", "parallel")), None)
+    added = () if adding is None else (replace(adding, text="", unknown=(f"the words that {adding.text} adds",)),)
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None
     return launch.each(
         lambda one: replace(
             one,
+            words=(*one.words, *added),
             env=env | one.env,
             version=one.version or version or find_release(image),
             image=one.image or image,
