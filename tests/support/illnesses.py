@@ -337,6 +337,7 @@ ILLNESSES: Sequence[Illness] = (
         spec=({}, {}, {"cut": 0.8}),
         named=_of("drafts-shortened"),
         says="On s2",
+        never=("--plain", "checksums"),
         first_only=True,
     ),
     Illness(name="grammar cuts drafts", spec=({"cut": 0.8},) * 2, named=_of("drafts-shortened")),

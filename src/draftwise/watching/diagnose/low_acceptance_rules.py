@@ -37,6 +37,8 @@ _FELL = 0.08
 """Smallest relevant change of the acceptance length, as a share."""
 _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
+_SHORT = 0.8
+"""Share of the other servers' draft tokens below which a server's drafts are cut."""
 _OLDER = 5.0
 """Multiple of the other replicas' age."""
 _AS_BEFORE = 0.07
@@ -220,11 +222,14 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
     if ill := find_outliers(ranks):
         found = describe_outlier(ill, [each for each in case.windows if each not in ill])
         return replace(found, loss=find_losses(case).acceptance)
+    usual = median(each.mean_k or 0.0 for each in case.replicas.values())
+    is_short = (window.mean_k or 0.0) < _SHORT * usual and _per_draft(window) > NOISE  # whatever the drafter is
     return RuleMatch(
         message=f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}.",
         evidence=tuple(tell(f"{each.instance}: a draft", _per_draft(each)) for each in case.replicas.values()),
         loss=find_losses(case).acceptance,
         where=window.instance,
+        fix=all_findings()["drafts-shortened"].fix if is_short else "",
     )
 
 
