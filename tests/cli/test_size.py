@@ -57,6 +57,12 @@ def test_a_compile_cache_leaves_more() -> None:
     assert warm["with_drafter"]["kv_tokens"] > cold["with_drafter"]["kv_tokens"]
 
 
+def test_any_number_of_tokens_ends() -> None:
+    spec = json.dumps({"method": "ngram", "num_speculative_tokens": 10**20})
+    result = run("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H100", "-sc", spec)
+    assert (result.exit_code, "before it caches the first token" in result.output) == (1, True)
+
+
 def test_what_does_not_fit_exits_with_1() -> None:
     result = run("meta-llama/Llama-3.1-70B-Instruct", "--gpu", "L4")
     assert result.exit_code == 1

@@ -105,7 +105,7 @@ def _bar(item: Item, total: int) -> Text:
     """Return a bar whose full width is the GPU's memory."""
     eighths = round(8 * _BAR * item.num_bytes / total)
     partial = " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return Text(("█" * (eighths // 8) + partial)[:_BAR] or "▏", style=_COLORS[item.key])
+    return Text(("█" * min(eighths // 8, _BAR) + partial)[:_BAR] or "▏", style=_COLORS[item.key])
 
 
 def _context_table(result: SizeResult) -> Table:
