@@ -91,6 +91,10 @@ def test_nothing_is_offered_to_paste_where_speculation_should_stay_off() -> None
     assert "To paste:" not in result.output
 
 
+def test_a_parameter_that_changes_nothing_is_named() -> None:
+    assert "drafts for requests with n, seed" in run(*QWEN, "--uses", "seed", "--uses", "n").output
+
+
 def test_the_verdict_comes_last_also_when_speculation_is_the_wrong_lever() -> None:
     result = run(*QWEN, "--workload", "extraction", "--output-tokens", "1")
     assert result.exit_code == 1
@@ -104,6 +108,8 @@ def test_the_verdict_comes_last_also_when_speculation_is_the_wrong_lever() -> No
         (("Qwen/Qwen3-8B", "--gpu", "H2000"), "H2000"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.1"), "0.1"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--drafter", "nowhere"), "nowhere"),
+        (("Qwen/Qwen3-8B", "--gpu", "H200", "--uses", "lora"), "Choose from allowed_token_ids"),
+        (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.10.2", "--uses", "guided_decoding"), "structured_outputs"),
     ],
 )
 def test_mistakes_are_answered_without_a_traceback(words: tuple[str, ...], said: str) -> None:

@@ -121,6 +121,10 @@ def describe_a_broken_model(_: pytest.MonkeyPatch) -> None:
 SILENT = OpenLoop(phases=(Phase(start_per_s=0.0, end_per_s=0.0, duration_s=60.0),))
 REFUSED: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "unknown-traffic": lambda _: draftwise.pick(MODEL, gpu="H200", workload="poetry"),
+    "unknown-parameter": lambda _: draftwise.pick(MODEL, gpu="H200", uses=["lora"]),
+    "pick-chooses-the-config": lambda _: draftwise.pick(
+        MODEL, gpu="H200", engine_flags=["--speculative-config", '{"method": "ngram"}']
+    ),
     "calibration-of-another": pick_with_another_calibration,
     "replay-needs-lossless": lambda _: replay(NGRAM | {"acceptance_method": "typical_acceptance_sampler"}),
     "replay-judges-tokens": lambda _: replay(SAMPLED | {"rejection_sample_method": "block"}),

@@ -14,6 +14,7 @@ from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.advice import all_advice, give_advice
 from draftwise.knowledge.gpus import get_gpu
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.models import read_models, read_names
 from draftwise.plan.pick import STRUCTURED_OUTPUT, MethodRanking, RankedMethod, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
@@ -298,7 +299,10 @@ def _read_args(request: PickRequest, version: str) -> Mapping[str, Any]:
     if not request.engine_flags:
         return {}
     words = ["vllm", "serve", str(request.target), *request.engine_flags]
-    return read_words(words, engine_version=version).require().args
+    setup = read_words(words, engine_version=version).require()
+    if setup.spec is not None:
+        raise refusal("pick-chooses-the-config")
+    return setup.args
 
 
 def _describe(advice: MethodRanking, candidate: RankedMethod) -> CandidateRow:
@@ -375,7 +379,7 @@ def _find_findings(advice: MethodRanking) -> Iterator[Finding]:
     yield from (lever.finding for lever in advice.levers)
     for candidate in advice.ranked:
         yield from (*candidate.reasons, *candidate.caveats)
-    for refusal in advice.refused:
-        yield from refusal.reasons
+    for refused in advice.refused:
+        yield from refused.reasons
     yield give_advice("guide-order")
     yield give_advice("starting-point")

@@ -237,8 +237,11 @@ def _find_caveats(case: PickCase, proposal: Proposal, report: Report, k: int) ->
     yield from _about_temperature(case, proposal)
     if case.requirements.args.get("enable_lora"):
         yield give_advice("lora")
-    if STRUCTURED_OUTPUT in case.requirements.traffic.parameters:
+    parameters, table = case.requirements.traffic.parameters, case.release.table("sampling_params")
+    if STRUCTURED_OUTPUT in parameters:
         yield give_advice("structured-output")
+    if taken := sorted(each for each in parameters - {STRUCTURED_OUTPUT} if table[each] == "supported"):
+        yield give_advice("sampling-parameter-supported", release=case.release, names=", ".join(taken))
     yield give_advice("compare-prefix-cache")
     yield from _about_target(case, proposal, k)
 

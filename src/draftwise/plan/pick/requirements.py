@@ -26,6 +26,8 @@ from draftwise.plan.size.weight_parts import BF16, Precision, get_precision, pre
 
 STRUCTURED_OUTPUT = "structured_outputs"
 """Name in `ExpectedTraffic.parameters` for requests with JSON, a grammar or tool calls."""
+_OLD_STRUCTURED_OUTPUT = "guided_decoding"
+"""The same in releases up to 0.11.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +179,16 @@ def open_case(requirements: Requirements) -> PickCase:
         InvalidSetup: the target or a drafter is not found, or the release is unknown.
     """
     target = _get_target(requirements.target)
+    release = get_release(requirements.version)
+    known = {*release.table("sampling_params"), STRUCTURED_OUTPUT} - {_OLD_STRUCTURED_OUTPUT}
+    if unknown := sorted(requirements.traffic.parameters - known):
+        names = ", ".join(map(repr, unknown))
+        raise refusal("unknown-parameter", names=names, release=release, known=", ".join(sorted(known)))
     precision = _precision(requirements, target)
     exact, similar = _names(target)
     return PickCase(
         requirements=requirements,
-        release=get_release(requirements.version),
+        release=release,
         target=target,
         precision=precision,
         machine=_machine(requirements, target, precision),
