@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise.core import Effect, Ruling, Stage
 from draftwise.core.finding import join_names
+from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.model_copies import UNKNOWN as UNKNOWN_WEIGHTS
 from draftwise.plan.check.engine.step_budget import find_gpu
 from draftwise.plan.check.model import Model
@@ -160,7 +161,7 @@ def _takes(
             return False if row["nvfp4"] else None
     if name == "FLASHINFER":
         size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
-        is_causal = context.keys.get("method") not in ("dflash", "dspark")
+        is_causal = context.keys.get("method") not in methods_where(network="one_pass")
         # Sinks, attention to whole images, and heads of two sizes have fewer backends.
         is_plain = text.get("model_type") != "gpt_oss" and has_interface(context, "SupportsMultiModal") is False
         is_plain = is_plain and "global_head_dim" not in text
