@@ -187,4 +187,4 @@ def test_a_prometheus_that_fails_in_between_ends_with_a_message() -> None:
         done = CliRunner().invoke(main, ["watch", "--prometheus", url, "--model", "m", "--since-rollout", "last"])
     assert done.exit_code == 3
     assert "answers 503" in done.output
-    assert len(asked) == 10
+    assert len(asked) == 11

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import inf
-from operator import add
+from operator import add, attrgetter
 
 from draftwise.core.counters import Counters, ServerLoad
 
@@ -67,8 +67,16 @@ class Sums:
         return self._combine(before, -1)
 
     def _combine(self, other: Sums, sign: int) -> Sums:
-        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
-        return Sums(**{name: None if None in pair else pair[0] + sign * pair[1] for name, pair in pairs.items()})
+        pairs = zip(_get_sums(self), _get_sums(other), strict=True)
+        return Sums(**dict(zip(_SUMS, [_add(a, b, sign) for a, b in pairs], strict=True)))
+
+
+_SUMS = tuple(each.name for each in fields(Sums))
+_get_sums = attrgetter(*_SUMS)
+
+
+def _add(a: float | None, b: float | None, sign: int) -> float | None:
+    return None if a is None or b is None else a + sign * b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import groupby, pairwise
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -464,8 +464,11 @@ def tell_mute(url: str, instance: str) -> Finding:
     return unread(instance, BackendError(f"{text}."))
 
 
+_quote = lru_cache(10_000)(json.dumps)
+
+
 def _write_labels(labels: Mapping[str, str]) -> str:
-    return ",".join([f"{name}={json.dumps(labels[name])}" for name in labels if name in _READ_LABELS])
+    return ",".join([f"{name}={_quote(labels[name])}" for name in labels if name in _READ_LABELS])
 
 
 async def ask_unknown(api: PrometheusApi, selection: Selection) -> Mapping[tuple[str, str], tuple[str, ...]]:

@@ -74,8 +74,8 @@ def _find(end: _End, case: PoolCase) -> RuleMatch | None:
         parts = {k: replace(each, sums=replace(each.sums, refused=None, broken=None)) for k, each in parts.items()}
     shares = {name: share for name, window in parts.items() if (share := _share(end, window)) is not None}
     worst = max(shares, key=lambda name: shares[name][0], default="")
-    rest = Window.pooled(window for name, window in parts.items() if name != worst)
-    here, others = _share(end, case.window), _share(end, rest)
+    rest = [window for name, window in parts.items() if name != worst and shares[worst][0]] if worst else []
+    here, others = _share(end, case.window), _share(end, Window.pooled(rest))
     elsewhere = [(share, where) for window, where in _list_elsewhere(case) if (share := _share(end, window))]
     if worst and others is not None and _is_more(end, shares[worst], others):
         here, elsewhere, where = shares[worst], [(others, "on the others")], worst

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import hypot, inf, log, sqrt
 
 from draftwise.core import ServerLoad, SpecConfig, Window
@@ -201,7 +201,12 @@ class PoolCase:
 
     def find_missing(self, needs: Iterable[str]) -> tuple[str, ...]:
         """Return the needs without any available alternative."""
-        return tuple(need for need in needs if not self.readings.intersection(need.split(" or ")))
+        return tuple(need for need in needs if self.readings.isdisjoint(_list_alternatives(need)))
+
+
+@cache
+def _list_alternatives(need: str) -> tuple[str, ...]:
+    return tuple(need.split(" or "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
