@@ -10,7 +10,7 @@ import pytest
 from tests.support.combinations import tries
 from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
-from draftwise.core import Answer, Arm, Run, Timing, TurnRecord
+from draftwise.core import Answer, Arm, ReasonCode, Run, Timing, TurnRecord, Verdict
 from draftwise.deciding.comparison.cell import make_cells
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.deciding.disturbance import find_disturbances, find_lost_pairs, set_aside_disturbed
@@ -241,6 +241,28 @@ def test_a_block_that_was_never_undisturbed_counts_for_nothing_and_says_so() -> 
     counted = set_aside_disturbed(run, Thresholds())
     assert not [turn for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)]
     assert [each.block for each in counted.disturbances] == [5]
+
+
+@pytest.mark.parametrize("factor", [1 / 4, 4])
+def test_a_verdict_that_stands_only_without_what_its_pace_set_aside_is_none(factor: float) -> None:
+    """A prompt may be slow, or fast, by itself: where there was no time to ask it again, nobody can tell."""
+    truths = {"plain": Truth(), "ngram k=3": gains(1.12 if factor > 1 else 1 / 1.12)}
+    run = make_run(truths, workloads=[workload(num_prompts=30)], repeats=1)
+    assert conclude_run(run).decision.comparisons[0].verdict is (Verdict.ADOPT if factor > 1 else Verdict.REJECT)
+    run = slow(run, factor, lambda each: (each.arm, each.prompt_id) == ("ngram k=3", "code-7"))
+    found = conclude_run(run).decision.comparisons[0]
+    assert found.num_prompts == 29
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert (found.reason.code, found.reason.values["prompt"]) == (ReasonCode.LOST_BY_PACE, "code-7")
+
+
+def test_what_the_machine_set_aside_does_not_count_for_a_verdict() -> None:
+    def used(turn: TurnRecord) -> Mapping[str, float]:
+        return {"steal_s": 0.5} if place(turn)[::2] == ("ngram k=3", 7) else {}
+
+    run = make_run({"plain": Truth(), "ngram k=3": gains(1.12)}, workloads=[workload(num_prompts=30)], repeats=1)
+    run = slow(run, 4, lambda each: (each.arm, each.prompt_id) == ("ngram k=3", "code-7"))
+    assert conclude_run(with_machine(run, used)).decision.comparisons[0].verdict is Verdict.ADOPT
 
 
 def test_disturbances_that_hit_turns_at_random_move_no_verdict() -> None:

@@ -11,6 +11,10 @@ GIVEN = {
         {"count": 7, "of": 8, "why": "a busy core", "left": 0.5},
         "7 of 8 pairs of turns were disturbed and do not count (a busy core); at least 50% must remain",
     ),
+    ReasonCode.LOST_BY_PACE: (
+        {"verdict": "adopt", "count": 2, "prompt": "p7", "why": "a late first token"},
+        "adopt so far, but not if the requests set aside for their pace count (2, the first for p7; a late",
+    ),
     ReasonCode.UNSETTLED: ({"message": "it was cold", "code": "server-cold"}, "it was cold (server-cold)"),
     ReasonCode.SLOW_SERVER: (
         {"arm": "plain", "step": 2.5, "first": 2.4, "seen_s": 30.0, "wanted_s": 300.0},

@@ -19,6 +19,9 @@ class ReasonCode(StrEnum):
     """Too few prompts for any verdict: `count` of `fewest`."""
     DISTURBED = "disturbed"
     """Too many pairs of turns were disturbed: `count` of `of`, the first by `why`; a share `left` must stay."""
+    LOST_BY_PACE = "lost-by-pace"
+    """The `verdict` does not hold with `count` requests that only their pace set aside, the first for `prompt`. `why`:
+    what disturbed the first lost pair."""
     UNSETTLED = "unsettled"
     """A finding makes the numbers wrong either way: its `message` and `code`."""
     SLOW_SERVER = "slow-server"

@@ -297,6 +297,8 @@ class Disturbance:
     """What disturbed it, as a clause, e.g. `other processes used 0.93 of this machine's 2 cores`."""
     is_faster: bool = False
     """Whether it was far faster than the turns around it, which may be the disturbed ones."""
+    by_pace: bool = False
+    """Whether only its pace says so, which may be its prompts' own."""
 
     @property
     def attempt_key(self) -> tuple[str, str, int, int, int]:

@@ -94,9 +94,12 @@ def gather_evidence(run: Run) -> GatheredEvidence:
     counted = count_soundly(run)
     run = counted.run
     uses = measure_use((*run.turns, *run.set_aside))
-    run = set_aside_disturbed(run, thresholds, uses)
+    whole, run = run, set_aside_disturbed(run, thresholds, uses)
     lost = find_lost_pairs(run)
     found = compare_cells(run, lost, thresholds)
+    spared = set_aside_disturbed(whole, thresholds, uses, spares_pace=True) if lost else run
+    again = compare_cells(spared, lost, thresholds) if spared.turns != run.turns else ()
+    with_lost = {each.comparison.key: each for each in again}
     checked = check_validity(run, found, lost, uses, thresholds)
     of_run = (*counted.findings, *checked.of_run)
     comparisons = (
@@ -106,6 +109,7 @@ def gather_evidence(run: Run) -> GatheredEvidence:
             [*own, *_find_of_members(each, found, checked.of_cells), *of_run],
             () if each.comparison.workload == ALL else own,
             thresholds,
+            with_lost=with_lost.get(each.comparison.key),
         )
         for each, own in zip(found, checked.of_cells, strict=True)
     )

@@ -8,7 +8,8 @@ a fallen clock), or if its pace is far from that of nearby turns.
 Pace is seconds per decoding step, which hardly depends on the text. It does depend on the tokens that a step verifies
 and on the context length, so turns are compared only with turns of similar work. A prompt that is slow every time is
 slow by itself. Without these rules, long prompts and prompts without drafts would drop out, and the rest would be a
-biased selection. For the same reason, pace is not judged in open loops: a burst is part of that load.
+biased selection. For the same reason, pace is not judged in open loops: a burst is part of that load. And a verdict has
+to be the same with the pairs that only their pace set aside, and that there was no time to take again.
 """
 
 from __future__ import annotations
@@ -45,16 +46,25 @@ _TICKS_S = 0.05
 """Smallest CPU time that clock ticks of 10 ms can resolve."""
 
 
-def set_aside_disturbed(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse] | None = None) -> Run:
+def set_aside_disturbed(
+    run: Run, thresholds: Thresholds, uses: Sequence[MachineUse] | None = None, *, spares_pace: bool = False
+) -> Run:
     """Return the run with only the turns and answers that count: the last undisturbed pair per block and candidate.
 
     A candidate without such a pair loses the block, and `Run.disturbances` says why. Turns without a partner, because
-    the run ended, are left out, too. A second call changes nothing. Arguments as for `find_disturbances`.
+    the run ended, are left out, too. A second call changes nothing. Arguments as for `find_disturbances`, and:
+
+    Args:
+        spares_pace: where there is no undisturbed pair, the last one that only its pace disturbs counts.
     """
     if run.disturbances or run.set_aside:
         return run
     disturbances = tuple(find_disturbances(run, thresholds, uses))
-    kept = _find_counting(run, {(each.attempt_key, each.arm) for each in disturbances})
+    counting = _find_counting(run, {(each.attempt_key, each.arm) for each in disturbances})
+    if spares_pace:
+        taken = {(each.attempt_key, each.arm) for each in disturbances if not each.by_pace}
+        counting = _find_counting(run, taken) | counting
+    kept = set(chain.from_iterable(counting.values()))
     return replace(
         run,
         turns=tuple(turn for turn in run.turns if turn.turn in kept),
@@ -86,10 +96,11 @@ def find_disturbances(
                 arm=turn.arm,
                 reason=note.reason,
                 is_faster=note.is_faster,
+                by_pace=note.by_pace,
             )
 
 
-def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> set[int]:
+def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> dict[tuple[object, str], tuple[int, int]]:
     """Return the turns of the last undisturbed pair of every block and candidate."""
     undisturbed = [turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed]
     name = run.plan.arms[0].name
@@ -98,7 +109,7 @@ def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> set[in
     for turn in sorted(undisturbed, key=lambda each: each.attempt):
         if turn.arm != name and (partner := baseline.get(turn.attempt_key)) is not None:
             last[turn.block_key, turn.arm] = (turn.turn, partner)
-    return set(chain.from_iterable(last.values()))
+    return last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +151,7 @@ class _Note:
     reason: str
     is_faster: bool = False
     """Whether the only sign is a pace far faster than usual."""
+    by_pace: bool = False
 
 
 def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> dict[int, _Note]:
@@ -149,7 +161,8 @@ def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> d
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
             # A clock is read while prompts run; a smaller number does not mean a faster clock.
-            notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
+            by_pace = bool(reading.prompts)
+            notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and by_pace, by_pace=by_pace)
     usual = _find_usual(uses, thresholds) if is_ours else 0.0
     for use in uses:
         if (reason := _find_taken(use, thresholds, usual, is_ours=is_ours)) is not None:

@@ -69,16 +69,43 @@ _MOST_REPETITIONS = 20
 
 
 def judge_cell(
-    found: ComparisonNumbers, findings: Sequence[Finding], own: Sequence[Finding], thresholds: Thresholds
+    found: ComparisonNumbers,
+    findings: Sequence[Finding],
+    own: Sequence[Finding],
+    thresholds: Thresholds,
+    *,
+    with_lost: ComparisonNumbers | None = None,
 ) -> Comparison:
     """Return the comparison with its verdict.
 
     Args:
         findings: all findings that affect it: its own, those of the cells it pools, and those of the run.
         own: findings to show with it.
+        with_lost: its numbers with the pairs that only their pace set aside; None without any.
     """
+    verdict, reason = _judge_numbers(found, findings, thresholds)
+    if verdict not in (Verdict.INCONCLUSIVE, Verdict.BLOCKED) and with_lost is not None:
+        kept = {turn.turn for turn in found.estimates.cell.turns}
+        lost = [each.unit[1] for each in with_lost.estimates.cell.paired if each.candidate.turn not in kept]
+        other, _ = _judge_numbers(replace(with_lost, pace=found.pace), findings, thresholds)
+        if lost and found.lost is not None and other is not verdict:
+            values = {"verdict": str(verdict), "count": len(lost), "prompt": lost[0], "why": found.lost.reason}
+            verdict, reason = Verdict.INCONCLUSIVE, _reason(ReasonCode.LOST_BY_PACE, **values)
+    return replace(
+        found.comparison,
+        verdict=verdict,
+        reason=reason,
+        settled=found.conclusion is not None and verdict is not Verdict.INCONCLUSIVE,
+        findings=tuple(own),
+    )
+
+
+def _judge_numbers(
+    found: ComparisonNumbers, findings: Sequence[Finding], thresholds: Thresholds
+) -> tuple[Verdict, Reason]:
+    """Return the verdict on a comparison's numbers, which may be wrong, and its reason."""
     if doubt := _find_doubt(found, findings, thresholds):
-        return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
+        return Verdict.INCONCLUSIVE, doubt
     verdict, reason = judge(
         found.comparison,
         findings,
@@ -90,14 +117,7 @@ def judge_cell(
     if verdict is Verdict.INCONCLUSIVE and reason.code in LEAVES_OPEN:
         verdict, reason = _find_answer(found, reason, findings, thresholds)
         reason = replace(reason, num_prompts=found.comparison.num_prompts)
-    is_final = verdict is not Verdict.INCONCLUSIVE
-    return replace(
-        found.comparison,
-        verdict=verdict,
-        reason=reason,
-        settled=found.conclusion is not None and is_final,
-        findings=tuple(own),
-    )
+    return verdict, reason
 
 
 def _find_answer(

@@ -266,6 +266,7 @@ class Sweep:
                 self._report_lead()
         if progress >= _ANCHORS_FROM:
             await self._ask_anchors()
+            await self._retake()
         if asyncio.get_running_loop().time() > self._word_due:
             self._report_lead()
         self._report_progress()
