@@ -164,6 +164,40 @@ def test_a_pasted_log_line_leads_to_known_defects() -> None:
     assert {each["kind"] for each in found} == {"defect"}
 
 
+def test_a_condition_that_check_reads_is_no_missing_rule() -> None:
+    (found, *_) = explained("ValueError: Cannot set both `pooling_type` and `seq_pooling_type`")
+    assert "`draftwise check` has read from vLLM" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("pasted", "name"),
+    [
+        ("TimeoutError: RPC call to sample_tokens timed out.", "RPC call timed out"),
+        (
+            "assert self.version\nAssertionError: FlashAttention version not detected.",
+            "FlashAttention version not detected",
+        ),
+        ("Exception: WorkerProc initialization failed due to an exception", "WorkerProc initialization failed"),
+        ("WARNING [backend_guidance.py:231] LLMatcher error: Parser Error", "LLMatcher error"),
+    ],
+)
+def test_a_line_without_a_rule_leads_to_its_term(pasted: str, name: str) -> None:
+    assert name in {each["name"] for each in explained(pasted)}
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "Spectre V1 : Mitigation: barriers for speculative execution",
+        "[    0.123] Speculative Store Bypass: disabled via prctl",
+        "kernel: Speculative Return Stack Overflow: Mitigation: Safe RET",
+    ],
+)
+def test_a_line_of_the_kernel_is_no_question(pasted: str) -> None:
+    with pytest.raises(InvalidSetup):
+        explain(pasted)
+
+
 @pytest.mark.parametrize("pasted", ["my dog ate it", "ValueError: the frobnicator of the engine is not aligned", "a b"])
 def test_an_unknown_message_is_said_to_be_unknown(pasted: str) -> None:
     with pytest.raises(InvalidSetup) as raised:
@@ -335,6 +369,11 @@ def test_an_unknown_question_says_what_was_nearest() -> None:
             "draft-model-with-multimodal-target",
         ),
         ("Speculative Decoding with draft models does not support M-RoPE yet", "draft-with-mrope"),
+        (
+            "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding.",
+            "requests-refused",
+        ),
+        ("as sampling parameters are not yet supported with specul", "requests-refused"),
         ("ValueError: Sequence parallelism requires num_tokens to be a multiple of tensor parallel size", None),
     ],
 )

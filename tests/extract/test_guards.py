@@ -29,6 +29,8 @@ class Config:
         size = self.a if self.b is None else self.b
         if size > 8 and self.double > 4:
             raise ValueError("large")
+        if (kind := self.c) and self.b is None and kind != "z":
+            raise ValueError("both")
         if self.c == "y":
             return
         helper(self.a)
@@ -57,6 +59,7 @@ def guards(tmp_path: Path) -> dict[str, str]:
 def test_conditions_are_followed_back_to_fields(tmp_path: Path) -> None:
     found = guards(tmp_path)
     assert found["large"] == "(a if b is None else b) > 8 and a * 2 > 4"
+    assert found["both"] == "c and b is None and (c != 'z')"
     assert found["{limit} is too much"] == "c != 'y' and a > 4"
     assert found["not three"] == "c != 'y' and (a if b is None else b) == 3"
     assert found["negative"] == "c != 'y' and any((item < 0 for item in items))"

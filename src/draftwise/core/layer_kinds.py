@@ -176,7 +176,7 @@ def _read_windows(config: Config, model_type: str) -> Kinds | None:
     if not config.get("use_sliding_window", not model_type.startswith(_OPT_IN)):
         return None
     is_split = model_type.startswith(_OPT_IN) and model_type != "qwen3_moe"
-    first = config.get("max_window_layers") or 0 if is_split else 0
+    first = config.get("max_window_layers", 28) or 0 if is_split else 0  # 28 is the default of transformers' classes
     return tuple(FULL if layer < first else SLIDING for layer in _layers(config))
 
 

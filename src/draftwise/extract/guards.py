@@ -293,6 +293,10 @@ class CheckWalk:
                 return _known(ast.BinOp(self._follow(left), op, self._follow(right)))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 return _compare(ast.Compare(self._follow(left), ops, [self._follow(other) for other in others]))
+            case ast.NamedExpr(target=target, value=value):
+                found = self._follow(value)
+                self._assign(target, found)
+                return found
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self._choice(test, body, orelse)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import cache
 
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.vllm import Release
+from draftwise.knowledge.vllm import Release, releases
 
 
 class Coverage(Enum):
@@ -24,7 +25,7 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     `engine_checks` has the same text, and as covered by a rule if the rule's `answers` or its probe's place name it.
     """
     known = release.table("validators")
-    read = {_bare(row["says"]) for topic in ("config_checks", "engine_checks") for row in release.table(topic).values()}
+    read = _list_read(release)
     seen = {text for text, row in release.table("messages").items() if "rules" in row}
     rules = [each for each in all_rules().values() if each.holds(release.version)]
     answers = [pattern for each in rules for pattern in each.answers]
@@ -37,6 +38,17 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
         is_ruled = bare in seen or any(pattern in key for pattern in answers)
         found[key] = Coverage.READ if bare in read else Coverage.BY_RULE if is_ruled else Coverage.NOT
     return len(known) - len(found), found
+
+
+def is_read(text: str) -> bool:
+    """Return whether the condition of a rejection was read from any release's sources."""
+    return any(_bare(text) in _list_read(release) for release in releases())
+
+
+@cache
+def _list_read(release: Release) -> frozenset[str]:
+    topics = (release.table(topic) for topic in ("config_checks", "engine_checks"))
+    return frozenset(_bare(row["says"]) for table in topics for row in table.values())
 
 
 def _bare(text: str) -> str:

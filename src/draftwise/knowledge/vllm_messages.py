@@ -56,6 +56,8 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
         lines = dict.fromkeys([lowered, *map(_squeeze, text.lower().splitlines())])
         shown = dict.fromkeys((*parts.items(), *starts.items()))
         taken = [each for each, part in shown if any(part in line and _holds_part(line, each) for line in lines)]
+        inner = [part for line in lines if sum(map(str.isalpha, part := line.strip(" .\u2026"))) >= _BOTH]
+        taken = taken or [each for each in all_keys(_TOPIC) if any(part in each.lower() for part in inner)]
     is_same = bool(taken)
     words = re.findall(r"[a-z_]{2,}", lowered.rpartition("error: ")[2])
     if len(words) >= _TOLD:

@@ -25,16 +25,19 @@ from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.stored import read_rows
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
+from draftwise.knowledge.validators import is_read
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import KnownMessage, find_messages, find_nearest
 
 _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
+_FEW = 3
+"""Words of a question of which one alone may tell the task."""
 _MOST = 3
 """Titles that answer one question."""
 _LOGGED = re.compile(
     r"Error\b|Exception\b|\berror:? \w+ing\b|Traceback|\bERROR\b|\bWARN|\[[EWIF]\]|\w_\w+: "
-    r"|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
+    r"|\bkernel\b|^\[ *\d|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
 )
 """Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
@@ -89,9 +92,13 @@ def find_titles(text: str, *, least: float = _LEAST) -> list[str]:
 
 
 def find_tasks(text: str) -> list[Term]:
-    """Return the tasks and complaints with a wording whose words are all in a question."""
+    """Return the tasks and complaints with a wording whose words are all in a question.
+
+    One word is enough only for a short question.
+    """
     asked, tasks = _stems(text), (term for term in read_terms() if term.kind == "task")
-    return [term for term in tasks if any(_stems(name) <= asked for name in term.names)]
+    least = 1 if len(asked) <= _FEW else 2
+    return [term for term in tasks if any(own <= asked and len(own) >= least for own in map(_stems, term.names))]
 
 
 @cache
@@ -133,6 +140,7 @@ _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "ke
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
 """A value in the text of a rule, and braces that stand for themselves."""
 _UNEXPLAINED = "draftwise has no rule for it. Look up the place in vLLM, and run `draftwise check` on your setup."
+_READ = "`draftwise check` has read from vLLM when it comes. Run it on your setup."
 _SIMILAR = 0.8
 """Share of its letters that a message has in common with an earlier wording."""
 _LEVELS: Mapping[str, str] = {
@@ -317,18 +325,19 @@ def _explain_term(term: Term) -> Explanation:
 def _find_messages(text: str) -> Iterator[Explanation]:
     for message in find_messages(text):
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
-        rules = rules or tuple(_find_read_in(message))
+        rules = rules or tuple(_find_answering(message)) or tuple(_find_read_in(message))
         ended = () if rules else tuple(_find_ended(message))
         told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules or ended)
         if ended:
             last = ended[-1].spans[-1][1]
             told = f"{_UNEXPLAINED} The rule for its earlier wording ended with {last}: {told}"
+        told = told or (_READ if is_read(message.template) else _UNEXPLAINED)
         rules = rules or ended
         unlike = "" if message.is_same else "No release has this message. Nearest, not the same: "
         yield Explanation(
             kind="message",
             name=message.template,
-            text=f"{unlike}vLLM {_LEVELS.get(message.level, 'raises it as ' + message.level)}. {told or _UNEXPLAINED}",
+            text=f"{unlike}vLLM {_LEVELS.get(message.level, 'raises it as ' + message.level)}. {told}",
             history=message.history,
             related=rules,
         )
@@ -339,6 +348,11 @@ def _find_messages(text: str) -> Iterator[Explanation]:
     if any("unknown-key" in term.see for term in terms):
         for key in dict.fromkeys(re.findall(r"[a-z]+(?:_[a-z]+)+", text)):
             yield from _find_settings(key)
+
+
+def _find_answering(message: KnownMessage) -> Iterator[VllmRule]:
+    """Yield the rules that name a part of a message as what they answer."""
+    return (rule for rule in all_rules().values() if any(part in message.template for part in rule.answers))
 
 
 def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:

@@ -64,6 +64,8 @@ def test_what_every_release_takes(llama: str, version: str, line: str) -> None:
         ("-cc.custom_ops=[\"rms_norm\"]", "flag-json-refused", "Invalid syntax"),
         ("--eplb-config null", "flag-json-value", "an object"),
         ("--kv-transfer-config {\"kv_connector\":\"NixlConnector\"}", "flag-json-refused", "specify kv_role"),
+        ("--pooler-config {\"pooling_type\":\"LAST\",\"seq_pooling_type\":\"CLS\"}", "flag-json-refused", "both"),
+        ("--pooler-config {\"pooling_type\":\"LAST\",\"tok_pooling_type\":\"ALL\"}", "flag-json-refused", "both"),
         ("--override-generation-config null", "config-value", "an object"),
         ("--structured-outputs-config.backend foo", "flag-json-value", "xgrammar"),
         ("--structured-outputs-config.disable_any_whitespace true", "flag-json-refused", "only supported"),
@@ -109,6 +111,7 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.32.0", "--profiler-config.proton_data trace", "flag-json-refused"),
         ("0.32.0", "--mm-processor-device foo", "not-a-choice"),
         ("0.33.0", "--reasoning-effort-map {\"low\":1}", "flags-refused"),
+        ("0.33.0", "--reasoning-effort-map {\"lowest\":\"a\"}", "flags-refused"),
         ("0.26.0", "--reasoning-config {}", "reasoning-config-without-parser"),
         ("0.33.0", "--aux-output-config {\"enable_return_routed_experts\":1}", "routed-experts-without-experts"),
     ],
@@ -116,6 +119,27 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
 def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:
     assert [each.code for each in refusals(llama, line, version)] == [code]
     assert code not in [each.code for each in refusals(llama, line, "0.18.0")]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("", "hisparse-without-indexer"),
+        ("-pp 2", "hisparse-rejects-ranks"),
+        ("-tp 2 -dcp 2", "hisparse-rejects-ranks"),
+        ("-cc.cudagraph_mode=full", "hisparse-rejects-full-graphs"),
+        ("--no-scheduler-reserve-full-isl", "hisparse-reserves-prompts"),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        '--attention-config {"hisparse_config":{}}',
+        '--kv-transfer-config {"kv_connector":"HiSparseConnector","kv_role":"kv_both"}',
+    ],
+)
+def test_hisparse_has_its_own_needs(llama: str, asked: str, line: str, code: str) -> None:
+    assert code in [each.code for each in refusals(llama, f"{asked} {line}".strip(), "0.32.0")]
 
 
 def test_a_data_parallel_size_below_two_gives_way_to_the_environment(llama: str) -> None:

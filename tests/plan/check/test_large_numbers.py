@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support.bounded import GROUPS
 
+from draftwise.core import Setup, SpecConfig
+from draftwise.core.ruling import CheckOutcome
+from draftwise.plan.check import check
 from draftwise.plan.check.serving.cuda_graphs import find_holes
 
 
@@ -17,6 +20,15 @@ def test_any_number_is_answered_in_little_memory_and_few_steps(group: str) -> No
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("k", "is_judged"), [(5, True), (131_071, True), (131_072, False), (10**20, False)])
+def test_a_draft_as_long_as_the_context_is_not_judged(k: int, is_judged: bool) -> None:
+    spec = {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}
+    setup = Setup(target="meta-llama/Llama-3.1-8B-Instruct", engine="vllm", spec=SpecConfig.keep(spec))
+    found = check(setup)
+    assert ("draft-beyond-context" not in [each.code for each in found.findings]) == is_judged
+    assert (found.outcome is not CheckOutcome.NOT_JUDGED) == is_judged
 
 
 @pytest.mark.parametrize(("sizes", "seqs", "k"), [([1, 2, 4, 8, 16, 24, 32], 12, 2), ([8, 16], 9, 4), ([5, 7], 3, 1)])

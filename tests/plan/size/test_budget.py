@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwise.checkpoints.config_json import find_model_config
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.core.documents import to_json
@@ -147,10 +148,23 @@ def test_the_drafter_is_on_the_last_stage() -> None:
     assert "drafter-on-last-stage" in codes(sizing)
 
 
-def test_what_vllm_refuses_is_sized_and_said() -> None:
-    sizing = sized(tensor_parallel_size=3)
-    assert "target-heads-not-divisible" in codes(sizing)
-    assert sizing.budget.target > 0
+@pytest.mark.parametrize(
+    ("code", "changes", "flags"),
+    [
+        ("target-heads-not-divisible", {}, {"tensor_parallel_size": 3}),
+        ("windows-on-some-layers", {"max_window_layers": 18}, {}),
+        ("windows-on-some-layers", {"max_window_layers": None}, {}),
+    ],
+)
+def test_what_does_not_start_has_no_size(tmp_path: Path, code: str, changes: dict[str, Any], flags: Any) -> None:
+    model = find_model_config("Qwen/Qwen3-8B")
+    assert model is not None
+    config = {**model.config, "use_sliding_window": True, "sliding_window": 4096, **changes}
+    kept = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    with pytest.raises(InvalidSetup) as refused:
+        sized(str(tmp_path), **flags)
+    assert code in {each.code for each in refused.value.findings}
 
 
 def test_scales_of_the_cache_are_counted() -> None:

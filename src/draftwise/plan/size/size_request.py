@@ -183,7 +183,8 @@ def _read_gpu(name: str | None, setup: Setup) -> Gpu:
 
 
 def _matters(finding: Finding) -> bool:
-    return finding.code == "cudagraph-cliff" or (isinstance(finding, Ruling) and finding.effect is Effect.REJECTED)
+    stops = isinstance(finding, Ruling) and finding.effect in (Effect.REJECTED, Effect.FAILS_LATER)
+    return finding.code == "cudagraph-cliff" or stops
 
 
 _MOST_TOKENS = 10_000

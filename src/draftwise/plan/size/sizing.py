@@ -200,18 +200,19 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True,
         stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 
     Raises:
-        InvalidSetup: target, version, GPU or a number cannot be read.
+        InvalidSetup: vLLM would reject the setup, or a term of its memory is unknown.
     """
     request = read_request(setup, gpu=gpu, cold_start=cold_start, stored=stored)
-    if unknown := list(find_unknown(request)):
-        raise InvalidSetup([*(each for each in request.rulings if each.severity is Severity.ERROR), *unknown])
+    refused = [each for each in request.rulings if each.severity is Severity.ERROR]
+    if faults := [*refused, *find_unknown(request)]:
+        raise InvalidSetup(faults)
     budget = measure(request)
     plain = budget
     if request.drafter is not NO_DRAFTER:
         alone = _without_speculation(setup, request)
         plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start, stored=stored))
-    faults = (of_release(each, request.release) for each in find_faults(request, budget, plain))
-    findings = (*find_doubts(request.release), *faults)
+    found = (of_release(each, request.release) for each in find_faults(request, budget, plain))
+    findings = (*find_doubts(request.release), *found)
     return Sizing(request=request, budget=budget, plain=plain, findings=findings)
 
 

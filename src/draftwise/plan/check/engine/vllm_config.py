@@ -10,6 +10,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Ruling
+from draftwise.core.layer_kinds import read_layer_kinds
 from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.gpu_limits import find_gpu_limits
@@ -52,6 +53,7 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
+    yield from _find_hisparse(context, target)
     yield from _find_providers(context)
     yield from _find_parser(context)
     package = "terratorch"
@@ -75,6 +77,11 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
     asked = routed in context.on or context.objects.get("aux_output_config", {}).get(routed) in (True, "true")
     if asked and target.config.num_experts < 1:
         yield from context.rules.ruling("routed-experts-without-experts")
+    text = target.config.text
+    layers, first = text.get("num_hidden_layers"), text.get("max_window_layers", 28)
+    has_one_window = text.model_type in ("qwen2", "qwen3") and isinstance(layers, int) and first != layers
+    if has_one_window and len(set(read_layer_kinds(text.values))) > 1:
+        yield from context.rules.ruling("windows-on-some-layers", first=first)
     has_engram = context.given.get("engram_config") is not None
     if has_engram and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
         yield from context.rules.ruling("engram-without-layers")
@@ -87,6 +94,9 @@ def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
     is_off = context.flags.get("enable_prefix_caching") is False
     if block is not None and block != target.max_model_len and is_off:
         yield from context.rules.ruling("mamba-block-without-prefixes", size=block)
+    k = context.keys.get("num_speculative_tokens")
+    if isinstance(k, int) and k >= target.max_model_len:
+        yield from context.rules.ruling("draft-beyond-context", k=k, length=target.max_model_len)
     ranks, rank = context.sizes.get("data_parallel_size") or 1, context.given.get("data_parallel_rank")
     is_external = "data_parallel_external_lb" in context.on or rank is not None
     if ranks > 1 and is_external and target.config.num_experts < 1:
@@ -199,6 +209,23 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
     is_own = is_own and not has_plugin  # which registers connectors of its own
     if is_own and has_graphs and name not in known:
         yield from context.rules.ruling("kv-connector-unknown", name=name, known=sorted(known))
+
+
+def _find_hisparse(context: Context, target: Model | None) -> Iterator[Ruling]:
+    """Yield why HiSparse, asked for by its config or by its connector, does not go with the other flags."""
+    asked = context.objects.get("attention_config", {}).get("hisparse_config") is not None
+    connector = context.objects.get("kv_transfer_config", {}).get("kv_connector")
+    if not asked and connector != "HiSparseConnector":
+        return
+    for key in ("pipeline_parallel_size", "decode_context_parallel_size"):
+        if (size := context.sizes.get(key) or 1) > 1:
+            yield from context.rules.ruling("hisparse-rejects-ranks", key=key, size=size)
+    if context.cudagraph_mode == "FULL":
+        yield from context.rules.ruling("hisparse-rejects-full-graphs")
+    if context.flags.get("scheduler_reserve_full_isl") is False:
+        yield from context.rules.ruling("hisparse-reserves-prompts")
+    if target is not None and target.config.get("index_topk") is None:
+        yield from context.rules.ruling("hisparse-without-indexer", names=", ".join(target.config.architectures))
 
 
 def _find_providers(context: Context) -> Iterator[Ruling]:
