@@ -20,6 +20,13 @@ CASES: dict[str, dict[str, Any]] = {
     "prefill-dominated": {"prompt_tokens": 32000, "output_tokens": 8},
     "small-target": {"target": "Qwen/Qwen3-0.6B"},
     "compute-bound": {"concurrency": 256},
+    "verification-bound": {
+        "target": "meta-llama/Llama-3.1-8B-Instruct",
+        "gpu": "H100",
+        "kind": "chat",
+        "concurrency": 256,
+    },
+    "sampling-parameter-supported": {"parameters": frozenset({"seed"})},
     "nothing-pays": {"target": "google/gemma-3-1b-it", "kind": "rag", "concurrency": 128, "version": "0.26.0"},
     "no-headroom": {"gpu": "A30", "concurrency": 8, "peak_concurrency": 256},
     "plain-refused": {"target": "XiaomiMiMo/MiMo-7B-RL"},

@@ -358,6 +358,7 @@ def pick(requirements: Requirements) -> MethodRanking:
     ordered = _order([_keep_below_successor(each, told) for each in told])
     if ordered and not any(candidate.pays for candidate in ordered):
         levers = (*levers, make_lever("nothing-pays", sequences=requirements.traffic.concurrency))
+    levers = (*levers, *_find_doubt(case, ordered))
     return MethodRanking(
         requirements=requirements,
         version=str(case.release),
@@ -365,6 +366,15 @@ def pick(requirements: Requirements) -> MethodRanking:
         ranked=ordered,
         refused=tuple(refused),
     )
+
+
+def _find_doubt(case: PickCase, ordered: Sequence[RankedMethod]) -> Iterator[Lever]:
+    """Yield that one draft token a sequence is beyond what is nearly free to verify, where the best method may lose."""
+    sequences = case.requirements.traffic.concurrency
+    best = ordered[0].estimate if ordered and ordered[0].pays else None
+    may_lose = best is not None and best.gain_range is not None and best.gain_range[0] < 1
+    if may_lose and case.machine is not None and sequences < case.machine.balance_rows <= 2 * sequences:
+        yield make_lever("verification-bound", rows=case.machine.balance_rows, sequences=sequences)
 
 
 def _temper(ranked: Sequence[RankedMethod]) -> list[RankedMethod]:

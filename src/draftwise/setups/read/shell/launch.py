@@ -214,9 +214,12 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
             launch = _in_shell(words[index + 1 :], env | _get_assigned(words[:index]), depth + 1)
             if launch is None and _find_script(words[index + 1 :]) is not None:
                 return None  # the words after the script are its arguments
-        elif name == "tmux" and depth < _MAX_DEPTH:
+        elif name in ("kubectl", "oc") and "run" in texts[index + 1 : index + 6] and "--" in texts[index:]:
+            return _run_pod(words[texts.index("run", index) + 1 :], depth + 1) if depth < _MAX_DEPTH else None
+        elif name in ("tmux", "ssh") and depth < _MAX_DEPTH:
             typed = [word for word in words[index + 1 :] if "vllm" in word.text and " " in word.text]
-            launch = _in_shell([Word("-c"), *typed[:1]], env | _get_assigned(words[:index]), depth + 1)
+            local = env | _get_assigned(words[:index]) if name == "tmux" else NOTHING_SET
+            launch = _in_shell([Word("-c"), *typed[:1]], local, depth + 1)
         if launch is not None:
             return _with_wrappers(launch, words[: index + 1])
     return None
@@ -297,6 +300,23 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
         return None
     place = Place(form="command", value=tuple(options))
     return launch.each(lambda one: replace(one, num_gpus=one.num_gpus or num_gpus, place=place))
+
+
+def _run_pod(words: Sequence[Word], depth: int) -> Launch | None:
+    """Return the server that `kubectl run` starts with the words after `--`: arguments, or with --command all of it."""
+    split = next(index for index, word in enumerate(words) if word.text == "--")
+    options, args = words[:split], words[split + 1 :]
+    image, env, is_command = Word(""), NOTHING_SET, False
+    for word, following in zip(options, [*options[1:], Word("")], strict=True):
+        option, separator, value = word.text.partition("=")
+        given = replace(word, text=value) if separator else following
+        if option == "--image":
+            image = given
+        elif option == "--env":
+            env |= _get_assigned([given])
+        elif option == "--command":
+            is_command = not separator or value == "true"
+    return run_image(image, args[:1] if is_command else (), args[is_command:], env=env, depth=depth)
 
 
 def _get_passed(word: Word) -> Environment:
