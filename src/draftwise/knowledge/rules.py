@@ -72,6 +72,8 @@ class VllmRule:
     """Values of `Resolved` that it determines; if the rule is in doubt, they are unknown."""
     stands_for: tuple[str, ...] = ()
     """Keys of the tables `config_checks` and `config_fields` that the rule replaces, e.g. with a GPU's defaults."""
+    says: tuple[str, ...] = ()
+    """Parts of lines that are no validator's refusal, which vLLM logs or answers where the rule holds."""
     answers: tuple[str, ...] = ()
     """Rejections of the topic `validators` that the rule covers, in addition to that at its probe: parts of keys."""
     reads: tuple[str, ...] = ()
@@ -316,6 +318,7 @@ def _read(row: Mapping[str, Any]) -> VllmRule:
         "stage": Stage(row["stage"]),
         "spans": tuple((first, last) for first, last in row["spans"]),
         "answers": tuple(row.get("answers", ())),
+        "says": tuple(row.get("says", ())),
         "reads": tuple(row.get("reads", ())),
         "probe": None if probe is None else Probe(**probe),
     }

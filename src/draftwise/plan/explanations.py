@@ -351,8 +351,9 @@ def _find_messages(text: str) -> Iterator[Explanation]:
 
 
 def _find_answering(message: KnownMessage) -> Iterator[VllmRule]:
-    """Yield the rules that name a part of a message as what they answer."""
-    return (rule for rule in all_rules().values() if any(part in message.template for part in rule.answers))
+    """Yield the rules that name a part of a message."""
+    parts = ((rule, (*rule.answers, *rule.says)) for rule in all_rules().values())
+    return (rule for rule, names in parts if any(part in message.template for part in names))
 
 
 def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:
