@@ -221,6 +221,16 @@ def test_disturbed_turns_are_taken_again_on_all_arms(tmp_path: Path) -> None:
     assert any(line.startswith("repeating ") for line in timed.progress.waited)
 
 
+def test_what_is_disturbed_after_the_last_look_is_taken_again_while_there_is_time(tmp_path: Path) -> None:
+    spells = ((3.2 * BUDGET_S, 3.22 * BUDGET_S, 3.0),)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    run = Timed(tmp_path / "run", plan_of(400), *scripts, budget_s=4 * BUDGET_S).run()
+    disturbances = conclude_run(run).run.disturbances
+    taken = {turn.block for turn in run.turns if turn.attempt}
+    assert taken
+    assert taken == {each.block for each in disturbances}
+
+
 def test_a_disturbed_turn_of_a_candidate_is_taken_again_beside_the_baseline_alone(tmp_path: Path) -> None:
     trouble = replace(CANDIDATE, seed=3, cold=tuple((number, number, 3.0) for number in range(20, 50, 5)))
     timed = Timed(tmp_path / "run", plan_of(30, candidates=2, repeats=2), NOISY, CANDIDATE, trouble, budget_s=None)
