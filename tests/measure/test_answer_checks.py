@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -154,7 +155,9 @@ def running(model: Model) -> Iterator[str]:
 
 def check(server: Model, plain: Model | None = None) -> tuple[Result, dict[str, str]]:
     """Return what is printed, and the outcome of each kind of requests."""
-    with running(server) as url, running(plain or Model(drafts=False)) as beside:
+    # Other words in the prompts would be other draws, of which some in a hundred hide a rare fault behind a tie.
+    told = patch("secrets.token_hex", lambda count: "5a" * count)
+    with told, running(server) as url, running(plain or Model(drafts=False)) as beside:
         result = CliRunner().invoke(main, ["verify", url, "--answers", "--against", beside, "--json"])
     (judged,) = json.loads(result.stdout)
     kinds = {"cached prefix": "cache", "tools": "tools", "JSON schema": "schema", "long context": "long"}

@@ -16,7 +16,11 @@ ASKED = (
     ("upgrade", {"sources": COMMAND, "before": "0.19.1", "after": "newest"}),
     (
         "size",
-        {"target": "Qwen/Qwen3-8B", "gpu": "H100-SXM", "speculative_config": '{"method": "eagle3", "model": "x"}'},
+        {
+            "target": "Qwen/Qwen3-8B",
+            "gpu": "H100-SXM",
+            "speculative_config": '{"method": "eagle3", "model": "x", "num_speculative_tokens": 3}',
+        },
     ),
     ("explain", {"name": "medusa"}),
     *(

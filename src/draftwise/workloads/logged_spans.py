@@ -33,7 +33,8 @@ def read_span(row: Row) -> Row | None:
     for event in _list(row.get("events")):
         if str(event.get("name")).startswith(("gen_ai.client.inference", "gen_ai.content.")):
             attributes = {**attributes, **(_attributes_of(event) or {})}
-    tree = _lists(_nest(attributes))
+    nested = _lists(_nest(attributes))
+    tree = nested if isinstance(nested, Mapping) else {}
     context = row.get("context")
     row = {**(context if isinstance(context, Mapping) else {}), **row}
     body, output = _genai(tree, row) if {"gen_ai", "ai"} & tree.keys() else _openinference(tree)
