@@ -68,11 +68,11 @@ class Sums:
 
     def _combine(self, other: Sums, sign: int) -> Sums:
         pairs = zip(_get_sums(self), _get_sums(other), strict=True)
-        return Sums(**dict(zip(_SUMS, [_add(a, b, sign) for a, b in pairs], strict=True)))
+        return Sums(**dict(zip(SUM_NAMES, [_add(a, b, sign) for a, b in pairs], strict=True)))
 
 
-_SUMS = tuple(each.name for each in fields(Sums))
-_get_sums = attrgetter(*_SUMS)
+SUM_NAMES = tuple(each.name for each in fields(Sums))
+_get_sums = attrgetter(*SUM_NAMES)
 
 
 def _add(a: float | None, b: float | None, sign: int) -> float | None:

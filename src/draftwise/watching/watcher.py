@@ -10,7 +10,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Protocol
@@ -19,7 +19,8 @@ from draftwise.backends.address import check_url
 from draftwise.backends.backend import BrokenStream
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
-from draftwise.core import BackendError, Finding, ServerLoad, Sums, Window
+from draftwise.core import BackendError, Finding, ServerLoad, Window
+from draftwise.core.window import SUM_NAMES
 from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
@@ -42,7 +43,6 @@ _ANSWERED = 'http_requests_total{handler="/v1/'
 _STATS_OFF = "it answers requests, so its statistics are off. Start it without --disable-log-stats"
 _OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
-_SUMS = tuple(each.name for each in fields(Sums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def _list_counts(engine: EngineReading) -> dict[str, float | None]:
     spec = engine.counters.spec
     counts: dict[str, float | None] = {f"position {i}": count for i, count in enumerate(spec.accepted_per_pos)}
     of_drafts = _OF_DRAFTS if engine.counts_drafts else ()  # those that follow from other counters may fall
-    for part, names in ((spec, of_drafts), (engine.counters, _TOTALS), (engine.sums, _SUMS)):
+    for part, names in ((spec, of_drafts), (engine.counters, _TOTALS), (engine.sums, SUM_NAMES)):
         counts |= {name: getattr(part, name) for name in names}
     return counts
 

@@ -331,7 +331,7 @@ class MethodRanking:
             return f"No method can be recommended for this target on vLLM {self.version}. The reasons follow."
         if self.levers:
             doubt = self.levers[0].finding.message
-            return f"You should probably leave it off: {doubt} {_start(self.ranked[0], 'If you try it, start')}"
+            return f"You should probably leave it off. {doubt} {_start(self.ranked[0], 'If you try it, start')}"
         return _start(self.ranked[0], "Start")
 
 
