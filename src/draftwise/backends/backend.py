@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from draftwise.core import Answer, BackendError, Counters, Divergence, ServerLoad
+from draftwise.core import BackendError, Counters, ServerLoad
 
 if TYPE_CHECKING:
     import httpx
+
+    from draftwise.core import Answer, Divergence
 
 Piece = tuple[float, bytes]
 """(arrival time on the backend's clock, bytes) of a piece of an answer's body."""

@@ -12,7 +12,6 @@ from functools import lru_cache
 from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 from draftwise.knowledge.metrics import CACHE_CONFIG, KnownSample, counts_drafts, find_sample
 
-_POSITION = re.compile(r'\bposition="(\d+)"')
 _STARTS = tuple(
     re.compile(rf"^{name}(?:\{{[^}}]*\}})? (\S+)", re.MULTILINE)
     for name in ("process_start_time_seconds", r"(?:\w+_)?vllm[:_]generation_tokens_created")
@@ -21,8 +20,6 @@ _STARTS = tuple(
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SAMPLE = re.compile(r'[\w:.]+\s*(?:\{([^"}]*(?:"(?:[^"\\]|\\.)*"[^"}]*)*)\})?\s*(\S+)')
 """Labels and value, optionally followed by a timestamp or an OpenMetrics exemplar."""
-_RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
-"""Copies of rank 0's values (SGLang, if all its schedulers export)."""
 _ENGINE_LABELS = ("instance", "ReplicaId", "engine")
 """Labels of a server on a collector's page, and of a rank in Ray and vLLM. (SGLang counts tokens over all ranks.)"""
 _TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
@@ -33,16 +30,11 @@ DRAFT_NAMES = r"([\w:.]*[_:.])?vllm[_:.][\w:.]*(spec|draft|accept)[\w:.]*"
 _CREATED = re.compile("[_.]created$")
 _QUOTED = re.compile(r'^\{"([^"\\]+)"\s*,?\s*', re.MULTILINE)
 """Prometheus 3 writes names with dots in quotation marks, as the first label."""
-_EDGE = re.compile(r'\ble="([^"]+)"')
-_MODEL = re.compile(r'\bmodel_name="([^"]+)"')
-_LABELED: Mapping[str, tuple[re.Pattern[str], Mapping[str, str]]] = {
-    "ended": (
-        re.compile(r'\bfinished_reason="(\w+)"'),
-        {"abort": "aborted", "error": "failed", "length": "capped", "repetition": "capped"},
-    ),
-    "answered": (re.compile(r'handler="/v1/.*method="POST".*status="(\d)'), {"4": "refused", "5": "broken"}),
+_KINDS: Mapping[str, Mapping[str, str]] = {
+    "ended": {"abort": "aborted", "error": "failed", "length": "capped", "repetition": "capped"},
+    "answered": {"4": "refused", "5": "broken"},
 }
-"""Labels that give one name several readings."""
+"""Names that have several readings, by their labels."""
 _OF_SERVER = frozenset({"refused", "broken"})
 """Counters of the server, without an engine label, that appear only once nonzero."""
 _UNTOLD = frozenset({"waiting", "kv_usage", *_TOLD_BY_LABELS, *_OF_SERVER})
@@ -192,27 +184,29 @@ class _EngineSamples:
         elif reading == "reported_length":
             self.totals[reading] = math.nan if reading in self.totals else value
         elif reading == "accepted_per_pos":
-            if position := _POSITION.search(labels):
-                index = int(position[1])
+            if (position := parse_labels(labels).get("position", "")).isdecimal():
+                index = int(position)
                 self._positions[index] = self._positions.get(index, 0) + int(value)
         elif reading == "at_most":
-            if edge := _EDGE.search(labels):
-                self._at_most[float(edge[1])] = self._at_most.get(float(edge[1]), 0.0) + value
-        elif reading in _LABELED:
-            self._read_kinds(*_LABELED[reading], labels, value)
+            if edge := parse_labels(labels).get("le"):
+                self._at_most[float(edge)] = self._at_most.get(float(edge), 0.0) + value
+        elif reading in _KINDS:
+            self._read_kinds(_KINDS[reading], parse_labels(labels), value)
         elif reading in _TOLD_BY_LABELS:
-            self._read_labels(reading, dict(_LABEL.findall(labels)), value)
+            self._read_labels(reading, parse_labels(labels), value)
         else:
             self.totals[reading] = self.totals.get(reading, 0.0) + value
-            if reading == "generation_tokens" and (named := _MODEL.search(labels)):
-                self.model = named[1]
+            if reading == "generation_tokens":
+                self.model = parse_labels(labels).get("model_name") or self.model
 
-    def _read_kinds(self, label: re.Pattern[str], kinds: Mapping[str, str], labels: str, value: float) -> None:
+    def _read_kinds(self, kinds: Mapping[str, str], labels: Mapping[str, str], value: float) -> None:
         """Count a sample of a kind in, and the other kinds as none."""
         for name in kinds.values():
             self.totals.setdefault(name, 0.0)
-        if (found := label.search(labels)) and found[1] in kinds:
-            self.totals[kinds[found[1]]] += value
+        is_answer = labels.get("handler", "").startswith("/v1/") and labels.get("method") == "POST"
+        kind = labels.get("finished_reason") or (labels.get("status", "")[:1] if is_answer else "")
+        if kind in kinds:
+            self.totals[kinds[kind]] += value
 
     def take_shared(self, other: _EngineSamples, *, is_first: bool) -> None:
         """Add the values without an engine label. Counts go to the first engine."""
@@ -329,7 +323,7 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
     """Return what each engine's samples say, by its label; of all engines together under the empty label."""
     engines: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
-        engines[_find_engine_label(sample[1]) if apart else ""].append(sample)
+        engines[_find_engine(sample[1]) if apart else ""].append(sample)
     found = {}
     for engine, own in engines.items():
         gathered = found[engine] = _EngineSamples()
@@ -344,10 +338,21 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
 
 
 @lru_cache(maxsize=4096)
-def _find_engine_label(labels: str) -> str:
+def parse_labels(labels: str) -> Mapping[str, str]:
+    """Return the values of labels as a page writes them, by name."""
+    return dict(_LABEL.findall(labels))
+
+
+@lru_cache(maxsize=4096)
+def _find_engine(labels: str) -> str:
     """Return which engine of the page samples with these labels are of: data-parallel rank, and replica under Ray."""
-    found = dict(_LABEL.findall(labels))
-    return " ".join(found[name] for name in _ENGINE_LABELS if found.get(name))
+    return " ".join(found for name in _ENGINE_LABELS if (found := parse_labels(labels).get(name)))
+
+
+@lru_cache(maxsize=4096)
+def _is_copy(labels: str) -> bool:
+    """Return whether a value is a copy of rank 0's (SGLang, if all its schedulers export)."""
+    return any(parse_labels(labels).get(name, "0") != "0" for name in ("tp_rank", "pp_rank"))
 
 
 def unquote_names(text: str) -> str:
@@ -373,7 +378,7 @@ def _samples(text: str) -> Iterator[Sample]:
 def make_sample(name: str, labels: str, word: str) -> Sample | None:
     """Return a sample; None for an unknown name, a copy of rank 0's value, or a value that is not a number."""
     known, value = find_sample(name), _number(word)
-    return None if known is None or value is None or _RANK.search(labels) else (known, labels, value)
+    return None if known is None or value is None or _is_copy(labels) else (known, labels, value)
 
 
 def _number(word: str) -> float | None:

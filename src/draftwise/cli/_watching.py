@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from math import expm1
 from typing import Protocol
 
-import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -43,7 +41,7 @@ def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[Rendera
     yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)
 
 
-__all__ = ["JsonShow", "LiveShow", "Show", "TextShow", "open_console"]
+__all__ = ["LiveShow", "Show", "TextShow", "open_console"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
@@ -61,17 +59,6 @@ class Show(Protocol):
 
     def close(self) -> None:
         """End the output."""
-
-
-class JsonShow:
-    """One object per reading: on one line each, or indented if it is the only one."""
-
-    def show(self, result: WatchResult) -> None:
-        """Print the object."""
-        click.echo(json.dumps(result.to_dict(), indent=1 if result.is_only else None, allow_nan=False))
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class TextShow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
@@ -63,16 +64,18 @@ class _Looks(Silent):
         self._show: Show | None = None
 
     def update(self, result: object) -> None:
-        """Show a look."""
+        """Show a look; as JSON on one line, or indented if it is the only one."""
+        look = cast("WatchResult", result)
+        if self._as_json:
+            click.echo(json.dumps(look.to_dict(), indent=1 if look.is_only else None, allow_nan=False))
+            return
         if self._show is None:
             self._show = self._open()
-        self._show.show(cast("WatchResult", result))
+        self._show.show(look)
 
     def _open(self) -> Show:
         from draftwise.cli import _watching
 
-        if self._as_json:
-            return _watching.JsonShow()
         console = _watching.open_console(stderr=False)
         return _watching.LiveShow(console) if self._live else _watching.TextShow(console)
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
         Crossover,
         Decision,
         Recommendation,
-        Relation,
-        Rollback,
-        RollbackBasis,
         Schedule,
         Scope,
         SingleSetting,
@@ -51,6 +48,7 @@ if TYPE_CHECKING:
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.progress import Progress, Silent, Stopped
+    from draftwise.core.rollback_rule import Relation, Rollback, RollbackBasis
     from draftwise.core.ruling import CheckOutcome, Diagnosis, Effect, Ruling, Stage
     from draftwise.core.run import (
         Answer,
@@ -97,14 +95,14 @@ _MODULES = {
     "comparison": "Comparison DecidingMeasure Interval Reason ReasonCode Verdict",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "counters": "Counters ServerLoad SpecStats",
-    "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
-    "UnmeasuredCell",
+    "decision": "Band Crossover Decision Recommendation Schedule Scope SingleSetting UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidRequest InvalidSetup Severity StorageError UnreadableSource "
     "cause_of",
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook SimulatedService",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "progress": "Progress Silent Stopped",
+    "rollback_rule": "Relation Rollback RollbackBasis",
     "ruling": "CheckOutcome Diagnosis Effect Ruling Stage",
     "run": "Answer Arm CellLook ClientHealth Disturbance Divergence Estimate Expectation Omission OutputProbe Run "
     "RunPlan Settled Timing TurnRecord WarmPace",

@@ -9,10 +9,10 @@ from math import isfinite
 from typing import ClassVar
 
 from draftwise.core.counters import Counters
-from draftwise.core.decision import Rollback
 from draftwise.core.documents import Format, read_document, to_json
 from draftwise.core.finding import UnreadableSource
 from draftwise.core.load import Condition
+from draftwise.core.rollback_rule import Rollback
 from draftwise.core.window import Window
 
 NO_PROBE = "Its answers to the probe, and how much they vary by chance: nobody asked it."

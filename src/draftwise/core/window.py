@@ -7,11 +7,11 @@ not reported or its denominator is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import inf
-from operator import add, attrgetter
+from operator import attrgetter
 
 from draftwise.core.counters import Counters, ServerLoad
 
@@ -60,23 +60,24 @@ class Sums:
     broken: float | None = None
     """Likewise, with status 5xx."""
 
+    @classmethod
+    def total(cls, every: Iterable[Sums]) -> Sums:
+        """Return the sums of several engines or periods; None where one is not reported."""
+        columns = zip(*map(_get_sums, every), strict=True)
+        totals = [None if None in column else sum(column) for column in columns]
+        return cls(**dict(zip(SUM_NAMES, totals, strict=True)))
+
     def __add__(self, other: Sums) -> Sums:
-        return self._combine(other, 1)
+        return Sums.total((self, other))
 
     def __sub__(self, before: Sums) -> Sums:
-        return self._combine(before, -1)
-
-    def _combine(self, other: Sums, sign: int) -> Sums:
-        pairs = zip(_get_sums(self), _get_sums(other), strict=True)
-        return Sums(**dict(zip(SUM_NAMES, [_add(a, b, sign) for a, b in pairs], strict=True)))
+        pairs = zip(_get_sums(self), _get_sums(before), strict=True)
+        grown = [None if now is None or then is None else now - then for now, then in pairs]
+        return Sums(**dict(zip(SUM_NAMES, grown, strict=True)))
 
 
 SUM_NAMES = tuple(each.name for each in fields(Sums))
 _get_sums = attrgetter(*SUM_NAMES)
-
-
-def _add(a: float | None, b: float | None, sign: int) -> float | None:
-    return None if a is None or b is None else a + sign * b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +131,7 @@ class Window:
     edge 0 has all requests."""
 
     def __add__(self, other: Window) -> Window:
-        engines = self.engines + other.engines
-        uptimes = [each.uptime_s for each in (self, other) if each.uptime_s is not None]
-        return Window(
-            pool=self.pool if self.pool == other.pool else f"{self.pool}, {other.pool}",
-            instance=", ".join(dict.fromkeys([*self.instance.split(", "), *other.instance.split(", ")])),
-            start_s=min(self.start_s, other.start_s),
-            duration_s=(self.duration_s * self.engines + other.duration_s * other.engines) / engines,
-            counters=self.counters + other.counters,
-            load=_pool_load(self.load, other.load),
-            sums=self.sums + other.sums,
-            engines=engines,
-            counts_drafts=_either(self.counts_drafts, other.counts_drafts),
-            tells_acceptance=self.tells_acceptance and other.tells_acceptance,
-            restarted=self.restarted or other.restarted,
-            sleeping=_either(self.sleeping, other.sleeping),
-            adapters=self.adapters | other.adapters,
-            uptime_s=min(uptimes, default=None),
-            cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
-            revision=self.revision if self.revision == other.revision else "",
-            model=self.model if self.model == other.model else "",
-            slower_than=_add_edges(self.slower_than, other.slower_than),
-        )
+        return Window._pool((self, other))
 
     def followed_by(self, later: Window) -> Window:
         """Return both as one window of the same engines, gauges weighted by time, gaps left out.
@@ -178,8 +158,33 @@ class Window:
     @staticmethod
     def pooled(windows: Iterable[Window]) -> Window | None:
         """Return the windows of several engines over the same period as one; None without windows."""
-        each = list(windows)
-        return reduce(add, each) if each else None
+        every = list(windows)
+        return Window._pool(every) if len(every) > 1 else next(iter(every), None)
+
+    @staticmethod
+    def _pool(every: Sequence[Window]) -> Window:
+        engines = sum(each.engines for each in every)
+        uptimes = [each.uptime_s for each in every if each.uptime_s is not None]
+        return Window(
+            pool=", ".join(dict.fromkeys(each.pool for each in every)),
+            instance=", ".join(dict.fromkeys(name for each in every for name in each.instance.split(", "))),
+            start_s=min(each.start_s for each in every),
+            duration_s=sum(each.duration_s * each.engines for each in every) / engines,
+            counters=Counters.total(each.counters for each in every),
+            load=reduce(_pool_load, [each.load for each in every]),
+            sums=Sums.total([each.sums for each in every]),
+            engines=engines,
+            counts_drafts=reduce(_either, [each.counts_drafts for each in every]),
+            tells_acceptance=all(each.tells_acceptance for each in every),
+            restarted=any(each.restarted for each in every),
+            sleeping=reduce(_either, [each.sleeping for each in every]),
+            adapters=frozenset[str]().union(*(each.adapters for each in every)),
+            uptime_s=min(uptimes, default=None),
+            cache_dtype=_agree(each.cache_dtype for each in every),
+            revision=_agree(each.revision for each in every) or "",
+            model=_agree(each.model for each in every) or "",
+            slower_than=reduce(_add_edges, [each.slower_than for each in every]),
+        )
 
     @property
     def output_tokens(self) -> int | None:
@@ -352,6 +357,12 @@ class Window:
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     """Return a quotient where it is known and means something."""
     return None if numerator is None or not denominator or denominator < 0 else numerator / denominator
+
+
+def _agree(values: Iterable[str | None]) -> str | None:
+    """Return the value on which all agree."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def _add_edges(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from draftwise.backends.address import check_url
-from draftwise.core import Arm, InvalidSetup
+from draftwise.core import InvalidSetup
 from draftwise.knowledge.messages import refusal
+
+if TYPE_CHECKING:
+    from draftwise.core import Arm
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110, section 5.1)."""

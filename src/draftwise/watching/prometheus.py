@@ -37,6 +37,7 @@ from draftwise.watching.watcher import (
     RECENT_S,
     Look,
     Snapshot,
+    begins_anew,
     falls_back,
     find_renamed,
     grow,
@@ -514,7 +515,7 @@ def contradicts(looks: Sequence[Look], moves: Mapping[tuple[str, str], float]) -
     if looks[-1].started_s is None or len(looks) < 2:
         return False
     moved_s = moves.get((looks[0].pool, looks[0].instance), 0.0)
-    began = any(window.restarted for pair in pairwise(leave_out_damaged(looks)) for window in grow(*pair))
+    began = any(begins_anew(*pair) for pair in pairwise(leave_out_damaged(looks)))
     return not moved_s if began else moved_s > CLOCKS_DIFFER_S
 
 

@@ -90,9 +90,18 @@ def grow(before: Look, after: Look) -> Iterator[Window]:
     whose pages are inconsistent has no window.
     """
     for earlier, later in _pair_engines(before, after):
-        window = _compare(before, after, earlier, later)
-        if window.restarted or not (_lacks(earlier, later) or _falls(earlier, later)):
-            yield window
+        restarted = _restarts(before, after, earlier, later)
+        if restarted or not (_lacks(earlier, later) or _falls(earlier, later)):
+            yield _compare(before, after, earlier, later, restarted=restarted)
+
+
+def begins_anew(before: Look, after: Look) -> bool:
+    """Return whether an engine restarted between two looks at one server."""
+    return any(_restarts(before, after, *pair) for pair in _pair_engines(before, after))
+
+
+def _restarts(before: Look, after: Look, earlier: EngineReading, later: EngineReading) -> bool:
+    return _is_new_start(before, after) or _begins_anew(earlier, later)
 
 
 def _pair_engines(before: Look, after: Look) -> Iterator[tuple[EngineReading, EngineReading]]:
@@ -123,12 +132,11 @@ def falls_back(before: Look, after: Look) -> bool:
     return after.started_s is None and any(_falls(*pair) and not _lacks(*pair) for pair in pairs)
 
 
-def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading) -> Window:
+def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading, *, restarted: bool) -> Window:
     counters, sums = later.counters - earlier.counters, later.sums - earlier.sums
     if not later.counts_drafts:
         accepted = max(0, counters.spec.num_accepted_tokens)  # follows from other counters, and may fall
         counters = replace(counters, spec=replace(counters.spec, num_accepted_tokens=accepted))
-    restarted = _is_new_start(before, after) or _begins_anew(earlier, later)
     awake = (earlier.sleeping, later.sleeping)
     return Window(
         pool=after.pool,

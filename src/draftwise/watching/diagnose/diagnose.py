@@ -28,6 +28,7 @@ from draftwise.watching.diagnose.pool_case import (
     RuleMatch,
     SideInfo,
     differ_in_prompts,
+    find_missing,
 )
 
 RULES: tuple[DiagnosisRule, ...] = (
@@ -152,9 +153,14 @@ def _stays(hit: _Hit, ill: Collection[str]) -> bool:
 
 def _apply(case: PoolCase) -> Iterator[_Hit]:
     """Yield what holds, of the rules whose readings are at hand."""
-    for rule in RULES:
-        if not case.find_missing(_get_row(rule.code).needs) and (found := rule.find(case)) is not None:
+    for rule in _list_rules(case.readings):
+        if (found := rule.find(case)) is not None:
             yield _Hit(rule.code, found, rule.certainty)
+
+
+@cache
+def _list_rules(readings: frozenset[str]) -> tuple[DiagnosisRule, ...]:
+    return tuple(rule for rule in RULES if not find_missing(readings, tuple(_get_row(rule.code).needs)))
 
 
 def _confirm(case: PoolCase, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import hypot, inf, log, sqrt
+from typing import TYPE_CHECKING
 
 from draftwise.core import ServerLoad, SpecConfig, Window
 from draftwise.knowledge.findings import DiagnosisFact, all_findings
 from draftwise.knowledge.methods import find_method
-from draftwise.watching.fingerprint import Fingerprint
 from draftwise.watching.yardstick import Yardstick
+
+if TYPE_CHECKING:
+    from draftwise.watching.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +204,13 @@ class PoolCase:
 
     def find_missing(self, needs: Iterable[str]) -> tuple[str, ...]:
         """Return the needs without any available alternative."""
-        return tuple(need for need in needs if self.readings.isdisjoint(_list_alternatives(need)))
+        return find_missing(self.readings, tuple(needs))
 
 
 @cache
-def _list_alternatives(need: str) -> tuple[str, ...]:
-    return tuple(need.split(" or "))
+def find_missing(readings: frozenset[str], needs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the needs of which no alternative is among the readings."""
+    return tuple(need for need in needs if readings.isdisjoint(need.split(" or ")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
