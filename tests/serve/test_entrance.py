@@ -270,6 +270,17 @@ def test_chunks_with_extensions_and_trailers_are_one_body(shared):
     assert re.match(rb"HTTP/1.1 400|$", broken)
 
 
+def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(shared):
+    for stream in (False, True):
+        body = b'{"prompt": "a", "stream": %s}' % str(stream).lower().encode()
+        head = CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
+        head, _, content = raw(shared, head + body).partition(b"\r\n\r\n")
+        assert b" 200 " in head
+        assert b"chunked" not in head.lower()
+        assert content.startswith(b"data: {") == stream
+        assert content.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
 def test_what_asks_for_another_protocol_is_answered_in_this_one(shared):
     """Java's client sends such headers with its first request."""
     head = b"Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"

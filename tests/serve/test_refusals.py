@@ -109,6 +109,10 @@ REFUSED = {
         *("chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
         *(400, "messages", "tool_calls[0] must have a function"),
     ),
+    "earlier calls": (
+        *("chat/completions", {"messages": [{"role": "assistant", "tool_calls": {"id": "1"}}]}),
+        *(400, "messages", "tool_calls must be a list"),
+    ),
     "stream options": (
         *("completions", {"prompt": "a", "stream_options": {"include_usage": True}}),
         *(400, "stream_options", "stream: true"),

@@ -140,7 +140,9 @@ def _read_message(where: str, message: Any) -> dict[str, Any]:
         raise RequestError(400, f"{where} must be an object with a role.", param="messages")
     read: dict[str, Any] = message | {"content": _read_content(where, message.get("content"))}
     calls = read.pop("tool_calls", None)
-    if isinstance(calls, list) and calls:  # templates take an empty list for an answer with calls
+    if not isinstance(calls, list | None):
+        raise RequestError(400, f"{where}.tool_calls must be a list of calls.", param="messages")
+    if calls:  # templates take an empty list for an answer with calls
         read["tool_calls"] = [_with_arguments(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     return read
 

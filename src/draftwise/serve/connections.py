@@ -122,6 +122,11 @@ class _StrictProtocol(HttpToolsProtocol):
         if "path" not in self.scope:  # fields behind a body are dropped
             super().on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.scope["http_version"] != "1.1":
+            _end_with_connection(self.cycle)
+
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._num_bytes = 0
@@ -168,6 +173,17 @@ class _StrictProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)
+
+
+def _end_with_connection(cycle: Any) -> None:
+    """Send a stream without chunks, which came with HTTP/1.1: the end of the connection is its end."""
+    cycle.chunked_encoding, send = False, cycle.send
+
+    async def send_bare(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_bare
 
 
 class HttpServer(uvicorn.Server):

@@ -301,6 +301,25 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, ids: Any, monkeypatch: p
     assert not grammars.has(StructuredOutputsParams(regex="99")), "nor larger ones than fit"
 
 
+def test_what_steps_have_found_counts_as_part_of_a_kept_grammar(grammars: Grammars, ids: Any) -> None:
+    used, *others = (StructuredOutputsParams(regex=f"[ab]*{number}") for number in range(64))
+    first = grammars.compile(used)
+    for each in others:
+        grammars.compile(each)
+    for _ in range(2**10):
+        assert first.advance(ids("a")) == (1, None)
+    grammars.compile(used)
+    assert sum(map(grammars.has, (used, *others))) == 64
+    grammars.compile(StructuredOutputsParams(regex="a"))
+    assert grammars.has(used), "as the last to be asked for"
+    assert sum(map(grammars.has, others)) == 63 - 5, "its steps and the new one take the room of five"
+    for _ in range(2**12 - 2**10):
+        first.advance(ids("a"))
+    assert not grammars.has(used), "so that its states are dropped"
+    again = grammars.compile(used)
+    assert (grammars.has(used), again.advance(ids("a")), first.advance(ids("a"))) == (True, (1, None), (1, None))
+
+
 def test_threads_compile_beside_each_other(grammars: Grammars) -> None:
     failures: list[Exception] = []
 

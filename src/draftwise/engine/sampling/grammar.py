@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-_KEPT, _KEPT_CHARACTERS = 64, 2**20
-"""Maximum number of cached compiled grammars, and maximum characters of all (up to 600 bytes each)."""
+_KEPT, _LEAST, _OF_STEP = 2**20, 2**14, 64
+"""Maximum size of all cached grammars in characters, each up to 600 bytes; size of a short one, which may spell out a
+long text; and what a step adds, since states that it finds are kept with the grammar."""
+_WORN = 2**12
+"""Steps after which a grammar is compiled again, without the states that these have found."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"
 """Default whitespace between parts of JSON: enough for indentation. With more, small models write nothing else."""
 _LONG = 2**14
@@ -97,11 +100,23 @@ class _DeepThreads(ThreadPoolExecutor):
         return job
 
 
+class _Compilation:
+    """A compiled grammar at its start, and the steps of its completions."""
+
+    def __init__(self, matcher: LLMatcher, num_characters: int) -> None:
+        self.matcher, self.num_characters, self.num_steps = matcher, num_characters, 0
+
+    @property
+    def size(self) -> int:
+        """Size as in `_KEPT`."""
+        return max(self.num_characters, _LEAST) + _OF_STEP * self.num_steps
+
+
 class Grammar:
     """One completion's progress in its grammar.
 
     Args:
-        matcher: matcher at the grammar's start.
+        kept: the compiled grammar.
         maskers: compute masks while steps run, for a grammar in which that may take long. Such a completion has no
             drafts.
 
@@ -109,15 +124,15 @@ class Grammar:
         mask: allowed next tokens, computed or in progress; None: the step that needs them computes them.
     """
 
-    def __init__(self, matcher: LLMatcher, maskers: Executor | None = None) -> None:
-        self.matcher, self._maskers = matcher, maskers
+    def __init__(self, kept: _Compilation, maskers: Executor | None = None) -> None:
+        self.matcher, self._kept, self._maskers = kept.matcher.deep_copy(), kept, maskers
         self.mask: Future[bytes] | None = None  # compiling has found the first one
         self.refused_draft = False
         """Whether the last step had a draft of which not even the first token was allowed."""
 
     def copy(self) -> Grammar:
-        """Return the grammar of another completion, at the same place."""
-        return Grammar(self.matcher.deep_copy(), self._maskers)
+        """Return the grammar of another completion, at the start."""
+        return Grammar(self._kept, self._maskers)
 
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
         """Advance by a step's tokens. Return how many belong to the completion, and why it ends there.
@@ -125,6 +140,7 @@ class Grammar:
         The reason is `stop` if nothing may follow a complete text, `abort` if an incomplete text cannot be continued,
         and None if the completion continues.
         """
+        self._kept.num_steps += 1
         for count, token in enumerate(token_ids):
             if not self.matcher.try_consume_tokens([token]):
                 return count, "stop" if self.matcher.is_accepting() else "abort"
@@ -167,13 +183,13 @@ class Grammars:
         self._tokenizer_json = tokenizer_json
         self._end_ids = sorted(end_ids)
         self._vocab_size, self._num_words = vocab_size, -(-vocab_size // 32)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Compilation] = OrderedDict()
         self._lock = threading.Lock()
         self._compilers, self._maskers = _DeepThreads("draftwise-grammar"), _DeepThreads("draftwise-mask")
 
     def has(self, params: StructuredOutputsParams) -> bool:
         """Return whether a grammar is already compiled."""
-        return params.key in self._compiled
+        return (kept := self._compiled.get(params.key)) is not None and kept.num_steps < _WORN
 
     def prepare(self) -> None:
         """Load llguidance and its tokenizer in advance of the first grammar. Failures are reported by requests."""
@@ -194,20 +210,19 @@ class Grammars:
         """
         key = params.key
         with self._lock:
-            if (kept := self._compiled.get(key)) is not None:
+            if self.has(params):
                 self._compiled.move_to_end(key)
-                return self._start(kept, key)
-        matcher = self._compile(params)
+                return self._start(self._compiled[key])
+        kept = _Compilation(self._compile(params), len(key))
         with self._lock:
-            self._compiled[key] = matcher
-            while len(self._compiled) > _KEPT or (
-                len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS
-            ):
+            self._compiled.pop(key, None)
+            self._compiled[key] = kept
+            while len(self._compiled) > 1 and sum(each.size for each in self._compiled.values()) > _KEPT:
                 self._compiled.popitem(last=False)
-            return self._start(matcher, key)
+            return self._start(kept)
 
-    def _start(self, matcher: LLMatcher, key: str) -> Grammar:
-        return Grammar(matcher.deep_copy(), self._maskers if len(key) > _LONG else None)
+    def _start(self, kept: _Compilation) -> Grammar:
+        return Grammar(kept, self._maskers if kept.num_characters > _LONG else None)
 
     def constrain(self, logits_BSV: Tensor, grammars: Sequence[Grammar | None], draft: Draft) -> Draft:
         """Set disallowed logits to -inf in place, waiting for the draft. Return the draft, cut at each row's first
