@@ -243,17 +243,19 @@ def test_a_block_that_was_never_undisturbed_counts_for_nothing_and_says_so() -> 
     assert [each.block for each in counted.disturbances] == [5]
 
 
+@pytest.mark.parametrize("remembering", [{}, {"ngram k=3": "it may"}])
 @pytest.mark.parametrize("factor", [1 / 4, 4])
-def test_a_verdict_that_stands_only_without_what_its_pace_set_aside_is_none(factor: float) -> None:
+def test_a_verdict_that_stands_only_without_what_its_pace_set_aside_is_none(factor: float, remembering) -> None:
     """A prompt may be slow, or fast, by itself: where there was no time to ask it again, nobody can tell."""
     truths = {"plain": Truth(), "ngram k=3": gains(1.12 if factor > 1 else 1 / 1.12)}
-    run = make_run(truths, workloads=[workload(num_prompts=30)], repeats=1)
+    run = make_run(truths, workloads=[workload(num_prompts=30)], repeats=1, remembering=remembering)
     assert conclude_run(run).decision.comparisons[0].verdict is (Verdict.ADOPT if factor > 1 else Verdict.REJECT)
     run = slow(run, factor, lambda each: (each.arm, each.prompt_id) == ("ngram k=3", "code-7"))
     found = conclude_run(run).decision.comparisons[0]
     assert found.num_prompts == 29
     assert found.verdict is Verdict.INCONCLUSIVE
     assert (found.reason.code, found.reason.values["prompt"]) == (ReasonCode.LOST_BY_PACE, "code-7")
+    assert found.reason.values["once"] is bool(remembering)
 
 
 def test_what_the_machine_set_aside_does_not_count_for_a_verdict() -> None:

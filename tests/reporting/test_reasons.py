@@ -72,5 +72,15 @@ def test_damage_losers_and_prompts_follow_in_this_order() -> None:
     )
 
 
+def test_a_server_that_may_remember_is_not_said_to_be_asked_again() -> None:
+    values = {"verdict": "adopt", "count": 2, "prompt": "p7", "why": "a late first token"}
+    once, again = (
+        describe_reason(Reason(code=ReasonCode.LOST_BY_PACE, values={**values, "once": each})) for each in (True, False)
+    )
+    assert "--resume" in again
+    assert "--resume" not in once
+    assert "pass its config with --candidate" in once
+
+
 def test_what_was_not_judged_has_no_reason() -> None:
     assert describe_reason(None) == ""

@@ -148,6 +148,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | Non
             lambda row: row["timing"].update(sent=None),
             "(timing.sent: must be a finite number, not None)",
         ),
+        ("requests.jsonl", 4, lambda row: row["timing"].update(finished=-1.0), "(its times are no clock's)"),
         ("requests.jsonl", 4, lambda row: row.update(arm="x"), "readings of the arm 'x', which manifest.json does not"),
         (
             "turns.jsonl",
@@ -168,6 +169,12 @@ def test_what_was_changed_by_hand_is_named(measured: Path, file: str, line: int 
     with pytest.raises(InvalidSetup, match=re.escape(words)) as caught:
         RunDirectory(measured).read()
     assert [finding.code for finding in caught.value.findings] == ["damaged-run"]
+
+
+def test_a_pace_that_no_server_has_is_named(measured: Path) -> None:
+    (measured / "paces.jsonl").write_text('{"arm": "plain", "seconds": 0.0, "is_late": true}\n')
+    with pytest.raises(InvalidSetup, match=r"a decoding step cannot take 0\.0 s"):
+        RunDirectory(measured).read()
 
 
 def test_a_line_that_is_no_json_is_named(measured: Path) -> None:

@@ -396,6 +396,10 @@ class WarmPace:
     is_late: bool
     """Whether it is of the end of the run, and not of its warm-up."""
 
+    def __post_init__(self) -> None:
+        if not 1e-9 < self.seconds < 1e9:
+            raise ValueError(f"a decoding step cannot take {self.seconds} s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:

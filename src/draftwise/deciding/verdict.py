@@ -90,6 +90,7 @@ def judge_cell(
         other, _ = _judge_numbers(replace(with_lost, pace=found.pace), findings, thresholds)
         if lost and found.lost is not None and other is not verdict:
             values = {"verdict": str(verdict), "count": len(lost), "prompt": lost[0], "why": found.lost.reason}
+            values["once"] = found.lost.asks_once
             verdict, reason = Verdict.INCONCLUSIVE, _reason(ReasonCode.LOST_BY_PACE, **values)
     return replace(
         found.comparison,

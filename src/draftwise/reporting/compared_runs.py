@@ -149,6 +149,12 @@ def list_notes(compared: RunPair) -> list[str]:
     found = [
         f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
     ]
+    found += [
+        f"{' · '.join((cell.workload, cell.condition, cell.arm))}: {bad} of {bad + good} requests failed {when}"
+        for cell in compared.cells
+        for bad, good, when in zip(cell.num_failed, cell.num_requests, ("before", "after"), strict=True)
+        if bad
+    ]
     how = {change.how for cell in compared.cells for change in cell.changes}
     found += [
         f"{name}: judged by the {both} prompts that both sides used, of {one} and {other}"

@@ -328,6 +328,19 @@ def _say_slow_server(found: _Values) -> str:
     )
 
 
+def _say_lost(found: _Values) -> str:
+    fix = "To ask them again, continue with --resume and more --minutes"
+    if found.get("once"):
+        fix = (
+            "The candidate may remember prompts, so none is asked again. Measure again on a quieter machine. If it "
+            "remembers nothing, pass its config with --candidate"
+        )
+    return (
+        f"{found['verdict']} so far, but not if the requests set aside for their pace count ({found['count']}, the "
+        f"first for {found['prompt']}; {found['why']}). Their prompts may be slow by themselves. {fix}"
+    )
+
+
 def _say_pace(found: _Values) -> str:
     when = "over the run" if found["share"] is None else f"after {found['share']:.0%} of it"
     when = "part of the time" if found.get("spells") else "since its warm-up" if found["share"] == 0 else when
@@ -381,6 +394,7 @@ _SAYERS: Mapping[ReasonCode, Callable[[_Values], str]] = {
         lambda found: f"rests on {count_prompts(found['count'])}; at least {found['fewest']} are needed"
     ),
     ReasonCode.SLOW_SERVER: _say_slow_server,
+    ReasonCode.LOST_BY_PACE: _say_lost,
     ReasonCode.PACE_CHANGED: _say_pace,
     ReasonCode.NO_GAIN: lambda found: (
         f"{('slower' if found.get('slower') else 'not faster')}: the interval rules out a gain of "

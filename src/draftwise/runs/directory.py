@@ -77,6 +77,8 @@ _EARLIER_RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LATEST_S = 1e12
+"""Later than any clock."""
 _DESCRIBED = ("name", "source", "description", "random_tokens", "population", "choice")
 """What the manifest says of a workload besides its prompts."""
 
@@ -84,6 +86,13 @@ _DESCRIBED = ("name", "source", "description", "random_tokens", "population", "c
 def _to_row(prompt: Prompt) -> dict[str, Any]:
     """Return the line of a prompt: what is sent, and where in its log it stands."""
     return prompt.to_dict() | ({} if prompt.origin is None else {"origin": to_json(prompt.origin)})
+
+
+def _read_answer(row: dict[str, Any]) -> Answer:
+    answer = from_json(Answer, row)
+    if not 0 <= answer.timing.sent <= answer.timing.finished < _LATEST_S:
+        raise ValueError("its times are no clock's")
+    return answer
 
 
 class RunDirectory:
@@ -94,7 +103,7 @@ class RunDirectory:
         self.is_full = False
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
-        self._answers = RowFile(path / _REQUESTS, partial(from_json, Answer))
+        self._answers = RowFile(path / _REQUESTS, _read_answer)
         self._turns = RowFile(path / _TURNS, partial(from_json, TurnRecord))
         self._workloads: dict[tuple[str, str], Workload] = {}
         """Those that were read, by name and hash."""

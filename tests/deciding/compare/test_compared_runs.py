@@ -180,6 +180,13 @@ class TestOtherTools:
         assert changes["tpot"].ratio is None
         assert changes["tpot"].how.startswith("not comparable")
 
+    def test_requests_that_failed_are_told(self, tmp_path: Path) -> None:
+        document = json.loads((SAMPLES / "vllm-bench-0.32.json").read_text())
+        failed = {"completed": 3, "failed": 1, "output_lens": [0, *document["output_lens"][1:]]}
+        (tmp_path / "after.json").write_text(json.dumps(document | failed))
+        compared = compare(read_side(SAMPLES / "vllm-bench-0.32.json"), read_side(tmp_path / "after.json"))
+        assert "prompts · c=2 · server: 1 of 4 requests failed after" in list_notes(compared)
+
     def test_different_tools_are_a_difference(self) -> None:
         guidellm = read_side(SAMPLES / "guidellm-0.3.1.json")
         compared = compare(read_side(SAMPLES / "vllm-bench-0.32.json"), guidellm)

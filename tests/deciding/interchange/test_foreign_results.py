@@ -1,6 +1,8 @@
 """What other load generators measured, read by draftwise's definitions: their own numbers come out again."""
 
 import json
+import math
+import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pytest
 import yaml
 
 from draftwise.core import InvalidSetup, SpecStats
+from draftwise.deciding.compare import compare_sides, read_side
 from draftwise.deciding.interchange import ArmResults, Results, read_results
 from draftwise.deciding.interchange.results import make_load_label, make_timing
+from draftwise.reporting.compared_runs import to_markdown
 
 SAMPLES = Path(__file__).parent / "samples"
 """Files that the tools wrote about four requests of 20 tokens to a server that sends up to three tokens a chunk."""
@@ -196,7 +200,24 @@ BAD: dict[str, Callable[[Path], Path]] = {
     "no text": lambda folder: _written(folder / "a.json", b"\xff\xfe\x00"),
     "a raw record of genai-perf": lambda folder: save(folder / "a.json", {"experiments": [], "version": "1"}),
     "a field of another type": lambda folder: save(folder / "a.json", load("vllm-bench-0.32.json") | {"itls": 3}),
+    "a number that no clock shows": lambda folder: save(folder / "a.json", _with_first_gap(10**400)),
+    "a gap that is no number": lambda folder: save(folder / "a.json", _with_first_gap(math.nan)),
+    "a gap before the last chunk": lambda folder: save(folder / "a.json", _with_first_gap(-1.0)),
+    "requests that all failed": lambda folder: save(folder / "a.json", _without_answers()),
 }
+
+
+def _with_first_gap(seconds: float) -> dict[str, Any]:
+    document = load("vllm-bench-0.32.json")
+    document["itls"][0][0] = seconds
+    return document
+
+
+def _without_answers() -> dict[str, Any]:
+    document = load("vllm-bench-0.32.json")
+    count = len(document["ttfts"])
+    none = {"completed": 0, "failed": count, "ttfts": [0.0] * count, "itls": [[]] * count, "output_lens": [0] * count}
+    return document | none | {"errors": ["refused"] * count}
 
 
 def _written(path: Path, content: str | bytes) -> Path:
@@ -210,6 +231,41 @@ def test_what_is_no_result_is_refused_in_words(name: str, tmp_path: Path) -> Non
         read_results(BAD[name](tmp_path))
     assert "not a result" in str(caught.value)
     assert "vllm bench serve" in str(caught.value)
+
+
+JUNK = [None, True, -1, 10**400, 1e308, math.nan, -math.inf, "x", [], {}, [None]]
+
+
+def _places(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Yield each container in a document with each of its keys."""
+    if isinstance(value, list | dict):
+        for key in list(range(len(value)) if isinstance(value, list) else value):
+            yield value, key
+            yield from _places(value[key])
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in SAMPLES.rglob("*.json")))
+def test_a_result_with_a_wrong_field_is_compared_or_refused_and_shows_no_nan(name: str, tmp_path: Path) -> None:
+    (sample,) = SAMPLES.rglob(name)
+    chance, refused = random.Random(name), 0
+    for _ in range(60):
+        document = json.loads(sample.read_text())
+        kind = chance.choice(JUNK)
+        container, key = chance.choice(list(_places(document)))
+        container[key] = kind
+        try:
+            compared = compare_sides(
+                read_side(sample), read_side(save(tmp_path / "after.json", document)), ("version",)
+            )
+        except InvalidSetup:
+            refused += 1
+            continue
+        readings = [change for cell in compared.cells for change in cell.changes]
+        shown = [value for each in readings for side in (each.before, each.after) for value in side.values()]
+        assert all(0 <= value < math.inf for value in shown), (kind, key)
+        assert all(each.ratio is None or 0 < each.ratio.value < math.inf for each in readings), (kind, key)
+        to_markdown(compared)
+    assert 0 < refused < 60
 
 
 def shares(num_tokens: int | None, gaps: Iterable[float]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from draftwise.core import InvalidSetup
 from draftwise.deciding.interchange.aiperf import is_aiperf_record, is_aiperf_summary, read_aiperf
 from draftwise.deciding.interchange.guidellm import is_guidellm, read_guidellm
 from draftwise.deciding.interchange.results import Results, make_unreadable
@@ -31,24 +32,60 @@ def read_results(path: Path) -> Results:
     documents = _documents(path)
     source = str(path)
     try:
-        if len(documents) == 1 and isinstance(documents[0], list):
-            # summary.json of `vllm bench sweep serve`
-            documents = documents[0]
-        if documents and all(map(is_vllm_bench, documents)):
-            return read_vllm_bench(documents, source)
-        if documents and all(map(is_aiperf_record, documents)):
-            return read_aiperf(documents, _sibling(path, _SUMMARY), source)
-        if len(documents) == 1 and is_guidellm(documents[0]):
-            return read_guidellm(documents[0], source)
-        if len(documents) == 1 and is_aiperf_summary(documents[0]):
-            return read_aiperf((), documents[0], source)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        results = _recognise(documents, path, source)
+        _require_sound(results)
+    except InvalidSetup:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise make_unreadable(source, f"it has an invalid field ({error!r})") from error
+    cells = results.cells
+    if not any(cell.num_requests or any(each.mean for each in cell.aggregates.values()) for cell in cells):
+        raise make_unreadable(source, "it has no answered request")
+    return results
+
+
+def _recognise(documents: Sequence[Any], path: Path, source: str) -> Results:
+    if len(documents) == 1 and isinstance(documents[0], list):
+        # summary.json of `vllm bench sweep serve`
+        documents = documents[0]
+    if documents and all(map(is_vllm_bench, documents)):
+        return read_vllm_bench(documents, source)
+    if documents and all(map(is_aiperf_record, documents)):
+        return read_aiperf(documents, _sibling(path, _SUMMARY), source)
+    if len(documents) == 1 and is_guidellm(documents[0]):
+        return read_guidellm(documents[0], source)
+    if len(documents) == 1 and is_aiperf_summary(documents[0]):
+        return read_aiperf((), documents[0], source)
     if documents and isinstance(documents[0], dict) and "experiments" in documents[0]:
         raise make_unreadable(
             source, "it is genai-perf's raw record; draftwise reads profile_export_genai_perf.json next to it"
         )
     raise make_unreadable(source, "it has no known format")
+
+
+_MOST = 1e12
+"""Largest number that a result may hold: later than any clock, more than any count."""
+
+
+def _require_sound(results: Results) -> None:
+    """Raise ValueError if a reading is no number, or if time runs backwards."""
+    for cell in results.cells:
+        means = [value for each in cell.aggregates.values() for value in (each.mean, *each.percentiles.values())]
+        spec = () if cell.spec is None else (*cell.spec.accepted_per_pos, cell.spec.num_drafts,
+                                             cell.spec.num_draft_tokens, cell.spec.num_accepted_tokens)  # fmt: skip
+        _require_numbers(cell.num_requests, cell.num_failed, cell.duration_s, cell.output_tokens_per_s, *means, *spec)
+        for answer in cell.answers:
+            timing = answer.timing
+            times = [timing.sent, *(time for time, _ in timing.chunks)]
+            _require_numbers(*times, timing.finished, timing.intended, timing.num_tokens, answer.num_prompt_tokens)
+            if times != sorted(times) or min((tokens for _, tokens in timing.chunks), default=0) < 0:
+                raise ValueError(f"request {answer.prompt_id}: its times run backwards")
+
+
+def _require_numbers(*values: Any) -> None:
+    for value in values:
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < _MOST):
+            raise ValueError(f"{value!r:.40} is not a possible reading")
 
 
 def _documents(path: Path) -> Sequence[Any]:
