@@ -225,6 +225,13 @@ def test_llama_cpp_speculates_once_it_has_counted_a_draft() -> None:
     )
 
 
+def test_lmdeploys_names_are_vllms_behind_its_own_prefix() -> None:
+    whole, found = parse_counters(VLLM), parse_counters(VLLM.replace("vllm:", "lmdeploy:"))
+    assert (found.spec, found.generation_tokens) == (whole.spec, whole.generation_tokens)
+    (never,) = parse_engines('lmdeploy:spec_decode_num_drafts_total{engine="0"} 0\n')
+    assert never.counts_drafts is None
+
+
 def test_sglang_tells_accepted_tokens_by_what_its_steps_gave() -> None:
     ended = SGLANG + 'sglang:num_requests_total{model_name="m"} 57\n'
     (unknown,), (told,) = (

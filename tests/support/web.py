@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 __all__ = ["Answer", "serving_answers"]
 
-Answer = tuple[int, str | bytes]
-"""Status and body."""
+Answer = tuple[int, str | bytes] | tuple[int, str | bytes, Mapping[str, str]]
+"""Status and body, and further headers."""
 
 
 @contextmanager
@@ -36,10 +37,11 @@ def serving_answers(
             assert post is not None, "nothing is posted here"
             self._send(*post(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
 
-        def _send(self, status: int, body: str | bytes) -> None:
+        def _send(self, status: int, body: str | bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
             data = body.encode() if isinstance(body, str) else body
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

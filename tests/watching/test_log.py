@@ -236,6 +236,19 @@ def test_a_log_without_such_lines_is_a_finding() -> None:
     snapshot = see_log(["INFO 11-22 hello"], name="pod.log", now=NOW)
     assert [finding.code for finding in snapshot.findings] == ["no-statistics"]
     assert snapshot.recent == ()
+    (off,) = see_log(
+        ["WARNING 11-22 AsyncLLM created with api_server_count more than 1; disabling stats logging"],
+        name="pod.log",
+        now=NOW,
+    ).findings
+    assert (off.code, "--api-server-count 1" in off.fix) == ("no-statistics", True)
+
+
+def test_an_error_below_python_is_the_cause_of_what_follows() -> None:
+    native = "[rank3]:[E1122 10:01:00.1 ProcessGroupNCCL.cpp:683] Watchdog caught collective operation timeout"
+    lines = [*NEW.format(10).splitlines(), f"(EngineCore_DP0 pid=9) {native}", *ERRORS[2:]]
+    (found,) = see_log(lines, name="pod.log", now=NOW).findings
+    assert (found.code, "Watchdog caught collective operation timeout" in found.message) == ("engine-dies", True)
 
 
 ERRORS = (

@@ -5,8 +5,8 @@ import gzip
 import random
 import socket
 import threading
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
 
 import pytest
 from tests.support.web import Answer, serving_answers
@@ -71,10 +71,27 @@ def test_a_page_is_read_as_a_proxy_sends_it(page: bytes) -> None:
     assert look.engines[0].counters.generation_tokens == 5
 
 
-@pytest.mark.parametrize("copied", [True, False])
-def test_a_page_from_a_cache_is_no_state_of_its_server(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+STAYS, MOVES = repeat("process_cpu_seconds_total 400"), (f"process_cpu_seconds_total {each}" for each in count())
+
+
+@pytest.mark.parametrize(
+    ("lines", "headers", "copied"),
+    [
+        (STAYS, {}, True),
+        (MOVES, {}, False),
+        (repeat(""), {"Age": "12"}, True),
+        (repeat(""), {"X-Cache": "Hit from a proxy"}, True),
+        (repeat(""), {"Cache-Status": "proxy; hit; ttl=3"}, True),
+        (repeat(""), {"Date": "Sun, 29 Nov 2026 17:00:00 GMT"}, True),
+        (repeat(""), {"Age": "0", "X-Cache": "MISS"}, False),
+        (MOVES, {"Age": "12"}, False),
+    ],
+)
+def test_a_page_from_a_cache_is_no_state_of_its_server(
+    lines: Iterator[str], headers: dict[str, str], copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("draftwise.watching.watcher._COPIED_S", 0.05)
-    cpu = count(400)
+    dates = map(str, count())
 
     async def run(url: str) -> Look:
         page = HttpPage("spec", url)
@@ -82,13 +99,22 @@ def test_a_page_from_a_cache_is_no_state_of_its_server(copied: bool, monkeypatch
         await asyncio.sleep(0.06)
         return await page.look()
 
-    answer = lambda *_: (200, f"{PAGE}process_cpu_seconds_total {0 if copied else next(cpu)}\n")  # noqa: E731
+    def answer(*_: object) -> Answer:
+        return 200, f"{PAGE}{next(lines)}\n", {"Date": next(dates), **headers}
+
     with serving_answers(answer) as url:
         if copied:
             with pytest.raises(BackendError, match="a cache answers in its place"):
                 asyncio.run(run(url))
         else:
             assert asyncio.run(run(url)).server == "vLLM"
+
+
+def test_other_engines_are_named_with_what_they_need() -> None:
+    with pytest.raises(BackendError, match=r"Triton's own page.*REPORT_CUSTOM_METRICS"):
+        look_at(lambda *_: (200, 'nv_inference_request_success{model="m"} 5\n'))
+    with pytest.raises(BackendError, match="is Ollama, which has no metrics page"):
+        look_at(lambda path, _: (200, "Ollama is running") if path == "/" else (404, "no"))
 
 
 def test_a_server_that_says_nothing_is_given_up() -> None:

@@ -141,6 +141,17 @@ def test_a_crash_loop_is_no_balancer_whether_or_not_the_page_tells_a_start(shows
     assert seen[-1].recent
 
 
+def test_an_engine_that_counts_no_drafts_is_named() -> None:
+    class Other(SimulatedPage):
+        def text(self) -> str:
+            return "tgi_batch_current_size 4\ntgi_request_generated_tokens_sum 8000\n"
+
+    (snapshot,), _ = observe(lambda: [Other("spec", "http://a:8000", SPEC)], 1)
+    found = {each.code: each.message for each in snapshot.findings}
+    assert found["drafts-uncounted"].startswith("http://a:8000 is a server of TGI, whose page does not count drafts.")
+    assert "metrics-renamed" not in found
+
+
 def test_a_page_of_the_v0_engine_is_named() -> None:
     class Old(SimulatedPage):
         def text(self) -> str:

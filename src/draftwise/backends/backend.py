@@ -47,6 +47,8 @@ class Exchange:
     finished: float
     retry_after: str = ""
     """The Retry-After header; empty without one."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that tell of a cache, by lower-case name."""
     refusals: int = 0
     """How often a busy server rejected the request before this attempt."""
 

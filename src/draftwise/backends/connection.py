@@ -99,7 +99,8 @@ class Connection:
             sent=sent,
             received=tuple(pieces),
             finished=reply.finished,
-            retry_after=reply.retry_after,
+            retry_after=reply.headers.pop("retry-after", ""),
+            headers=reply.headers,
         )
 
     def close(self) -> None:
@@ -233,6 +234,9 @@ class ReplyError(Exception):
     """What arrived is not HTTP/1.1."""
 
 
+_KEPT = frozenset({b"retry-after", b"age", b"date", b"cache-status", b"x-cache", b"x-cache-status", b"cf-cache-status"})
+
+
 class Reply:
     """One arriving answer. The parser calls its `on_...` methods.
 
@@ -241,7 +245,7 @@ class Reply:
     """
 
     __slots__ = (
-        *("_delimited", "_parser", "_time", "complete", "finished", "keep_alive", "pieces", "retry_after"),
+        *("_delimited", "_parser", "_time", "complete", "finished", "headers", "keep_alive", "pieces"),
         *("started", "status"),
     )
 
@@ -253,7 +257,7 @@ class Reply:
         self.complete = False
         self.keep_alive = False
         self.finished = 0.0
-        self.retry_after = ""
+        self.headers: dict[str, str] = {}
         self._time = 0.0
         self._delimited = False
         self._parser = httptools.HttpResponseParser(self)
@@ -286,11 +290,11 @@ class Reply:
             raise ReplyError("more bytes than the answer has")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Record how the body ends, and when to retry."""
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        """Record how the body ends, when to retry, and what a cache says."""
+        if (key := name.lower()) in (b"content-length", b"transfer-encoding"):
             self._delimited = True
-        elif name.lower() == b"retry-after":
-            self.retry_after = value.decode("latin-1")
+        elif key in _KEPT:
+            self.headers[key.decode()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Record the status. 1xx responses precede the final one."""

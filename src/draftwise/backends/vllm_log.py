@@ -78,6 +78,8 @@ def find_root_cause(lines: Sequence[str]) -> str | None:
     if not found:
         return None
     causes = [number for number in found if not facts.consequences.search(texts[number])]
+    if not causes and (native := next(filter(facts.native.search, texts), "")):
+        return native.strip()[:_LONGEST]
     return _with_detail(texts, (causes or found)[0])
 
 

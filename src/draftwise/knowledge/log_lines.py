@@ -33,6 +33,8 @@ class LogFacts:
     """The part of a line before its text: process, level, time, file."""
     stamp: re.Pattern[str]
     """Month, day and time of a line."""
+    native: re.Pattern[str]
+    """Errors of libraries below Python, which raise no exception there."""
     consequences: re.Pattern[str]
     """Errors that only report the failure of another process."""
     port_taken: re.Pattern[str]
@@ -50,6 +52,7 @@ def read_log_facts() -> LogFacts:
         progress=re.compile(data["progress"]),
         prefix=re.compile(data["prefix"]),
         stamp=re.compile(data["stamp"]),
+        native=re.compile(data["native"]),
         consequences=re.compile(data["consequences"]),
         port_taken=re.compile(data["port_taken"], re.IGNORECASE),
     )
@@ -65,6 +68,8 @@ class StatsLogFacts:
     """Matches the line about drafts, which follows the engine's line."""
     dies: re.Pattern[str]
     """Matches lines of an engine that dies, not errors of one request."""
+    off: re.Pattern[str]
+    """Matches the line of a server that writes no statistics, because it has several API servers."""
     hangs: re.Pattern[str]
     """Matches lines of an engine whose workers do not answer, with the seconds."""
     time: re.Pattern[str]
@@ -83,6 +88,7 @@ def read_stats_log() -> StatsLogFacts:
         begins=re.compile(data["begins"]),
         drafts=re.compile(data["drafts"]),
         dies=re.compile(data["dies"]),
+        off=re.compile(data["off"]),
         hangs=re.compile(data["hangs"]),
         time=re.compile(data["time"]),
         process=re.compile(data["process"]),

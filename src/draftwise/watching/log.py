@@ -82,7 +82,9 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         start.take(tail, 0.0)
         if not (died or start.is_ready) and (cause := find_root_cause(tail)):
             died = [fault("engine-dies", case="log", name=name, cause=cause)]
-        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, warning("no-statistics", name=name)))
+        off = any(map(read_stats_log().off.search, tail))
+        none = warning("no-statistics", case="off", name=name) if off else warning("no-statistics", name=name)
+        return Snapshot(at_s=0.0, windows=(), recent=(), findings=(*died, none))
     end_s = last.start_s + last.duration_s
     recent.forget(end_s)
     seen = tuple(recent.read())

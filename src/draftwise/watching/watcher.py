@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from draftwise.backends.address import check_url
-from draftwise.backends.backend import BrokenStream
+from draftwise.backends.backend import BrokenStream, Exchange
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Window
@@ -38,6 +38,10 @@ PLAIN = "plain"
 _GATEWAY = (
     "a gateway has no metrics of its own there. Pass the address of each server (port 8000 of a pod, or the /metrics "
     "page that Prometheus scrapes), or --prometheus URL"
+)
+_TRITON = (
+    "this is Triton's own page. Its vLLM backend adds vLLM's counters if the model's config.pbtxt sets "
+    'REPORT_CUSTOM_METRICS to "true"'
 )
 _ANSWERED = 'http_requests_total{handler="/v1/'
 _STATS_OFF = "it answers requests, so its statistics are off. Start it without --disable-log-stats"
@@ -322,6 +326,7 @@ class HttpPage:
         self._timeout_s = timeout_s
         self._last: PageIdentity | None = None
         self._written_s = 0.0
+        self._date: str | None = None
         self._clean = 0
         self._wire = Wire(
             self.instance, headers=headers, now=time.perf_counter, proxy=find_proxy(self.instance), connect_s=timeout_s
@@ -334,8 +339,8 @@ class HttpPage:
             BackendError: the server does not answer in time, or the page has no counters of a known server.
         """
         try:
-            text, clock_s = await self._read()
-            page = read_identity(text)
+            text, answer = await self._read()
+            clock_s, page = answer.finished, read_identity(text)
             fits = self._last is None or not self._last.cannot_precede(page)
             reads = _READS if fits and self._clean >= _CLEAN else _READS_AT_FIRST
             pages, several, end_s = [page], False, clock_s + self._timeout_s
@@ -344,8 +349,8 @@ class HttpPage:
                     break
                 self._wire.turn()
                 with suppress(BackendError):
-                    text, clock_s = await self._read()
-                    page = read_identity(text)
+                    text, answer = await self._read()
+                    clock_s, page = answer.finished, read_identity(text)
                     several = any(each.cannot_precede(page) for each in pages)
                     pages.append(page)
         finally:
@@ -353,23 +358,27 @@ class HttpPage:
         at_s = time.time() - (time.perf_counter() - clock_s)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=clock_s)
         if look.server is None:
-            raise BackendError(
-                f"{self.instance}{_METRICS} shows no counters of a known server: "
-                f"{_STATS_OFF if _ANSWERED in text else _GATEWAY}."
-            )
-        if self._last is None or not self._last.is_copied(page):
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_explain_page(text)}.")
+        copied = self._last is not None and self._last.is_copied(page)
+        stored = self._last is not None and self._last.counted == page.counted and _is_stored(answer, self._date)
+        if not (copied or stored):
             self._written_s = clock_s
-        self._last = page
+        self._last, self._date = page, answer.headers.get("date")
         if (old_s := clock_s - self._written_s) >= _COPIED_S:
+            why = (
+                "not even the CPU time of the process, which a page costs"
+                if copied
+                else "its headers tell of a stored copy"
+            )
             raise BackendError(
-                f"{self.instance}{_METRICS} has not changed for {old_s:.0f} s: not even the CPU time of the process, "
-                "which a page costs. So a cache answers in its place. Compare it with the page of the pod itself."
+                f"{self.instance}{_METRICS} has not changed for {old_s:.0f} s: {why}. So a cache answers in its place. "
+                "Compare it with the page of the pod itself."
             )
         self._clean = 0 if several else self._clean + bool(_count_tokens(look))
         return replace(look, several=several)
 
-    async def _read(self) -> tuple[str, float]:
-        """Return the page on a new connection, and when it had arrived on the clock that is never set."""
+    async def _read(self) -> tuple[str, Exchange]:
+        """Return the page, read on a new connection, with the answer that brought it."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._wire.get(_METRICS, anew=True)
@@ -378,15 +387,39 @@ class HttpPage:
         except BrokenStream as error:
             raise BackendError(f"{self.instance} does not answer ({error}).") from None
         if not 200 <= answer.status < 300:
+            if answer.status == 404 and await self._is_ollama():
+                raise BackendError(f"{self.instance} is Ollama, which has no metrics page and tells nothing of drafts.")
             raise BackendError(f"{self.instance}{_METRICS} answers {answer.status}{_explain(answer.status)}.")
         page = b"".join(data for _, data in answer.received)
         with suppress(OSError, EOFError, zlib.error):
             page = gzip.decompress(page)  # by a proxy that was not asked to
-        return page.decode("utf-8-sig", errors="replace"), answer.finished
+        return page.decode("utf-8-sig", errors="replace"), answer
+
+    async def _is_ollama(self) -> bool:
+        """Return whether the server answers at its root as Ollama does."""
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._wire.get("/", anew=True)
+            return b"".join(data for _, data in answer.received).startswith(b"Ollama")
+        return False
 
     def close(self) -> None:
         """Close the connection."""
         self._wire.close()
+
+
+def _explain_page(text: str) -> str:
+    """Return why a page may have no counters of a server."""
+    if text.startswith("nv_inference_") or "\nnv_inference_" in text:
+        return _TRITON
+    return _STATS_OFF if _ANSWERED in text else _GATEWAY
+
+
+def _is_stored(answer: Exchange, date: str | None) -> bool:
+    """Return whether a cache had the answer: it says so, or the answer has the date of an earlier one."""
+    headers = dict(answer.headers)
+    made, age = headers.pop("date", None), headers.pop("age", "0").strip()
+    return age not in ("", "0") or "hit" in " ".join(headers.values()).lower() or (made is not None and made == date)
 
 
 def name_server(url: str) -> str:
@@ -677,6 +710,9 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
         lacks += ["output tokens"] if any(each.counters.generation_tokens is None for each in known) else []
         if lacks and (old := next((name for name in look.unknown if name in OLD_METRICS), "")):
             yield warning("metrics-v0", instance=look.instance, old=old)
+        elif lacks and look.server not in (None, "vLLM") and not look.unknown:
+            names = " and ".join(lacks)
+            yield warning("drafts-uncounted", instance=look.instance, server=look.server, names=names)
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
             yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)
