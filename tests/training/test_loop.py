@@ -105,6 +105,11 @@ def replace_weights(state):
     state["network"] = {name: tensor[..., :-1].clone() for name, tensor in state["network"].items()}
 
 
+def change_averages(state, change):
+    for kept in state["optimizers"]["state"].values():
+        kept |= {name: change(value) for name, value in kept.items() if value.ndim}
+
+
 BAD_STATES = {
     "no position": lambda state: state.pop("position"),
     "no network": lambda state: state.pop("network"),
@@ -115,6 +120,13 @@ BAD_STATES = {
     "a step that is text": lambda state: state.update(position={"step": "x", "taken": [0]}),
     "a step behind the last": lambda state: state.update(position=state["position"] | {"step": 7}),
     "a step before the first": lambda state: state.update(position=state["position"] | {"step": -1}),
+    "samples of no bucket": lambda state: state.update(position=state["position"] | {"taken": []}),
+    "samples of other steps": lambda state: state.update(position=state["position"] | {"taken": [4]}),
+    "a network that is not finite": lambda state: next(iter(state["network"].values())).fill_(torch.nan),
+    "averages that are not finite": lambda state: change_averages(state, lambda value: value * torch.inf),
+    "averages of another shape": lambda state: change_averages(state, lambda value: value[:-1]),
+    "counts below zero": lambda state: state.update(counts=[-1, 7]),
+    "a sum that is not finite": lambda state: state.update(loss_sum=torch.nan),
     "counts of another kind": lambda state: state.update(counts=3),
     "a sum that is text": lambda state: state.update(loss_sum="x"),
     "nothing": lambda state: state.clear(),
@@ -140,6 +152,20 @@ def test_a_whole_state_that_is_not_this_runs_is_refused(case, unfinished):
         train("medusa", unfinished, QUIET)
     assert (error.value.findings[0].code, error.value.findings[0].where) == ("damaged-training-state", str(file))
     file.write_bytes(before)
+
+
+def test_a_states_settings_of_optimizers_are_not_taken(settings, tmp_path, monkeypatch):
+    runs = [dataclasses.replace(settings, out=str(tmp_path / name), options={"num_heads": 2}) for name in "ab"]
+    for mine in runs:
+        train_and_die(monkeypatch, 3, "medusa", mine)
+    file = tmp_path / "b" / "training" / "checkpoint.pt"
+    state = torch.load(file, weights_only=True)
+    for group in state["optimizers"]["param_groups"]:
+        group["weight_decay"] = 1e9
+    torch.save(state, file)
+    for mine in runs:
+        train("medusa", mine, QUIET)
+    assert distance(*(weights(mine.out) for mine in runs)) == 0
 
 
 def test_accumulated_batches_make_the_same_steps_as_a_big_one(settings, tmp_path):

@@ -436,6 +436,13 @@ class SampleOrder:
         """Return the position before the first step."""
         return Position(taken=(0,) * len(self.lengths))
 
+    def leads_to(self, position: Position) -> bool:
+        """Return whether as many steps as a position counts can have taken its samples."""
+        if len(position.taken) != len(self._sizes):
+            return False
+        steps = [divmod(taken, size) for taken, size in zip(position.taken, self._sizes, strict=True)]
+        return min(steps)[0] >= 0 and not any(rest for _, rest in steps) and sum(n for n, _ in steps) == position.step
+
     def take_step(self, position: Position) -> tuple[list[BatchRows], Position]:
         """Return the batches of the step at a position, and the position after it."""
         bucket = int(np.random.default_rng((self._seed, 0, position.step)).choice(len(self.lengths), p=self._shares))

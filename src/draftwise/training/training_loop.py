@@ -262,13 +262,17 @@ class TrainingRun:
             self._position = Position(step=int(position["step"]), taken=tuple(map(int, position["taken"])))
             if not 0 <= self._position.step <= self._settings.steps:
                 raise ValueError(f"it is of step {self._position.step} of {self._settings.steps}")
+            if not self._learned.order.leads_to(self._position):
+                raise ValueError(f"its {self._position.step} steps cannot have taken its samples")
             if not (state["network"] and all(map(state["optimizers"].get, ("state", "param_groups")))):
                 raise ValueError("it is empty")  # which torch would take for nothing to do
             self._optimizers.load_state_dict(state["network"], state["optimizers"])
             self._loss_sum.fill_(state["loss_sum"] if self._ranks.is_first else 0.0)
             self._loss_count, self._num_tokens = map(int, state["counts"])
             self._seconds = float(state["seconds"])
-        except (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if not (math.isfinite(self._loss_sum) and min(self._loss_count, self._num_tokens, self._seconds) >= 0):
+                raise ValueError("its sums are not those of a run")
+        except (AttributeError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise self._folder.refuse(error) from None  # of another release, or of another target of that name
         self._progress.status(f"resuming at step {self._position.step}")
 
@@ -386,9 +390,18 @@ class Optimizers:
         return network, optimizers
 
     def load_state_dict(self, network: dict[str, Any], optimizers: dict[str, Any]) -> None:
-        """Restore a state, from any number of ranks."""
+        """Restore a state, from any number of ranks. The optimizers' settings stay those of this run."""
+        for name, kept in optimizers["state"].items():
+            for value in (network[name], *kept.values()):
+                if value.numel() > 1 and value.shape != network[name].shape or not value.isfinite().all():
+                    raise ValueError(f"{name} is not finite, or its averages have another shape")
+        groups = [group for part in self._parts for group in part.param_groups]
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         whole = StateDictOptions(full_state_dict=True)
         set_state_dict(self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole)
+        groups = [group for part in self._parts for group in part.param_groups]
+        for group, own in zip(groups, settings, strict=True):
+            group.update(own)
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -241,6 +241,8 @@ def test_chat_template_faults_are_findings(tmp_path, template, code):
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes too long"),
         ("{{ 'a' * 10 ** 10 }}", "MemoryError"),
+        ("{{ 'a' * 6 * 10 ** 8 }}", "MemoryError"),
+        ("{{ messages[0].role * 2 * 10 ** 8 }}", "MemoryError"),
     ],
 )
 def test_a_template_is_bounded_wherever_it_is_rendered(tmp_path, monkeypatch, template, words):

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -29,8 +29,8 @@ _LONGEST_REASON = 300
 """Maximum characters of another library's message: more would be the text itself."""
 _CPU_S = 3.0
 """CPU seconds allowed for a conversation, and per megabyte of it."""
-MEMORY = 2**31
-"""Maximum bytes of memory for rendering."""
+MEMORY, _OF_TEMPLATE = 2**31, 2**29
+"""Maximum bytes of memory for reading a request, and for rendering its messages."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -65,7 +65,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        with failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"):
+        with failing_as("bad-chat-template", "The chat template is not valid Jinja", "chat_template"), _little_memory():
             return environment.from_string(self._source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -76,7 +76,8 @@ class ChatTemplate:
                 its time or memory.
         """
         if self.is_bounded_here:
-            with failing_as("chat-template-refused", "The model's chat template refuses these messages", "messages"):
+            words = "The model's chat template refuses these messages"
+            with failing_as("chat-template-refused", words, "messages"), _little_memory():
                 return self.compiled.render({**variables, "messages": messages})
         with self._lock:
             connection, self._connection = self._connection or self._start(), None
@@ -168,16 +169,27 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def limit_memory() -> None:
-    """Limit this process to `MEMORY` more than it uses now, if the system supports that."""
+def limit_memory(more: int = MEMORY) -> Callable[[], None]:
+    """Limit this process to `more` bytes than it uses now, if the system supports that. Return what undoes it."""
     if sys.platform != "linux":
-        return
+        return lambda: None
     import resource
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = used + MEMORY
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + more
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    return partial(resource.setrlimit, resource.RLIMIT_AS, (before, hard))
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Limit a template to `_OF_TEMPLATE`, in a process that may take more for other work."""
+    undo = limit_memory(_OF_TEMPLATE)
+    try:
+        yield
+    finally:
+        undo()
 
 
 def main(descriptor: int) -> None:
