@@ -83,6 +83,21 @@ def test_a_package_that_suffix_needs_is_spoken_of_until_it_is_known_to_be_there(
     assert (answer["accepted"], found) == (accepted, {code} - {None})
 
 
+@pytest.mark.parametrize("packages", ["NONSENSE", "artic-inference,vllm-ascend", "0.33.0", "vllm,vllm_ascent"])
+def test_a_package_that_no_rule_asks_for_is_refused(packages):
+    ended = run("check", LLAMA, "-sc", SUFFIX, "--installed", packages)
+    assert ended.exit_code == 2
+    assert "Packages that count: arctic-inference, terratorch, vllm-ascend." in ended.stderr
+
+
+@pytest.mark.parametrize("verb", [("check",), ("upgrade", "--from", "0.30.0", "--to", "0.33.0")])
+@pytest.mark.parametrize("name", ["NONSENSE", "./missing", "missing/model/3"])
+def test_a_target_that_is_nothing_is_refused(verb, name):
+    ended = run(*verb, LLAMA, "-sc", NGRAM, "--target", name)
+    assert ended.exit_code == 2
+    assert f"--target: {name!r} is neither a directory here nor a model." in ended.stderr
+
+
 def test_what_is_no_name_of_a_package_is_refused():
     ended = run("check", LLAMA, "-sc", SUFFIX, "--installed", "arctic inference")
     assert ended.exit_code == 2

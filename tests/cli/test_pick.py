@@ -109,6 +109,7 @@ def test_the_verdict_comes_last_also_when_speculation_is_the_wrong_lever() -> No
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.1"), "0.1"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--drafter", "nowhere"), "nowhere"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--uses", "lora"), "Choose from allowed_token_ids"),
+        (("Qwen/Qwen3-8B", "--gpu", "H200", "--concurrency", "8", "--peak-concurrency", "4"), "below the median"),
         (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.10.2", "--uses", "guided_decoding"), "structured_outputs"),
     ],
 )

@@ -76,6 +76,7 @@ def test_what_does_not_fit_exits_with_1() -> None:
         ((LLAMA, "--gpu", "Voodoo2"), "draftwise does not know the GPU 'Voodoo2'"),
         (("nobody/nothing", "--gpu", "H200"), "neither a checkpoint directory"),
         ((LLAMA, "--gpu", "H200", "--vllm", "0.1"), "older than"),
+        ((LLAMA, "--gpu", "H200", "--method", "eagle3", "--drafter", "nothing"), "neither a directory here"),
         ((LLAMA, "--gpu", "H200", "--speculative-config", "{"), "The text has an unclosed brace"),
     ],
 )

@@ -15,10 +15,6 @@ _GIB = 1 << 30
 _LEAST_GIB = 1
 """Least memory of a GPU that models are served on."""
 
-_CAPABILITIES: Mapping[str, int] = {
-    "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100, "blackwell-rtx": 120,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -27,12 +23,14 @@ class Gpu:
     name: str
     architecture: str
     """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` if only the memory is given."""
+    capability: int | None = None
+    """NVIDIA's compute capability, e.g. 86; None for other vendors, or if only the memory is given."""
     memory_bytes: int
     """Total memory as CUDA reports it, below the data sheet's; `gpu_memory_utilization` is a share of it."""
     bandwidth_gbs: float = 0.0
     """Memory bandwidth in GB/s; 0 if unknown."""
     bf16_tflops: float = 0.0
-    """Dense matrix products in TFLOP/s; FP16 for GPUs older than Ampere."""
+    """Dense matrix products in TFLOP/s, 0 if unknown; FP16 for GPUs older than Ampere."""
     fp8_tflops: float | None = None
     """Likewise in FP8; None for a GPU without it."""
     multiprocessors: int = 132
@@ -43,11 +41,6 @@ class Gpu:
     def memory_gib(self) -> float:
         """Total memory in GiB."""
         return self.memory_bytes / _GIB
-
-    @property
-    def capability(self) -> int | None:
-        """NVIDIA's compute capability of the generation, e.g. 90; an A10 or a 30-series card has 86 in place of 80."""
-        return _CAPABILITIES.get(self.architecture)
 
 
 @cache
@@ -93,6 +86,7 @@ def _read(row: Mapping[str, Any]) -> Gpu:
     return Gpu(
         name=row["name"],
         architecture=row["architecture"],
+        capability=row["capability"],
         memory_bytes=round(row["memory_gib"] * _GIB),
         bandwidth_gbs=row["bandwidth_gbs"],
         bf16_tflops=row["bf16_tflops"],

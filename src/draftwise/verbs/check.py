@@ -13,12 +13,15 @@ from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.core.progress import Progress
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import judge
+from draftwise.plan.check.stages import PACKAGES
 from draftwise.setups.read import SourceText
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
 from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
 from draftwise.verbs.verb import refuse, verb
 
+_OF_SERVERS = {"vllm", "torch"}
+"""Packages by which a list is one of all that a server has."""
 _PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
 
 
@@ -80,7 +83,16 @@ def _name_packages(given: Iterable[str]) -> frozenset[str]:
     named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given) if each}
     if wrong := next((each for each, match in named.items() if match is None), None):
         refuse(f"{wrong!r} is not a package; write name or name==version.", where="--installed")
-    return frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
+    names = frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
+    from difflib import get_close_matches  # most calls name no package
+
+    is_list = not names.isdisjoint(PACKAGES | _OF_SERVERS)
+    odd = [each for each in names - PACKAGES if not is_list or get_close_matches(each, PACKAGES, cutoff=0.8)]
+    if odd:
+        refuse(
+            f"No rule asks for {min(odd)!r}. Packages that count: {', '.join(sorted(PACKAGES))}.", where="--installed"
+        )
+    return names
 
 
 def _judge_objects(texts: Sequence[SourceText], judged: Sequence[Judgement]) -> Iterator[Judgement]:

@@ -25,7 +25,7 @@ from draftwise.verbs.field_types import Range
 from draftwise.verbs.judgements import Judgement
 from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import open_release, remarks_on
-from draftwise.verbs.verb import Result, verb
+from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["STRUCTURED_OUTPUT", "MethodRanking", "PickRequest", "PickResult", "RankedMethod", "list_models", "pick"]
 
@@ -260,6 +260,8 @@ def _read_requirements(request: PickRequest, version: str) -> Requirements:
         from draftwise.runs.documents import read_calibration  # numpy is absent in a browser
 
         calibration = read_calibration(Path(calibration))
+    if request.peak_concurrency is not None and request.peak_concurrency < request.concurrency:
+        refuse("The peak is below the median, --concurrency.", where="--peak-concurrency")
     traffic = describe_traffic(
         request.workload,
         overlap=request.overlap,

@@ -18,7 +18,7 @@ from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import GpuMemory, Item, contexts_of, describe_memory, items
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.model_configs import open_configs
-from draftwise.verbs.sources import open_release, read_spec
+from draftwise.verbs.sources import open_release, read_spec, require_model
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["Item", "SizeRequest", "SizeResult", "items", "size"]
@@ -170,7 +170,7 @@ def _describe(sizing: Sizing, contexts: tuple[int, ...], *, asked: str) -> SizeR
 def _read_spec(request: SizeRequest) -> tuple[SpecConfig | None, tuple[Finding, ...]]:
     named = {
         "method": request.method,
-        "model": None if request.drafter is None else str(request.drafter),
+        "model": None if request.drafter is None else require_model(request.drafter, "--drafter"),
         "num_speculative_tokens": request.num_speculative_tokens,
     }
     known = {key: value for key, value in named.items() if value is not None}

@@ -214,7 +214,7 @@ def find_sources(request: SetupRequest) -> Sources:
     given = [request.sources] if isinstance(request.sources, Source) else list(request.sources)
     if not given:
         refuse("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
-    changes: dict[str, Any] = {} if request.target is None else {"target": str(request.target)}
+    changes: dict[str, Any] = {} if request.target is None else {"target": require_model(request.target, "--target")}
     about: tuple[Finding, ...] = ()
     if request.speculative_config is not None:  # first: what a shell tears off JSON looks like sources
         changes["spec"], about = read_spec(request.speculative_config)
@@ -261,6 +261,22 @@ def open_release(version: str, *, nearest: bool) -> Release:
             )
             for each in error.findings
         ) from None
+
+
+def require_model(given: str | PathLike[str], where: str) -> str:
+    """Return the model that a flag names: a known one, ORG/NAME, a URL, what lies here, or a path on the server.
+
+    Raises:
+        UnreadableSource: it is nothing of that.
+    """
+    name = str(given)
+    if not (Path(name).is_absolute() or Path(name).exists() or _is_name(name)):
+        raise unreadable("no-such-source", case="model", source=name, where=where)
+    return name
+
+
+def _is_name(source: str) -> bool:
+    return bool(_MODEL_NAME.fullmatch(source) or "://" in source or find_model(source))
 
 
 def with_gpu(setup: Setup, name: str | None) -> Setup:
@@ -353,7 +369,7 @@ def _is_model(source: str) -> bool:
         return source.endswith(".gguf")
     if kind is not SourceKind.NAME:
         return False
-    if not (_MODEL_NAME.fullmatch(source) or "://" in source or find_model(source)):
+    if not _is_name(source):
         raise unreadable("no-such-source", source=source, near=suggest_sources(source))
     return True
 

@@ -343,6 +343,28 @@ def test_every_gpu_is_found_by_its_own_name() -> None:
     assert all(gpu.source for gpu in read_gpus())
 
 
+@pytest.mark.parametrize(
+    ("capability", "names"),
+    [
+        (70, "Tesla V100-SXM2-32GB"),
+        (75, "Tesla T4"),
+        (80, "A30, NVIDIA A100-SXM4-40GB, A100-80GB, A800"),
+        (86, "A10, A10G, A16, A40, NVIDIA RTX A6000, RTX A5000, NVIDIA GeForce RTX 3090"),
+        (89, "L4, L20, L40, L40S, NVIDIA GeForce RTX 4090, NVIDIA RTX 6000 Ada Generation"),
+        (90, "H20, NVIDIA H100 80GB HBM3, H100-NVL, H200, H800, NVIDIA GH200 480GB"),
+        (100, "B200, GB200"),
+        (103, "B300, GB300"),
+        (120, "NVIDIA GeForce RTX 5090, NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        (121, "NVIDIA GB10, DGX Spark"),
+        (None, "MI300X, MI325X, AMD Instinct MI355X, 48GiB"),
+    ],
+)
+def test_compute_capabilities_are_those_of_nvidias_own_list(capability: int | None, names: str) -> None:
+    assert {name: get_gpu(name).capability for name in names.split(", ")} == dict.fromkeys(
+        names.split(", "), capability
+    )
+
+
 def test_the_json_holds_the_budget() -> None:
     sizing = sized(spec=EAGLE3, max_model_len=8192)
     shown = json.loads(json.dumps(to_json(describe_memory(sizing.budget, contexts_of(sizing)))))

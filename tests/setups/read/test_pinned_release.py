@@ -54,6 +54,9 @@ ONE = {
             "RUN git clone https://github.com/vllm-project/vllm && cd vllm && git checkout v0.19.1 && pip install -e ."
         ),
         VLLM_18.format("RUN pip install 'vllm>=0.20'\nRUN pip install vllm==0.19.1"),
+        VLLM_18.format("RUN pip install git+https://github.com/vllm-project/vllm.git@v0.19.1"),
+        VLLM_18.format("RUN pip install https://example.com/vllm-0.19.1+cu129-cp38-abi3-x.whl"),
+        VLLM_18.format("RUN pip install .\nRUN pip install vllm==0.19.1"),
         VLLM_18.format(
             "FROM vllm/vllm-openai:v0.19.1 AS new\nRUN pip install 'vllm>=0.18' && pip install vllm && pip install -U x"
         ),
@@ -93,9 +96,28 @@ OPEN = {
         VLLM_18.format("RUN pip install git+https://github.com/vllm-project/vllm.git@main"),
         VLLM_18.format("RUN git clone https://github.com/vllm-project/vllm && cd vllm && pip install -e ."),
         VLLM_18.format("COPY requirements.txt /tmp/\nRUN pip install -r /tmp/requirements.txt"),
+        *(
+            VLLM_18.format(f"RUN {each}")
+            for each in (
+                "pip install .",
+                "cd /src && VLLM_USE_PRECOMPILED=1 pip install --no-deps -e .[audio]",
+                "uv pip install --system /workspace/app",
+                "pip install ./dist/vllm-custom.whl",
+                "pip install /tmp/*.whl",
+                "pip install git+https://github.com/me/vllm-fork.git@fast",
+                "uv sync --frozen",
+                "poetry install",
+                "python setup.py develop",
+            )
+        ),
         VLLM_18.format("FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\nRUN uv pip install vllm"),
     ],
-    "compose.yaml": [COMPOSE.format("pip install -U vllm"), COMPOSE.format('pip install "vllm>=0.20"')],
+    "compose.yaml": [
+        COMPOSE.format("pip install -U vllm"),
+        COMPOSE.format('pip install "vllm>=0.20"'),
+        COMPOSE.format("pip install -e /workspace/vllm"),
+        COMPOSE.format("cd /app && uv sync"),
+    ],
     "task.yaml": [SKY.format("uv pip install vllm"), SKY.format("pip install vllm==0.19.1 || pip install vllm==0.2")],
 }
 
@@ -137,6 +159,20 @@ def test_a_file_that_the_text_names_counts(tmp_path: Path, file: str, text: str)
     assert read_setups(script)[0].setup.engine_version == "0.19.1"
     script.write_text(SERVE)
     assert read_setups(script)[0].setup.engine_version == ""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "pip install transformers==5.* torch",
+        "pip install git+https://github.com/huggingface/transformers.git",
+        "pip install /tmp/flash_attn-2.8.1-cp312-linux.whl",
+        "pip install -c /tmp/constraints.txt --index-url https://example.com/vllm/simple numpy",
+    ],
+)
+def test_what_installs_other_packages_leaves_the_release_of_the_image(tmp_path: Path, step: str) -> None:
+    (tmp_path / "Dockerfile").write_text(VLLM_18.format(f"RUN {step}"))
+    assert read_setups(tmp_path / "Dockerfile")[0].setup.engine_version == "0.18.0"
 
 
 def test_a_file_that_an_image_installs_counts(tmp_path: Path) -> None:

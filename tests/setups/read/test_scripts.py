@@ -132,9 +132,12 @@ def test_an_assignment_keeps_braces_and_loses_bare_quotes(assignment: str, value
 
 
 def test_a_file_that_is_read_may_set_anything():
-    (reading,) = read_setups("K=4\nsource ./site.env\n" + SERVE)
-    assert [each.code for each in reading.findings] == ["taken-as-not-set"]
-    assert "site.env" in reading.findings[0].message
+    for first in ("K=4\n", ""):
+        text = SERVE if first else SERVE.replace("${K}", "${K:-4}").replace("$K", "${K:-4}")
+        (reading,) = read_setups(first + "source ./site.env\n" + text)
+        assert [each.code for each in reading.findings] == ["file-may-set"]
+        assert "site.env" in reading.findings[0].message
+        assert judge(reading).accepted is None
 
 
 @pytest.mark.parametrize("write", ["echo 'K=5' > a.env", "cat > ./a.env <<E\nK=5\nE"])

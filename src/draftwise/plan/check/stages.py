@@ -20,6 +20,8 @@ from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 
 Platform = Literal["cuda", "cpu"]
+PACKAGES = frozenset({"arctic-inference", "terratorch", "vllm-ascend"})
+"""Optional packages of a server that rules or known defects ask for."""
 SPEC = "--speculative-config"
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
 from draftwise.setups.read.input_texts import read_text
-from draftwise.setups.read.shell.script_runner import find_installed, settle_release
+from draftwise.setups.read.shell.script_runner import find_installed, is_project, settle_release
 
 _RELEASE = r"v?(?P<release>\d+\.\d[\w.]*)"
 _PACKAGE = r"(?<![\w./-])vllm(?:\[[\w,\s-]*\])?"
@@ -65,7 +65,8 @@ def install(before: str, text: str, folder: Path) -> str:
         missing = [name for name in _FILES.findall(step) if "install" in step and _find_file(folder, name) is None]
         is_one = len(pinned) == 1 and pinned[0][:1].isdecimal()
         before = settle_release(before, pinned[0] if is_one else found or " and ".join((*pinned, *missing)))
-    return settle_release(before, " and ".join(find_pinned(text, folder))) if before == first else before
+    is_open = before == first or is_project(before)
+    return settle_release(before, " and ".join(find_pinned(text, folder))) if is_open else before
 
 
 def find_pinned(text: str, folder: Path) -> tuple[str, ...]:

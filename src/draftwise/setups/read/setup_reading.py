@@ -28,6 +28,8 @@ _DECIDING = frozenset(
 )
 """Variables that a release's judgement depends on."""
 _MENTIONS = re.compile(r"\bvllm\b")
+_IN_A_FILE = ", which draftwise does not read)"
+"""End of the name of a variable that a sourced file may set."""
 _MAX_NAMED = 10
 _IN_IMAGES = ("object", "services", "values")
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -148,9 +150,11 @@ def _place_way(other: Launch, launch: Launch) -> Launch:
 
 def _about_ways(launch: Launch) -> Iterator[Finding]:
     """Yield what is taken for granted: variables that nobody sets, and ways through the text that were not followed."""
-    names = [*launch.assumed, *(name for word in launch.words for name in word.assumed)]
-    if names:
-        yield get_rule("taken-as-not-set").ruling(names=[*dict.fromkeys(names)][:_MAX_NAMED], where=launch.where)
+    names = dict.fromkeys((*launch.assumed, *(name for word in launch.words for name in word.assumed)))
+    sourced = [name for name in names if name.endswith(_IN_A_FILE)]
+    for code, some in (("taken-as-not-set", [each for each in names if each not in sourced]), ("file-may-set", sourced)):
+        if some:
+            yield get_rule(code).ruling(names=some[:_MAX_NAMED], where=launch.where)
     if launch.is_partial:
         yield get_rule("ways-left-out").ruling(where=launch.where)
 

@@ -34,6 +34,7 @@ from draftwise.setups.read.setup_reading import (
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image
 from draftwise.setups.read.shell.script import evaluate_words, run_script
+from draftwise.setups.read.shell.script_runner import is_project
 from draftwise.setups.read.shell.words import MAX_CHARS
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def _pin(readings: list[SetupReading], source: SourceText, asked: _SourceHints) 
 def _has_release(reading: SetupReading) -> bool:
     """Say whether the source names a release, or an image that has one of its own."""
     image = "" if reading.launch is None else reading.launch.image
+    if reading.launch is not None and is_project(reading.launch.version):
+        return False
     return (
         bool(reading.setup.engine_version)
         or is_vllm_image(image)

@@ -59,6 +59,22 @@ _BUILTINS = frozenset(_COMMANDS["builtins"])
 OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
 """The package without a release."""
 _INSTALLERS = re.compile(r"(?:.*/)?(?:pip[\d.]*|uv|conda|mamba|micromamba|pixi)")
+_PROJECT = re.compile(
+    r"(?:python[\d.]* )?\S*setup\.py (?:install|develop)|(?:uv|pdm|pipenv) sync|(?:poetry|pdm|pipenv|pixi) install"
+)
+"""What installs the project around it, and whatever that needs."""
+_LOCAL = re.compile(
+    r"\.{1,2}(?:\[.*)?|(?!-)(?!.*://)[^=<>@]*[/*?][^=<>@]*|file:.*|git\+.*/[^/@]*vllm[^/@]*(?:@.*)?"
+    r"|https?:.*/[^/]*vllm(?:[^/]*|[\w-]*/archive/.*)\.(?:whl|zip|gz)"
+)
+"""An argument of pip that is a folder, a wheel of any release, or a fork."""
+_OF_OTHERS = re.compile(r"(?:.*/)?(?!.*vllm)[a-z][\w.]*-\d[^*?]*\.whl", re.IGNORECASE)
+"""A wheel of another package."""
+_VALUED = frozenset(
+    ("-r --requirement -c --constraint -i --index-url --extra-index-url --index -f --find-links -t --target --prefix --root"
+    " -p --python --cache-dir --log --cert --src -b --build").split()
+)  # fmt: skip
+"""Options of pip whose next word is no package."""
 _UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
 _INPUT_OPTIONS = {
     "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
@@ -652,12 +668,28 @@ def _restore(state: PathState, before: PathState) -> None:
 
 def find_installed(texts: Sequence[str]) -> str | None:
     """Return the release in `pip install vllm==RELEASE`, or what leaves it open: `-U vllm`; None without vLLM."""
+    if (project := _PROJECT.search(" ".join(texts[:4]))) is not None:
+        return project[0]
     named = [each.strip("\"'") for each in texts] if "install" in texts else []
     pin = next((found[1] for each in named if (found := PINNED.fullmatch(each))), None)
     if pin is not None or not any(map(_INSTALLERS.fullmatch, named)):
         return pin
     kept = next((each for each in named if OPEN.fullmatch(each)), None)
-    return f"-U {kept}" if kept and not _UPGRADING.isdisjoint(named) else kept
+    return f"-U {kept}" if kept and not _UPGRADING.isdisjoint(named) else kept or _find_project(texts)
+
+
+def _find_project(texts: Sequence[str]) -> str | None:
+    """Return the command that installs a folder, a wheel or a fork, which nobody reads; None without one."""
+    begin = texts.index("install") + 1
+    pairs = zip(texts[begin - 1 :], texts[begin:], strict=False)
+    named = (word.strip("\"'") for before, word in pairs if before not in _VALUED)
+    found = next((each for each in named if _LOCAL.fullmatch(each) and not _OF_OTHERS.fullmatch(each)), None)
+    return found and f"pip install {found}"
+
+
+def is_project(installed: str) -> bool:
+    """Say whether an installation is of a folder, a wheel or a fork whose release another text may name."""
+    return bool(re.match(r"pip install |" + _PROJECT.pattern, installed))
 
 
 def settle_release(before: str, installed: str | None) -> str:
