@@ -107,12 +107,50 @@ def test_modules_of_the_other_kind_fail_while_they_load(
     [
         ({"pipeline_parallel_size": 0}, "parallel-size-not-positive"),
         ({"max_model_len": -7}, "target-length-not-positive"),
-        ({"quantization": "nope"}, "target-quantization-unknown"),
     ],
 )
 def test_what_no_model_can_mend_is_rejected_of_unknown_ones_too(target: str, args: dict[str, object], code: str):
     assert code in codes(judge(target, **args), Effect.REJECTED)
     assert not codes(judge(target, pipeline_parallel_size=1, max_model_len=2048, quantization="fp8"), Effect.REJECTED)
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "code"),
+    [
+        ("Qwen/Qwen3-8B", "0.32.0", "target-quantization-unknown"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "0.32.0", "target-quantization-unknown"),
+        ("nobody/knows", "0.9.2", "target-quantization-unknown"),
+        ("nobody/knows", "0.32.0", "quantization-may-be-replaced"),
+        ("/models/qwen3-8b-autoround", "0.27.1", "quantization-may-be-replaced"),
+    ],
+)
+def test_a_quantization_that_no_release_has_is_open_where_the_checkpoint_may_replace_it(
+    target: str, version: str, code: str
+) -> None:
+    report = judge(target, version=version, quantization="auto_round")
+    found = codes(report) & {"target-quantization-unknown", "quantization-may-be-replaced"}
+    assert found == {code}
+    assert report.accepted is (None if code == "quantization-may-be-replaced" else False)
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "code"),
+    [
+        ("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --disable-hybrid-kv-cache-manager", "0.26.0", True),
+        ("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --disable-hybrid-kv-cache-manager", "0.27.0", False),
+        ("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --no-disable-hybrid-kv-cache-manager", "0.26.0", False),
+        ("vllm serve google/gemma-3-27b-it --disable-hybrid-kv-cache-manager", "0.26.0", False),
+    ],
+)
+def test_a_hybrid_needs_its_cache_manager(words: str, version: str, code: bool) -> None:
+    report = judge_reading(read_words(words.split(), engine_version=version))
+    assert ("hybrid-needs-its-cache-manager" in codes(report)) is code
+
+
+@pytest.mark.parametrize(("version", "accepted"), [("0.10.2", None), ("0.11.0", False), ("0.11.1", True)])
+def test_a_request_for_the_old_engine_is_not_taken_for_nothing(version: str, accepted: bool | None) -> None:
+    report = judge_reading(read_words(["VLLM_USE_V1=0", "vllm", "serve", "Qwen/Qwen3-8B"], engine_version=version))
+    assert report.accepted is accepted
 
 
 def test_the_quantization_of_an_unknown_drafter_must_be_one() -> None:
@@ -343,6 +381,9 @@ def test_a_quantization_needs_the_capability_of_its_release(target: str, version
         ("fp8", None, "T4", "0.20.0", "old-gpu-not-judged"),
         ("fp8", None, "V100-32GB", "0.24.0", "cache-type-without-backend"),
         ("fp8", None, "A100-80GB", "0.11.0", "old-gpu-not-judged"),
+        ("fp8", None, "L40S", "0.11.0", "old-gpu-not-judged"),
+        ("fp8", None, "H100", "0.11.0", ""),
+        ("fp8_e5m2", None, "H100", "0.10.2", "old-gpu-not-judged"),
         ("nvfp4", None, "H100", "0.28.0", "cache-type-without-backend"),
         ("nvfp4", None, "B200", "0.28.0", ""),
         ("fp8", "FLEX_ATTENTION", "H100", "0.33.0", "cache-type-without-backend"),

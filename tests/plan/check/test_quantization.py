@@ -36,6 +36,7 @@ HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwe
         ("compressed_tensors", "compressed-tensors", "0.32.0", []),
         ("auto-round", None, "0.23.0", []),
         ("auto-round", None, "0.32.0", []),
+        ("auto-round", "auto_round", "0.27.1", []),
     ],
 )
 def test_the_targets_quantization(

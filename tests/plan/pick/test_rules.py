@@ -52,6 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one-gpu-measured": {"gpus": 2},
     "fewer-sequences": {"target": QWEN, "version": "0.26.0", "peak_concurrency": 64},
     "context-cut": {"target": L70, "gpu": "H100", "gpus": 2},
+    "fewer-states": {"target": "Qwen/Qwen3.6-27B", "gpu": "RTX-PRO-6000"},
+    "copied-modules": {"target": "nvidia/Qwen3.6-27B-NVFP4", "gpu": "H200"},
     "graph-cliff": {"args": {"max_num_seqs": 64}, "peak_concurrency": 512},
     "moe-verification": {"target": "Qwen/Qwen3-30B-A3B"},
     "lora": {"args": {"enable_lora": True}},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -171,15 +171,18 @@ class MemoryCheck:
         """Return the memory that a setup takes; None if it cannot be computed."""
         return _size(self.case, setup)
 
-    def find_shorter_context(self, sizing: Sizing) -> int | None:
-        """Return a context length that fits if the model's own does not; None if it fits, or if one was given.
+    def fit(self, sizing: Sizing) -> Mapping[str, int]:
+        """Return a flag that makes a setup fit, for fewer sequences or a shorter context; empty if none helps.
 
-        A tenth is left free, and the traffic's own length must fit.
+        Given flags stay. A tenth of the context is left free, and the traffic must fit.
         """
-        if sizing.budget.fits or "max_model_len" in self.case.requirements.args:
-            return None
-        length = sizing.budget.longest_context() * 9 // 10 // _STEP * _STEP
-        return length if length >= self.num_tokens else None
+        given, traffic, budget = self.case.requirements.args, self.case.requirements.traffic, sizing.budget
+        if max(traffic.peak_concurrency, 1) <= budget.num_blocks < budget.min_blocks and "max_num_seqs" not in given:
+            return {"max_num_seqs": max(traffic.peak_concurrency, 1 << budget.num_blocks.bit_length() - 1)}
+        if budget.fits or "max_model_len" in given:
+            return {}
+        length = budget.longest_context() * 9 // 10 // _STEP * _STEP
+        return {"max_model_len": length} if length >= self.num_tokens else {}
 
     def describe_shortage(self, sizing: Sizing) -> str:
         """Return what a setup lacks; empty if it holds the traffic as well as the baseline does."""
@@ -207,10 +210,13 @@ class MemoryCheck:
 
 
 def open_memory(case: PickCase) -> MemoryCheck:
-    """Return the baseline's memory, at a context length that fits if none was given."""
+    """Return the baseline's memory, with flags that make it fit if none were given."""
     memory = MemoryCheck(case=case, plain=_size(case, case.setup(None)), levers=())
-    if memory.plain is not None and (length := memory.find_shorter_context(memory.plain)):
-        memory = replace(memory, plain=_size(case, case.setup(None, max_model_len=length)))
+    args: dict[str, int] = {}
+    for _ in range(2):  # fewer sequences, then a shorter context
+        if memory.plain is not None and (flags := memory.fit(memory.plain)):
+            args |= flags
+            memory = replace(memory, plain=_size(case, case.setup(None, **args)))
     return replace(memory, levers=tuple(_levers(memory)))
 
 

@@ -65,6 +65,10 @@ class Proposal:
     """A config.json like the drafter's, to check instead if the drafter is not on disk."""
 
 
+_BEHIND_HEADS = 3
+"""Places by which modules that a copy may have lost rank behind published heads."""
+
+
 def list_methods(case: PickCase) -> tuple[str, ...]:
     """Return the methods of the release and of the embedded engine; aliases of MTP count as one."""
     return tuple(sorted(_methods_of_release(case) | all_methods(embedded=True).keys()))
@@ -266,14 +270,14 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
     if alias not in names and (apart or facts.name not in names):
         what = f"vLLM {case.release} has no MTP for {target.model_type}."
         return _refuse(facts.name, "not-in-release", what=what)
-    native, count = find_native(target.model_type), modules or 1
+    copy, native, count = target.copy, find_native(target.model_type), modules or 1
     shown = apart or native
     most = max(count, (shown.num_speculative_tokens or 1) if shown else 1)
     source = shown.source if shown else f"{count} trained module{'s' if count > 1 else ''}"
     return Proposal(
         method=facts.name,
         spec={"method": facts.name if facts.name in names else alias} | ({"model": apart.model} if apart else {}),
-        place=facts.advice.rank,
+        place=facts.advice.rank + (0 if apart or copy is None or copy.keeps_modules else _BEHIND_HEADS),
         lengths=tuple(k for k in range(1, most + 1) if k <= count or k % count == 0),
         why_lengths=give_advice("k-of-modules", most=most, source=source),
         work=_work(case, facts, 1, None),
@@ -281,7 +285,9 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
         reasons=(
             _cite(give_advice("published-head", model=apart.model), apart)
             if apart
-            else give_advice("native-modules", target=target.name),
+            else give_advice("native-modules", target=target.name)
+            if copy is None or copy.keeps_modules
+            else give_advice("copied-modules", target=target.name, base=copy.base_name),
         ),
     )
 

@@ -73,9 +73,10 @@ def _judge(case: PickCase, proposal: Proposal, memory: MemoryCheck) -> RankedMet
     drafting = _drafting(case, proposal, probe.resolved)
     k = choose_k(case, proposal, drafting)
     sizing = memory.size(_setup(case, proposal, k))
-    if sizing is not None and (length := memory.find_shorter_context(sizing)):
-        proposal = _shorten(proposal, length)
-        sizing = memory.size(_setup(case, proposal, k))
+    for _ in range(2):  # fewer sequences, then a shorter context
+        if sizing is not None and (flags := memory.fit(sizing)):
+            proposal = _fit(proposal, flags)
+            sizing = memory.size(_setup(case, proposal, k))
     setup = _setup(case, proposal, k)
     report = check(setup)
     refused = _refusal(case, proposal, report)
@@ -118,9 +119,13 @@ def _probe(case: PickCase, proposal: Proposal) -> tuple[Proposal, Report]:
     return (proposal, report) if _refusal(case, fewer, again) else (fewer, again)
 
 
-def _shorten(proposal: Proposal, length: int) -> Proposal:
-    args = {**proposal.args, "max_model_len": length}
-    return replace(proposal, args=args, caveats=(*proposal.caveats, give_advice("context-cut", length=length)))
+def _fit(proposal: Proposal, flags: Mapping[str, int]) -> Proposal:
+    told = (
+        give_advice("context-cut", length=flags["max_model_len"])
+        if "max_model_len" in flags
+        else give_advice("fewer-states", sequences=flags["max_num_seqs"])
+    )
+    return replace(proposal, args={**proposal.args, **flags}, caveats=(*proposal.caveats, told))
 
 
 def _setup(case: PickCase, proposal: Proposal, k: int) -> Setup:

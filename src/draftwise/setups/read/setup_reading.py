@@ -152,7 +152,10 @@ def _about_ways(launch: Launch) -> Iterator[Finding]:
     """Yield what is taken for granted: variables that nobody sets, and ways through the text that were not followed."""
     names = dict.fromkeys((*launch.assumed, *(name for word in launch.words for name in word.assumed)))
     sourced = [name for name in names if name.endswith(_IN_A_FILE)]
-    for code, some in (("taken-as-not-set", [each for each in names if each not in sourced]), ("file-may-set", sourced)):
+    for code, some in (
+        ("taken-as-not-set", [each for each in names if each not in sourced]),
+        ("file-may-set", sourced),
+    ):
         if some:
             yield get_rule(code).ruling(names=some[:_MAX_NAMED], where=launch.where)
     if launch.is_partial:

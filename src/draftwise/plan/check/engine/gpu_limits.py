@@ -135,12 +135,14 @@ def _judge_cache(
     is_mla = "kv_lora_rank" in text
     names = (str(asked).upper(),) if asked else _CHOSEN_FOR_MLA if is_mla else _CHOSEN
     answers = {_takes(context, name, table[name], kind, has, text) for name in names if name in table}
+    # releases before 0.11.1 list no backends: of these, FA3 is known to take it
+    is_plain = has == _HOPPER and kind in ("fp8", "fp8_e4m3") and not (is_mla or asked)
     is_special = target is None or (is_mla and any("index" in key for key in text))
     if True in answers:
         return
     if answers == {False} and not is_special and is_asked:
         yield from context.rules.ruling("cache-type-without-backend", kind=kind, gpu=gpu, names=names)
-    elif has < _ADA or None in answers or not is_asked:
+    elif has < _ADA or None in answers or not is_asked or not (answers or is_plain):
         what, where = f"a KV cache in {kind}", "--kv-cache-dtype"
         yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu, what=what, where=where)
 

@@ -39,6 +39,10 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from _find_unfit_cache(context, target)
     yield from find_gpu_limits(context, target)
     yield from _find_sharded_sampling(context)
+    if context.given.get("disable_hybrid_kv_cache_manager") is True and has_interface(context, "IsHybrid"):
+        yield from context.rules.ruling("hybrid-needs-its-cache-manager")
+    for code in ("v0-asked", "v0-gone") if context.env.get("VLLM_USE_V1") == "0" else ():
+        yield from context.rules.ruling(code)
     compiled = context.objects.get("compilation_config", {})
     largest = context.given.get(_LARGEST_GRAPH, compiled.get(_LARGEST_GRAPH))
     # Other ways to compile change which graphs there are, release by release.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from draftwise.checkpoints.config_json import count_experts, get_text_config
 from draftwise.core import Ruling
+from draftwise.knowledge.model_copies import UNKNOWN as UNKNOWN_WEIGHTS
 from draftwise.knowledge.model_types import (
     fill_in,
     find_media,
@@ -32,6 +33,8 @@ _YARN = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 _ROPE_KEYS = ("rope_parameters", "rope_scaling")
 _PLAIN_KERNELS = {"awq": "plain-awq-in-float16", "gptq": "plain-gptq-in-float16"}
 """Kernels for float16 only, and the rule of the releases that still have them."""
+_MAY_BE_REPLACED, _REPLACING = "quantization-may-be-replaced", ("auto-round", "modelopt")
+"""Rule, and how the formats begin whose checkpoints replace the method that is asked for."""
 _LOADED_AS = {"auto-round": "inc"}
 """Names that checkpoints declare and the listed methods no longer hold, and the method that loads them."""
 
@@ -260,7 +263,7 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
             yield from context.rules.ruling("target-needs-bfloat16-kernels", method=own, dtype=dtype)
         if context.rules.holds("gpt-oss-takes-its-own-method"):
             return own
-    if own is not None and _takes_own_method(config) and context.rules.holds("modelopt-takes-its-own-method"):
+    if own is not None and _takes_own_method(context, config):
         method, chosen = None, own
     if method is not None and own is not None and not reads_weights_of(method, own):
         yield from context.rules.ruling(f"{role}-quantization-differs", asked=asked, own=own)
@@ -270,6 +273,10 @@ def _resolve_quantization(context: Context, config: HfConfig, asked: str | None,
         chosen = _LOADED_AS[chosen]
     if chosen not in known and (plugin := find_plugin(chosen)):
         yield from context.rules.ruling("quantization-of-plugin", chosen=chosen, plugin=plugin, where=place_of(role))
+        return chosen
+    is_format = chosen.replace("_", "-").startswith(_REPLACING)
+    if chosen not in known and is_format and own is None and _may_be_quantized(context, config, role):
+        yield from context.rules.ruling(_MAY_BE_REPLACED, chosen=chosen)
         return chosen
     if chosen not in known:
         yield from context.rules.ruling(
@@ -290,10 +297,20 @@ def find_quantization(context: Context, asked: object, role: str) -> Iterator[Ru
         yield from _resolve_quantization(context, HfConfig({}), asked, role)
 
 
-def _takes_own_method(config: HfConfig) -> bool:
-    """Say whether a checkpoint of ModelOpt names its algorithm, by which vLLM replaces the method that is asked for."""
+def _may_be_quantized(context: Context, config: HfConfig, role: str) -> bool:
+    """Say whether nobody knows the target's weights: those of a copy, or of a name that is in no table."""
+    is_known = context.target is not None and context.target.copy is None and not config.values
+    unread = not config.values or config.weights == UNKNOWN_WEIGHTS
+    return role == "target" and unread and not is_known and context.rules.holds(_MAY_BE_REPLACED)
+
+
+def _takes_own_method(context: Context, config: HfConfig) -> bool:
+    """Say whether vLLM replaces the method that is asked for by a checkpoint's own, one of ModelOpt or AutoRound."""
+    if config.quantization == "auto-round":
+        return context.rules.holds("auto-round-takes-its-own-method")
     is_known = any(part in _read_algorithm(config) for part in ("FP8", *_MODELOPT))
-    return is_known and str(config.quantization).startswith("modelopt")
+    is_own = is_known and str(config.quantization).startswith("modelopt")
+    return is_own and context.rules.holds("modelopt-takes-its-own-method")
 
 
 def _read_algorithm(config: HfConfig) -> str:

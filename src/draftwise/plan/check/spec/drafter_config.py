@@ -131,9 +131,9 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     published = find_published(context, spec)
     known = "is neither a directory here nor a model that draftwise knows"
     if published is not None:
-        made_for = f"a drafter of method {published.method} for {', '.join(published.targets)}"
-        name = "" if published.model == spec.model else f" as {published.model}"
-        known = f"is published{name}, {made_for}, but its config.json is not available"
+        made_for = f"{published.method} for {', '.join(published.targets)}"
+        name = ":" if published.model == spec.model else f" as {published.model},"
+        known = f"is published{name} {made_for}, but its config.json is not available"
     elif context.drafter is not None:
         known = f"has the architecture {', '.join(context.drafter.architectures)}, but its config.json is not available"
     waiting, weights = (

@@ -71,8 +71,11 @@ _LOCAL = re.compile(
 _OF_OTHERS = re.compile(r"(?:.*/)?(?!.*vllm)[a-z][\w.]*-\d[^*?]*\.whl", re.IGNORECASE)
 """A wheel of another package."""
 _VALUED = frozenset(
-    ("-r --requirement -c --constraint -i --index-url --extra-index-url --index -f --find-links -t --target --prefix --root"
-    " -p --python --cache-dir --log --cert --src -b --build").split()
+    [
+        "-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "--index", "-f",
+        "--find-links", "-t", "--target", "--prefix", "--root", "-p", "--python", "--cache-dir", "--log", "--cert",
+        "--src", "-b", "--build",
+    ]
 )  # fmt: skip
 """Options of pip whose next word is no package."""
 _UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
