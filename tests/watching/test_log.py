@@ -244,6 +244,35 @@ def test_a_log_without_such_lines_is_a_finding() -> None:
     assert (off.code, "--api-server-count 1" in off.fix) == ("no-statistics", True)
 
 
+SGLANG = (
+    "[2026-11-22 10:{:02}:{:02} DP{} TP0] Decode batch, #running-req: 8, #token: 12345, token usage: 0.31, accept len: "
+    "{:.2f}, accept rate: {:.2f}, cuda graph: True, gen throughput (token/s): 300.00, #queue-req: 2"
+)
+
+
+def test_a_log_of_sglang_tells_tokens_of_a_step() -> None:
+    lines = [SGLANG.format(0, second, rank, 3.0, 0.67) for second in (0, 2, 2, 4) for rank in (0, 1)]
+    windows = read("\n".join(lines))
+    assert {window.engine for window in windows} == {"0", "1"}
+    assert [window.duration_s for window in windows if window.engine == "0"] == [0, 2, 0, 2]
+    assert [window.output_tokens for window in windows if window.engine == "0"] == [0, 600, 0, 600]
+    assert (windows[2].tokens_per_step, windows[2].counts_drafts) == (pytest.approx(3.0), True)
+    assert windows[2].mean_k == pytest.approx(3.0, rel=0.01)
+    assert windows[2].load == ServerLoad(running=8, waiting=2, kv_usage=0.31)
+    assert not any(window.restarted for window in windows)
+
+
+def test_a_fall_in_a_log_of_sglang_is_found() -> None:
+    falls = [SGLANG.format(i // 30, 2 * i % 60, 0, *((3.1, 0.7) if i < 300 else (1.02, 0.01))) for i in range(900)]
+    snapshot = see_log(falls, name="pod.log", now=NOW)
+    found = {each.code: each.message for each in add_diagnoses(snapshot, None, None).findings}
+    assert "zero-acceptance" in found
+    assert "from 3.09 to 1.02 tokens at 2026-11-22 10:" in found["fell-in-log"]
+    assert snapshot.recent[0].mean_k is None
+    plain = [line.replace(", accept len: 3.10, accept rate: 0.70", "") for line in falls[:300]]
+    assert see_log(plain, name="pod.log", now=NOW).findings == ()
+
+
 def test_an_error_below_python_is_the_cause_of_what_follows() -> None:
     native = "[rank3]:[E1122 10:01:00.1 ProcessGroupNCCL.cpp:683] Watchdog caught collective operation timeout"
     lines = [*NEW.format(10).splitlines(), f"(EngineCore_DP0 pid=9) {native}", *ERRORS[2:]]

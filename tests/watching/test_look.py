@@ -44,11 +44,15 @@ def test_nothing_said_of_speculation_is_not_taken_for_none(before: str, after: s
 @pytest.mark.parametrize(
     ("page", "pool", "lacks"),
     [
-        (SGLANG, "spec", "no counter of drafts under"),
+        (SGLANG, "spec", "is a server of SGLang, whose page does not count drafts."),
         (SGLANG, "plain", ""),
         (SGLANG + "sglang:spec_verify_calls_total {}\n", "spec", ""),
         (LLAMA.replace("{}", "0"), "spec", ""),
-        ('trtllm_request_success_total{{model_name="m"}} {}\n', "spec", "no counter of drafts and output tokens"),
+        (
+            'trtllm_request_success_total{{model_name="m"}} {}\n',
+            "spec",
+            "TensorRT-LLM, whose page does not count drafts and output",
+        ),
         (RAY, "spec", ""),
     ],
 )

@@ -236,7 +236,7 @@ class Window:
     @property
     def mean_k(self) -> float | None:
         """T / D: draft tokens per draft."""
-        return _ratio(self.counters.spec.num_draft_tokens, self.counters.spec.num_drafts)
+        return _ratio(self.counters.spec.num_draft_tokens or None, self.counters.spec.num_drafts)
 
     @property
     def wasted_per_token(self) -> float | None:

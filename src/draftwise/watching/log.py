@@ -1,4 +1,4 @@
-"""Derives windows from vLLM's log lines, for a server without an accessible metrics page."""
+"""Derives windows from the log lines of vLLM and SGLang, for a server without an accessible metrics page."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ _TAIL = 2000
 _COUNTS = frozenset({"accepted", "drafted"})
 _ROUNDED = 0.02
 """Difference between an acceptance length and its parts, of which there are up to twenty."""
+_LEAST_SHARE = 0.1
+"""Acceptance rate from which two digits after the point tell the length of a draft."""
 _ZONES = timedelta(days=1)
 """Largest time-zone offset: lines use their machine's local time without naming the zone."""
 
@@ -208,8 +210,9 @@ def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[
     for entry in _read_entries(lines, now):
         window = _to_window(entry, instance)
         told = before = tells_drafts.get(entry.engine)
-        if entry.is_about_drafts:
-            told = tells_drafts[entry.engine] = window.counters.spec.num_drafts > 0
+        tells_steps = "step_length" in entry.readings
+        if entry.is_about_drafts or tells_steps:
+            told = tells_drafts[entry.engine] = tells_steps or window.counters.spec.num_drafts > 0
         # A release that tells more or less than the one before was started since.
         yield replace(window, counts_drafts=told or None, restarted=before is not None and told != before)
 
@@ -233,7 +236,7 @@ def _read_entries(lines: Iterable[str], now: datetime) -> Iterator[_Entry]:
         if begins is not None and entry is not None:
             yield entry
         if is_new or entry is None:
-            engine = "" if begins is None else begins[1] or begins[2]
+            engine = "" if begins is None else next(filter(None, begins.groups()), "")
             since_s = at_s - ended[engine] if engine in ended else 0.0
             shortest[engine] = min(shortest.get(engine, inf), since_s or inf)
             is_idle = since_s > _LIKELY * shortest[engine]  # a line covers an interval, however long none came
@@ -269,6 +272,9 @@ def _to_window(entry: _Entry, instance: str) -> Window:
         if f"{count}_per_s" in numbers:
             numbers[count] = round(numbers[f"{count}_per_s"] * duration_s)
     rate, percent = numbers.get("generation_tokens_per_s"), numbers.get("kv_percent")
+    usage = numbers.get("kv_share") if percent is None else percent / 100
+    if rate is not None and numbers.get("step_length", 0.0) >= 1:
+        _count_steps_of_drafts(numbers, rate * duration_s)
     return Window(
         pool="spec",
         instance=instance,
@@ -282,15 +288,28 @@ def _to_window(entry: _Entry, instance: str) -> Window:
         load=ServerLoad(
             running=numbers.get("running"),
             waiting=numbers.get("waiting"),
-            kv_usage=None if percent is None else percent / 100,
+            kv_usage=usage,
         ),
         sums=Sums(preemptions=numbers.get("preemptions")),
         tells_acceptance=not entry.is_about_drafts or numbers.keys() >= _COUNTS,
     )
 
 
+def _count_steps_of_drafts(numbers: dict[str, float], tokens: float) -> None:
+    """Add the counts of a line of SGLang, which tells tokens of a step: every step verifies a draft."""
+    steps, share = tokens / numbers["step_length"], numbers.get("step_rate", 0.0)
+    numbers["accepted"] = round(tokens - steps)
+    numbers["drafted"] = round((tokens - steps) / share) if share >= _LEAST_SHARE else 0
+    numbers["drafts"] = round(steps)
+
+
 def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
-    """Return the seconds that a line is about: exactly where drafts were counted all the time, else to the second."""
+    """Return the seconds that a line is about: exactly where drafts were counted all the time, else to the second.
+
+    A line of SGLang comes after some number of steps, and covers no time that another line does not bound.
+    """
+    if "kv_share" in numbers:
+        return entry.since_s or 0.0
     roughly = _INTERVAL_S if entry.since_s is None or entry.since_s <= 0 else entry.since_s
     pairs = (("drafted", "drafted_per_s"), ("accepted", "accepted_per_s"))
     exact = (numbers[count] / numbers[rate] for count, rate in pairs if numbers.get(rate) and count in numbers)
@@ -311,6 +330,8 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
     if _COUNTS - numbers.keys():
         return SpecStats()
     accepted, drafted = int(numbers["accepted"]), int(numbers["drafted"])
+    if "drafts" in numbers:
+        return SpecStats(num_drafts=int(numbers["drafts"]), num_draft_tokens=drafted, num_accepted_tokens=accepted)
     of_a_draft = sum(rates) or numbers.get("length", 1.0) - 1
     drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // len(rates)) if rates else 0
     return SpecStats(

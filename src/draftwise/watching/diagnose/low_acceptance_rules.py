@@ -61,7 +61,8 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
     drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST or count_verified(case.window)
     nothing = drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
-    few = rates[0] < NOISE if rates else stats.num_accepted_tokens < _FEW * stats.num_draft_tokens
+    most = _FEW * stats.num_draft_tokens or NOISE * drafts  # what all positions accept, the first one included
+    few = rates[0] < NOISE if rates else stats.num_accepted_tokens < most
     if not nothing and not (few and drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS):
         return None
     return RuleMatch(
@@ -76,7 +77,11 @@ def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
             if stats.num_draft_tokens
             else text_of("zero-acceptance-steps", num_steps=drafts)
         ),
-        evidence=(f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens",),
+        evidence=(
+            f"{stats.num_accepted_tokens} accepted of {stats.num_draft_tokens:,} draft tokens"
+            if stats.num_draft_tokens
+            else f"{stats.num_accepted_tokens} accepted in {drafts:,} steps",
+        ),
         loss=find_losses(case).acceptance,
     )
 
