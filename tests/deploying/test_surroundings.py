@@ -381,3 +381,23 @@ def test_a_source_that_scales_to_zero_is_known(documents: list[dict[str, Any]], 
     source.write_text(yaml.safe_dump_all(documents))
     reading = find_sources(DeployRequest(str(source))).read(None).require_one()
     assert read_surroundings(reading).may_be_empty == empty
+
+
+@pytest.mark.parametrize(
+    ("deployment", "empty"),
+    [
+        ("dict(autoscaling_config=dict(min_replicas=0, max_replicas=2))", True),
+        ('{"autoscaling_config": {"min_replicas": FEWEST}}', True),
+        ('{"autoscaling_config": {"min_replicas": 1}}', False),
+        ('{"autoscaling_config": {"min_replicas": int(os.environ["FEWEST"])}}', False),
+    ],
+)
+def test_ray_in_python_scales_to_zero_too(deployment: str, empty: bool, tmp_path: Path) -> None:
+    source = tmp_path / "serve.py"
+    model = 'model_loading_config={"model_id": "llama", "model_source": "meta-llama/Llama-3.1-8B-Instruct"}'
+    source.write_text(
+        f"import os\nfrom ray.serve.llm import LLMConfig\nFEWEST = 0\n"
+        f'config = LLMConfig({model}, deployment_config={deployment}, engine_kwargs={{"max_num_seqs": 8}})\n'
+    )
+    reading = find_sources(DeployRequest(str(source))).read(None).require_one()
+    assert read_surroundings(reading).may_be_empty == empty

@@ -272,7 +272,15 @@ class TrainingRun:
             self._seconds = float(state["seconds"])
             if not (math.isfinite(self._loss_sum) and min(self._loss_count, self._num_tokens, self._seconds) >= 0):
                 raise ValueError("its sums are not those of a run")
-        except (AttributeError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise self._folder.refuse(error) from None  # of another release, or of another target of that name
         self._progress.status(f"resuming at step {self._position.step}")
 
@@ -393,7 +401,7 @@ class Optimizers:
         """Restore a state, from any number of ranks. The optimizers' settings stay those of this run."""
         for name, kept in optimizers["state"].items():
             for value in (network[name], *kept.values()):
-                if value.numel() > 1 and value.shape != network[name].shape or not value.isfinite().all():
+                if (value.numel() > 1 and value.shape != network[name].shape) or not value.isfinite().all():
                     raise ValueError(f"{name} is not finite, or its averages have another shape")
         groups = [group for part in self._parts for group in part.param_groups]
         settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]

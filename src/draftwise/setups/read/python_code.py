@@ -25,6 +25,7 @@ _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
 _RAY = "LLMConfig"
 _CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
 _OF_RAY = ("model_loading_config", "engine_kwargs")
+_SCALE = "deployment_config"
 _TARGETS = frozenset({"model", _OF_RAY[0]})
 _PACKAGES = ("vllm", "ray")
 _MAX_WORK = 4_000_000
@@ -164,7 +165,9 @@ class _Code:
                 value = {"": value}
             values |= value if keyword.arg is None else {keyword.arg: value}
         if self.name_of(call) == _RAY:
+            scale = values.get(_SCALE)
             values = {key: value for key, value in values.items() if key in _OF_RAY}
+            values |= {} if scale is None or _names_in(scale) else {_SCALE: scale}
         if isinstance(values.get("engine_kwargs"), dict):
             values |= {f"engine_kwargs.{key}": value for key, value in values.pop("engine_kwargs").items()}
         unknown = {key.rpartition(".")[2]: names for key, value in values.items() if (names := _names_in(value))}
