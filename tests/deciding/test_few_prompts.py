@@ -1,12 +1,14 @@
 """A few prompts carry no verdict, and of identical servers hardly one is adopted or rejected, however few there are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.support.made_comparisons import FASTER, SLOWER, compared
 from tests.support.made_runs import gains, make_run, workload
 from tests.support.simulated import Machine
 
-from draftwise.core import Verdict
+from draftwise.core import Origin, ReasonCode, Verdict
 from draftwise.deciding.conclusions import gather_evidence
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.deciding.verdict import judge
@@ -47,6 +49,31 @@ def test_a_few_prompts_decide_nothing_and_the_reason_counts_them(factor: float, 
     assert found.verdict is Verdict.INCONCLUSIVE
     prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
     assert describe_reason(found.reason) == f"rests on {prompts}; at least 6 are needed"
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("asked", [54, 55])
+def test_prompts_of_a_known_kind_that_were_never_asked_count_as_unseen(asked: int, pooled: bool) -> None:
+    """A tenth of the log asks for 57 % of its tokens: one of these prompts has to be among those that gained."""
+    origins = [Origin(row=row, place=row, route="long answer" if row >= 54 else "") for row in range(60)]
+    prompts = [
+        replace(each, origin=origin, max_tokens=600 if origin.route else 50)
+        for each, origin in zip(workload("code", 60).prompts, origins, strict=True)
+    ]
+    run = make_run(
+        {"ngram k=3": gains(1.12)},
+        workloads=[replace(workload("code"), prompts=tuple(prompts)), *([workload("chat", 30)] if pooled else ())],
+        repeats=1,
+        keep=lambda turn: turn.workload == "chat" or all(each in prompts[:asked] for each in turn.prompts),
+    )
+    found = [each for each in gather_evidence(run).comparisons if each.workload != "chat"]
+    assert len(found) == 1 + pooled
+    for each in found:
+        assert each.reason is not None
+        assert (each.verdict, each.reason.code) == (
+            (Verdict.INCONCLUSIVE, ReasonCode.UNSEEN) if asked == 54 else (Verdict.ADOPT, ReasonCode.GAIN)
+        )
+        assert asked == 55 or each.reason.values["share"] == pytest.approx(0.571, abs=1e-3)
 
 
 @pytest.mark.parametrize(("speedup", "verdict"), [(FASTER, Verdict.ADOPT), (SLOWER, Verdict.REJECT)])

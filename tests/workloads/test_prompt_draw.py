@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,24 @@ def test_the_seed_decides_the_draw_and_another_workload_is_drawn_otherwise() -> 
     assert first == [each.id for each in draw(log, 1, "w")]
     assert first[:10] != [each.id for each in draw(log, 2, "w")][:10]
     assert first[:10] != [each.id for each in draw(log, 1, "v")][:10]
+
+
+@pytest.mark.parametrize("kind", ["max_tokens", "recorded", "prompt"])
+def test_prompts_and_answers_far_longer_than_most_are_drawn_by_their_share(kind: str) -> None:
+    """They may lose alone, and with a random draw 15 of 60 prompts hold none of six in one run of six."""
+    for seed in range(60):
+        long = set(Random(seed).sample(range(60), 6))
+        by = [12 if row in long else 1 for row in range(60)]
+        log = locate(
+            Prompt(
+                id=str(row),
+                text="x" * 30 * (by[row] if kind == "prompt" else 1),
+                max_tokens=30 * (by[row] if kind == "max_tokens" else 1),
+                recorded=RecordedAnswer(num_tokens=30 * by[row] if kind == "recorded" else None),
+            )
+            for row in range(60)
+        )
+        assert 1 <= sum(int(each.id) in long for each in draw(log, seed, "w")[:15]) <= 3
 
 
 def test_each_route_and_tenant_has_its_share_however_they_are_mixed() -> None:

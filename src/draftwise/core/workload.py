@@ -46,7 +46,7 @@ class Origin:
     """Place among all prompts of the log, sorted by route, then by tenant or conversation, then by row, so that similar
     prompts are neighbors."""
     route: str = ""
-    """Named part of the traffic: a route, or one of a few tenants."""
+    """Part of the traffic: a route, one of a few tenants, prompts or answers far longer than most."""
     cluster: str = ""
     """Tenant or conversation that sends several requests, if there are many."""
     stretch: int = 0

@@ -114,6 +114,7 @@ def _judge_numbers(
         promise=found.promise,
         repetitions_needed=found.outlook.repetitions,
         losers=name_losers(found.estimates.cell, found.estimates.ratios.speedup),
+        unseen=found.estimates.unseen,
     )
     if verdict is Verdict.INCONCLUSIVE and reason.code in LEAVES_OPEN:
         verdict, reason = _find_answer(found, reason, findings, thresholds)
@@ -159,6 +160,7 @@ def judge(
     promise: Interval | None = None,
     repetitions_needed: int | None = None,
     losers: str = "",
+    unseen: float = 0.0,
 ) -> tuple[Verdict, Reason]:
     """Return the verdict and its reason, which names the number of prompts.
 
@@ -174,8 +176,9 @@ def judge(
         promise: change of the share of requests within the SLO, at the level for all comparisons of the run together.
         repetitions_needed: repetitions of the same prompts that would settle it; None if none would.
         losers: prompts that lose, in words; empty if no trait separates them.
+        unseen: share of the log in routes of which no prompt was answered.
     """
-    verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
+    verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers, unseen)
     return verdict, replace(reason, num_prompts=comparison.num_prompts)
 
 
@@ -277,6 +280,7 @@ def _weigh(
     promise: Interval | None,
     repetitions_needed: int | None,
     losers: str,
+    unseen: float,
 ) -> tuple[Verdict, Reason]:
     """Return the verdict on numbers that are right."""
     sides = dict(_sides(comparison, promise, thresholds))
@@ -293,10 +297,10 @@ def _weigh(
     if (
         name != _PROMISE
         and side is Conclusion.FASTER
-        and comparison.deciding.low <= (bar := find_bar(comparison.num_prompts, thresholds.margin))
+        and comparison.deciding.low <= (bar := find_bar(comparison.num_prompts, thresholds.margin, unseen))
     ):
-        unseen = find_unseen_share(comparison.num_prompts)
-        return Verdict.INCONCLUSIVE, _reason(ReasonCode.UNSEEN, bar=bar, share=unseen)
+        share = find_unseen_share(comparison.num_prompts, unseen)
+        return Verdict.INCONCLUSIVE, _reason(ReasonCode.UNSEEN, bar=bar, share=share)
     if side is Conclusion.SLOWER and name == DecidingMeasure.SERVER and comparison.total.high >= 1:
         # Its requests take no longer: between them, something else keeps the server waiting.
         return Verdict.INCONCLUSIVE, _reason(ReasonCode.ANSWERS_NOT_FASTER, slower=True)

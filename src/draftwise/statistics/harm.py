@@ -84,18 +84,22 @@ def guard_tail(candidate_R: Array, baseline_R: Array) -> GuardReading | None:
     return GuardReading(answer=answer, value=slow / count, count=count, needed=needed)
 
 
-def find_unseen_share(count: int) -> float:
+def find_unseen_share(count: int, known: float = 0.0) -> float:
     """Return the largest share of the traffic that a kind of prompt may have if none of `count` drawn prompts is of it.
 
     With 95 % confidence: 39 % with 6 prompts, 5 % with 60.
+
+    Args:
+        known: share of the kinds of which the log is known to hold prompts, but none was drawn.
     """
-    return 1 - math.exp(math.log(_ALPHA) / count)
+    return max(known, 1 - math.exp(math.log(_ALPHA) / count))
 
 
-def find_bar(count: int, margin: float) -> float:
+def find_bar(count: int, margin: float, known: float = 0.0) -> float:
     """Return the ratio that an interval's lower end must exceed for an adoption with this many prompts.
 
-    Above it, the gain survives if an unseen kind of prompt loses 20 %. No interval covers what was not seen.
+    Above it, the gain survives if an unseen kind of prompt loses 20 %. No interval covers what was not seen. Arguments
+    as for `find_unseen_share`.
     """
-    unseen = find_unseen_share(count)
+    unseen = find_unseen_share(count, known)
     return max(1 + margin, math.exp(-math.log1p(-_UNSEEN_LOSS) * unseen / (1 - unseen)))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from statistics import median
 from typing import Any
 
 from draftwise.core import Origin, Prompt
@@ -93,6 +94,8 @@ def _prefixed(prompt: Prompt, common: str) -> Prompt:
 
 _STEP = (5**0.5 - 1) / 2
 """Multiples of the golden ratio, taken modulo 1, are spread evenly however many of them there are."""
+_LONG = 4
+"""Multiple of a log's median length above which prompts or answers are a part of the traffic of their own."""
 _FEW = 5
 """Tenants up to which nothing can be said of others: they are parts of the traffic with a name."""
 
@@ -138,13 +141,17 @@ def locate(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
     prompts = tuple(prompts)
     tenants = Counter(each.recorded.tenant for each in prompts if each.recorded.tenant is not None)
     few = 1 < len(tenants) <= _FEW
+    long_prompts, long_answers = (
+        _find_long(list(map(measure, prompts))) for measure in (_count_asked, _count_answered)
+    )
 
     def find(row: int, prompt: Prompt) -> Origin:
         recorded, tenant = prompt.recorded, prompt.recorded.tenant or ""
+        lengths = ("long prompt" if row in long_prompts else "", "long answer" if row in long_answers else "")
         return Origin(
             row=row,
             place=row,
-            route="/".join(filter(None, (recorded.route, tenant if few else ""))),
+            route="/".join(filter(None, (recorded.route, tenant if few else "", *lengths))),
             cluster=tenant if len(tenants) > _FEW else recorded.conversation or "",
             stretch=0 if prompt.origin is None else prompt.origin.stretch,
         )
@@ -159,3 +166,21 @@ def locate(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
         replace(prompt, origin=replace(each, place=places[each.row]))
         for prompt, each in zip(prompts, origins, strict=True)
     )
+
+
+def _find_long(lengths: Sequence[float]) -> set[int]:
+    """Return the rows of the log that are far longer than most: the draw must not miss them, as they may lose alone."""
+    least = _LONG * median(lengths) if lengths else 0
+    return {row for row, length in enumerate(lengths) if length > least}
+
+
+def _count_asked(prompt: Prompt) -> float:
+    """Return the length of a prompt, about in characters."""
+    contents = (plain_text(message.get("content")) for message in prompt.messages)
+    return len(prompt.text or "") + sum(map(len, contents)) or 4 * len(prompt.recorded.prompt_token_ids)
+
+
+def _count_answered(prompt: Prompt) -> float:
+    """Return the tokens of an answer as recorded, else the most that is asked for."""
+    recorded = prompt.recorded
+    return recorded.num_tokens or len(recorded.answer or "") / 4 or prompt.max_tokens or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -99,6 +99,8 @@ class Estimates:
     """Whether this is the final analysis, not one stopped at an interim look."""
     draw: Draw | None
     """How its prompts were drawn; None for pooled workloads."""
+    unseen: float
+    """Share of the log's prompts, or of the tokens they ask for, in routes of which no prompt was answered."""
 
     @property
     def level(self) -> float:
@@ -192,7 +194,8 @@ def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
             place = (cell.condition.label, cell.candidate)
             parts = [each for each in found if (each.cell.condition.label, each.cell.candidate) == place]
             if len(parts) == len(cell.workloads):
-                estimates = replace(estimates, ratios=_pool(estimates.ratios, parts, run))
+                unseen = max(each.unseen for each in parts)
+                estimates = replace(estimates, ratios=_pool(estimates.ratios, parts, run), unseen=unseen)
         found.append(estimates)
     return tuple(found)
 
@@ -234,6 +237,8 @@ class Draw:
     """Route of each prompt, by which places are sorted."""
     population: int
     """Number of prompts in the log; 0: unknown."""
+    tokens: Mapping[Hashable, int]
+    """The most tokens that each prompt asks for."""
 
     @classmethod
     def of(cls, workload: Workload) -> Draw:
@@ -241,7 +246,7 @@ class Draw:
         origins = {(workload.name, each.id): each.origin for each in workload.prompts}
         known: dict[Hashable, Origin] = {unit: each for unit, each in origins.items() if each is not None}
         if len(known) < len(origins):
-            return cls(places=None, rows=None, clusters=None, routes=None, population=0)
+            return cls(places=None, rows=None, clusters=None, routes=None, population=0, tokens={})
         clusters = {unit: each.cluster or f"row {each.row}" for unit, each in known.items()}
         return cls(
             places={unit: float(each.place) for unit, each in known.items()},
@@ -249,7 +254,17 @@ class Draw:
             clusters=clusters if any(each.cluster for each in known.values()) else None,
             routes={unit: each.route for unit, each in known.items()},
             population=workload.population or len(workload.prompts),
+            tokens={(workload.name, each.id): each.max_tokens for each in workload.prompts},
         )
+
+    def find_unseen(self, asked: Iterable[Hashable]) -> float:
+        """Return the share of prompts, or of the tokens they ask for, in routes of which none was asked."""
+        routes = self.routes or {}
+        seen = {routes[unit] for unit in asked if unit in routes}
+        rest = [unit for unit, route in routes.items() if route not in seen]
+        if not rest:
+            return 0.0
+        return max(len(rest) / len(routes), sum(self.tokens[unit] for unit in rest) / sum(self.tokens.values()))
 
 
 def _estimate(run: Run, whole: Cell, thresholds: Thresholds, draws: Mapping[str, Draw]) -> Estimates:
@@ -272,6 +287,7 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds, draws: Mapping[str,
         done=done,
         is_end=is_end,
         draw=draw,
+        unseen=0.0 if draw is None else draw.find_unseen(cell.units),
     )
 
 
