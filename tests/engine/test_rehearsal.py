@@ -75,6 +75,22 @@ def test_every_step_of_plain_requests_has_been_captured_with_all_layers(spec, tm
     assert set(rehearsed.values()) == {4}
 
 
+def test_what_surrounds_large_passes_has_been_captured(tiny_target, monkeypatch):
+    """More sequences share these than share a captured one."""
+    monkeypatch.setattr("draftwise.engine.step.prompt_passes._MOST_DECODE_ROWS", 2)
+    llm = open_llm(tiny_target, max_model_len=128, max_num_batched_tokens=100)
+    runner = llm.engine.runner
+    assert max(size.num_decodes for size in runner.prompt_sizes) == 2
+    graphs = runner.graphs = Graphs(runner.model)
+    Rehearsal(llm.engine).run()
+    rehearsed, graphs.counts = set(graphs.captured), Counter()
+    params = [SamplingParams(temperature=0, max_tokens=2 + i, ignore_eos=True) for i in range(8)]
+    llm.generate([[1 + i] * 96 if i > 3 else [1 + i] for i in range(8)], params)
+    drafted = {key[1].size for key in graphs.counts if key[0] == "draft"}
+    assert max(drafted) > 2
+    assert set(graphs.counts) <= rehearsed
+
+
 def test_a_brief_one_captures_nothing(tiny_target):
     llm = open_llm(tiny_target)
     graphs = llm.engine.runner.graphs = Graphs(llm.engine.runner.model)

@@ -23,7 +23,7 @@ from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup_phases import Startup
 from draftwise.engine.step.capture import Graphs, capture_sizes
-from draftwise.engine.step.prompt_passes import PromptSize
+from draftwise.engine.step.prompt_passes import MOST_DECODE_ROWS, PromptSize
 from draftwise.engine.step.scheduler import Chunk, EngineRequest, Sequence, StepSchedule
 
 logger = logging.getLogger("draftwise.engine")
@@ -139,12 +139,16 @@ class Rehearsal:
         for size in mixed:
             number = min(size.num_decodes, (size.num_rows - 1) // size.width, self._most_seqs - 1)
             self._run_mixed(number, size, times)
+        is_shared = bool(mixed) and self._runner.max_num_rows > mixed[-1].num_rows
         for before, count in pairwise((0, *self.sizes)):
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
-                if any(size.width == k + 1 and before < number <= size.num_decodes for size in mixed):
+                most = max((size.num_decodes for size in mixed if size.width == k + 1), default=0)
+                if most and is_shared:
+                    most = MOST_DECODE_ROWS // (k + 1)
+                if before < number <= most:
                     self._decode(number, k, _PLAIN, times, launch=self._runner.run_around_pass)
-        if mixed and self._runner.max_num_rows > mixed[-1].num_rows:
+        if is_shared:
             for width in {size.width for size in mixed}:
                 most = PromptSize(self._runner.max_num_rows, self._most_seqs, self._most_seqs, width)
                 self._run_mixed(1, most, 1)

@@ -16,7 +16,7 @@ from draftwise.engine.kernels.cuda.kernel_launch import interpreted
 from draftwise.engine.kernels.cuda.matmul import has_copy_engine
 from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import quantize_rows
-from draftwise.engine.models.linear import CudaLinear, quantize
+from draftwise.engine.models.linear import CudaLinear, last_outputs, quantize
 
 NUM_IN = 512
 H200 = MatmulDevice(num_sms=132, shared_bytes=232_448, hopper=True)
@@ -138,6 +138,8 @@ def test_any_number_of_outputs_is_computed_in_aligned_ones(num_rows, num_out, ha
     assert linear(x).shape == (num_rows, num_out)
     exact = F.linear(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(linear(x).double(), exact, rtol=2e-2, atol=2e-2)
+    last = num_out // 2 + 1
+    torch.testing.assert_close(last_outputs(linear, x, last).double(), exact[:, -last:], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("num_rows", [1, 6, 64, 70])
@@ -277,7 +279,7 @@ def test_the_library_has_loaded_what_any_fewer_rows_need(most, monkeypatch):
     assert multiplied[4 + len(loaded) :] == [(1, same.data_ptr(), False), (most + 1, same.data_ptr(), True)]
     assert max(loaded) == most
     for rows in range(1, most // 8 * 8 + 1):
-        tile = 1 if rows <= 256 else 32 if rows <= 1024 else 256
+        tile = 1 if rows <= 544 else 32 if rows <= 1024 else 256
         alike = [each for each in loaded if -(-each // tile) == -(-rows // tile)]
         assert any(min(each & -each, 8) == min(rows & -rows, 8) for each in alike), rows
-    assert len(loaded) <= 256 + 24 * 4 + 3 * 4
+    assert len(loaded) <= 544 + 15 * 4 + 3 * 4

@@ -44,6 +44,15 @@ def test_sizes_are_no_larger_than_a_step():
     assert {size.num_seqs for size in prompt_sizes(max_num_seqs=1, max_num_batched_tokens=64)} == {1}
 
 
+@pytest.mark.parametrize("num_decodes", [0, 8])
+def test_little_is_padded(num_decodes):
+    mixed = MixedDecode(count=num_decodes, padded=8, width=4, longest=9) if num_decodes else None
+    sizes = prompt_sizes(max_num_seqs=8, max_num_batched_tokens=1024, widths=[4])
+    for rows in range(129, 1025):
+        size = choose_size(chunks((0, rows - 4 * num_decodes)), sizes, reach=2000, mixed=mixed)
+        assert 0 <= size.num_rows - rows < (32 if num_decodes and 256 <= rows <= 480 else 64)
+
+
 def test_decoding_sequences_of_few_rows_have_sizes_of_their_own():
     sizes = prompt_sizes(max_num_seqs=64, max_num_batched_tokens=300, widths=[1, 4, 200])
     assert {(size.num_decodes, size.width) for size in sizes} == {(0, 0), (64, 1), (32, 4)}
@@ -53,7 +62,9 @@ def test_decoding_sequences_of_few_rows_have_sizes_of_their_own():
         return choose_size(chunks((0, length)), sizes, reach=400, mixed=mixed, max_num_rows=300)
 
     assert choose(15, 16, 4) == PromptSize(128, 8, 32, 4)
-    assert choose(40, 40, 4) is None
+    assert choose(40, 40, 4) is None  # more than a graph has
+    assert choose(40, 40, 4, length=135) == PromptSize(295, 1, 40, 4)
+    assert choose(1, 256, 4, length=295) is None
     assert choose(33, 40, 4) is None
     assert choose(40, 40, 2) is None  # no step drafts one token
     assert choose(32, 32, 4, 4096) == PromptSize(192, 8, 32, 4)
@@ -112,6 +123,26 @@ def test_prompts_beside_decoding_sequences(largest, method, tiny_target, tiny_dr
     assert all(64 < num_rows < 128 for num_rows in passed)
     assert bool(passed) == (largest < 128)
     assert {"draft", "end", "logits"} <= {key[0] for key in work}
+
+
+@pytest.mark.parametrize("method", [None, "eagle3"])
+def test_more_sequences_than_graphs_have_share_large_passes(method, tiny_target, tiny_draft, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftwise.engine.step.prompt_passes._MOST_DECODE_ROWS", 4)
+    spec = make_config(method, tiny_target, tiny_draft, tmp_path / "drafter") if method else None
+    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 160, "max_num_seqs": 8}
+    prompts = [[1 + i % 7, 2 + i % 5] * (20 + i % 9) for i in range(24)]
+    params = [SamplingParams(temperature=0, max_tokens=4 + 3 * i % 11, ignore_eos=True) for i in range(24)]
+    expected = [output.outputs[0].token_ids for output in LLM(str(tiny_target), **settings).generate(prompts, params)]
+    llm = LLM(str(tiny_target), lag=1, speculative_config=spec, **settings)
+    runner, shared = llm.engine.runner, []
+    width = 1 + (llm.engine.spec.k if llm.engine.spec else 0)
+    runner.prompt_sizes = prompt_sizes(max_num_seqs=8, max_num_batched_tokens=64, widths=[width])
+    runner.max_num_rows = 256
+    run = runner._run_mixed
+    runner._run_mixed = lambda *work: shared.append((len(work[1]), work[3])) or run(*work)
+    replay(llm)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert any(count * width > 4 and size.num_rows > 64 for count, size in shared)
 
 
 def replay(llm):

@@ -7,6 +7,9 @@ key-value head, D head dimension, E = A * D.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,27 +77,52 @@ def attend_by_kernel(
             q_NAD, pages, *of_seqs, width=spans.width, causal=plan.causal, scale=scale, window=window
         )
     out_NE = torch.empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2], dtype=q_NAD.dtype, device=q_NAD.device)
+    launches = []
     for part in spans.parts:
         seqs, rows = slice(part.first_seq, part.first_seq + part.num_seqs), slice(None)
         first_row_B = spans.first_row_B[seqs]
         if part.first_row is not None:
             rows = slice(part.first_row, part.first_row + part.num_seqs * part.width)
             first_row_B = first_row_B - part.first_row if part.first_row else first_row_B
-        decode_attention(
-            q_NAD[rows],
-            pages,
-            plan.page_table_BP[seqs],
-            first_row_B,
-            spans.starts_B[seqs],
-            spans.lengths_B[seqs],
-            width=part.width,
-            causal=plan.causal,
-            scale=scale,
-            window=window,
-            uniform=part.first_row is not None,
-            out=out_NE[rows],
+        launches.append(
+            partial(
+                decode_attention,
+                q_NAD[rows],
+                pages,
+                plan.page_table_BP[seqs],
+                first_row_B,
+                spans.starts_B[seqs],
+                spans.lengths_B[seqs],
+                width=part.width,
+                causal=plan.causal,
+                scale=scale,
+                window=window,
+                uniform=part.first_row is not None,
+                out=out_NE[rows],
+            )
         )
+    _launch_together(launches, q_NAD.device)
     return out_NE
+
+
+def _launch_together(launches: Sequence[Callable[[], Tensor]], device: torch.device) -> None:
+    """Launch kernels that do not depend on each other. Where one leaves a GPU idle at its end, the next one starts."""
+    if device.type != "cuda":
+        for launch in launches:
+            launch()
+        return
+    main, side = torch.cuda.current_stream(device), _side_stream(device)
+    side.wait_stream(main)
+    launches[0]()
+    with torch.cuda.stream(side):
+        for launch in launches[1:]:
+            launch()
+    main.wait_stream(side)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def attend_by_torch(

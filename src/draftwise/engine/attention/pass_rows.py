@@ -243,6 +243,8 @@ class AttentionPlan:
     """Whether a token attends only up to itself, instead of to its whole sequence."""
     wanted: RowSelection | None = None
     """Rows whose results are read; None: all. For other rows, the last layer only stores keys and values."""
+    only_stores: bool = False
+    """Whether no results are read: the last layer only stores keys and values of all rows."""
     biases: dict[int | None, dict[DecodeGroup | PrefillChunk, Tensor]] = field(default_factory=dict)
     """Masks by window, computed in the first layer for later ones: 0 where a query attends, -inf elsewhere."""
 
@@ -273,6 +275,12 @@ class AttentionPlan:
         """Return the plan of a pass that needs only each sequence's last row, or this plan; see `wanting`."""
         spans = self.spans
         return self.wanting(spans.last_row_B, spans.ends()) if self._pays(spans.num_seqs) else self
+
+    def wanting_none(self) -> AttentionPlan:
+        """Return the plan of a pass whose results nobody reads, or this plan; see `wanting`. A single call of all
+        layers on a CPU computes each sequence's last row nevertheless."""
+        plan = self.wanting_last()
+        return plan if plan is self else replace(plan, only_stores=True)
 
     def _pays(self, num_wanted: int) -> bool:
         num_rows = self.spans.num_rows

@@ -21,7 +21,7 @@ from draftwise.engine.families import Multipliers
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.kernels.cpu_layouts import Table
 from draftwise.engine.memory.kv import PagedKV
-from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.linear import Linear, last_outputs
 from draftwise.engine.models.mixture import MixtureShape
 from draftwise.engine.models.rope import Rope
 
@@ -107,8 +107,13 @@ def decoder_layer(
 
     Returns:
         the residual stream after attention, and the MLP's output before its output norm, if any; for a last layer, only
-        of the wanted rows.
+        of the wanted rows, or of any row if none are.
     """
+    if is_last and plan.only_stores:
+        kv_size = 2 * kernels.shape.num_kv_heads * kernels.shape.head_dim
+        kv_NSD = last_outputs(layer.qkv, normed_NX, kv_size).unflatten(-1, (-1, kernels.shape.head_dim))
+        kernels.rotate_and_store(kv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
+        return x_NH[:1], x_NH[:1]
     qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
     if is_last and plan.wanted is not None:

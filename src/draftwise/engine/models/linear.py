@@ -57,6 +57,11 @@ def make_linear(
     return PackedLinear(pack(weight_OK), bias_O)
 
 
+def last_outputs(linear: Linear, x_RK: Tensor, num_out: int) -> Tensor:
+    """Return the last outputs of a product, [R, num_out]. Only on a GPU are the others not computed."""
+    return linear.last(x_RK, num_out) if isinstance(linear, CudaLinear) else linear(x_RK)[:, -num_out:]
+
+
 class PackedLinear:
     """A matrix product on the CPU with weights in oneDNN's layout.
 
@@ -200,6 +205,12 @@ class CudaLinear:
         """Return x @ weight.T + bias, [R, out]; with `for_sum` perhaps float32 [parts, R, out]."""
         y_RO = self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale, in_parts=self._for_sum)
         return y_RO if y_RO.shape[-1] == self._num_out else y_RO[..., : self._num_out]
+
+    def last(self, x_RK: Tensor, num_out: int) -> Tensor:
+        """Return the last outputs of the product, [R, num_out]."""
+        outputs = slice(self._num_out - num_out, self._num_out)
+        bias_O, scale_O = (each if each is None else each[outputs] for each in (self.bias, self.scale))
+        return self._code.matmul(x_RK, self.weight[outputs], bias_O, scale_O=scale_O)
 
     def gated(self, x_RK: Tensor) -> Tensor:
         """Return silu(gate) * up of the two halves of the product, [R, out / 2]; `WeightReader` aligns each half."""

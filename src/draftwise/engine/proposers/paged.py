@@ -111,9 +111,11 @@ class ChainProposer(PagedProposer):
         if chain is not None and draft.is_chain and not self.kv.is_narrow and spans.num_rows:
             draft.take(self._in_one_call(chain, new, spans, ends_B, draft.num_steps))
             return
-        hidden_BH, carry_BH = self._run(new, spans, new.tokens_N, self._enter(new))
         if draft.num_steps == 0:
+            plan = self._plan(new, spans).wanting_none()
+            self._drafter.forward(new.tokens_N, self._enter(new), plan.positions_N, self.kv, plan)
             return
+        hidden_BH, carry_BH = self._run(new, spans, new.tokens_N, self._enter(new))
         tokens_B = draft.add(0, self._drafter.logits(hidden_BH))
         spans = spans.with_runs(ends_B, torch.ones_like(ends_B), 1)
         for step in range(1, draft.num_steps):

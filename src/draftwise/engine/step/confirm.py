@@ -92,7 +92,7 @@ class _ProposerConfirmations(Confirmations):
             self._num_notified[chunk.sequence.row] = max(start, end)
             first_row += chunk.length
         if chosen:
-            features = None if features_NF is None else features_NF[upload(rows, features_NF.device)]
+            features = None if features_NF is None else _take(features_NF, rows)
             limits_B = torch.zeros(len(chosen), dtype=torch.long, device=self._device)
             self._prompts = self._confirmed(chosen, starts, ends, features, limits_B)
 
@@ -249,3 +249,10 @@ class HostConfirmations(_ProposerConfirmations):
             features = torch.cat([view.features_BWF[b, :count] for b, count in enumerate(counts)])
         self._num_notified.update((s.row, end) for s, end in zip(sequences, ends, strict=True))
         return self._confirmed(sequences, starts, ends, features, self._table.find_limits(sequences, k))
+
+
+def _take(features_NF: Tensor, rows: list[int]) -> Tensor:
+    """Return some rows, ascending; without a copy if there are no others between them."""
+    if rows[-1] - rows[0] < len(rows):
+        return features_NF[rows[0] : rows[-1] + 1]
+    return features_NF[upload(rows, features_NF.device)]

@@ -26,12 +26,15 @@ from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.table import View
 
-_ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
-"""Row counts of captured passes. Above them, most models keep the GPU busy longer than the host."""
+_ROWS = (16, 32, 64, 96, 128, *range(192, 1025, 64))
+"""Row counts of captured passes. Above them, most models keep the GPU busy longer than the host. A row of padding takes
+as long as any other."""
 _SEQS = (1, 8)
-_MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+_MIXED_ROWS = (64, 128, 192, *range(256, 512, 32), *range(512, 1025, 64))
 _MOST_DECODE_ROWS = 128
-"""Maximum rows of decoding sequences in a pass over prompts: with more, a second pass is faster."""
+"""Maximum rows of decoding sequences in a captured pass over prompts: with more, a second pass is faster."""
+MOST_DECODE_ROWS = 512
+"""The same in a pass with more rows than graphs have. There a second pass costs more, since it reads all weights."""
 _LONGEST_CONTEXT = 4096
 """Longest context of decoding sequences in such a pass. A graph does not know their number, so attention cannot
 distribute the keys of a few long ones over many multiprocessors."""
@@ -93,7 +96,7 @@ def choose_size(
     """
     num_rows, num_decodes, width = sum(chunk.length for chunk in chunks), 0, 0
     if mixed is not None:
-        if mixed.padded * mixed.width > _MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
+        if mixed.padded * mixed.width > MOST_DECODE_ROWS or mixed.longest > _LONGEST_CONTEXT:
             return None
         num_decodes, width = mixed.padded, mixed.width
         num_rows += mixed.count * width

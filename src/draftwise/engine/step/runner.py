@@ -20,7 +20,14 @@ from draftwise.engine.step.capture import Graphs
 from draftwise.engine.step.host_sampler import HostSampler
 from draftwise.engine.step.launched import LaunchedStep, PromptRanks, pack
 from draftwise.engine.step.passes import Passes, PassOutput, StepShape, bucket_of, ranks_prompts
-from draftwise.engine.step.prompt_passes import MixedDecode, MixedDraft, PromptBatch, PromptSize, choose_size
+from draftwise.engine.step.prompt_passes import (
+    MOST_DECODE_ROWS,
+    MixedDecode,
+    MixedDraft,
+    PromptBatch,
+    PromptSize,
+    choose_size,
+)
 from draftwise.engine.step.scheduler import Chunk, Sequence, StepSchedule
 from draftwise.engine.step.threads import StepThreads
 
@@ -239,7 +246,7 @@ class StepRunner:
         which is not captured."""
         if self._outputs is None:
             num_aux_layers, model = len(self.confirmations.aux_layers), self.model
-            most_wanted = max(size.num_wanted for size in self.prompt_sizes)
+            most_wanted = max(MOST_DECODE_ROWS, *(size.num_wanted for size in self.prompt_sizes))
             most_rows = max(most_wanted, *(size.num_rows for size in self.prompt_sizes))
             hidden_RH = torch.zeros(most_wanted, model.shape.hidden_size, dtype=model.dtype, device=model.device)
             # A step that is padded further than a pass finds rows here that it has not written, but finite ones.

@@ -22,9 +22,10 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, MatmulDevice, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8, quantize_rows
 
-_TILES = ((256, 1), (1024, 32), (1 << 62, 256))
+_TILES = ((544, 1), (1024, 32), (1 << 62, 256))
 """(limit, rows): up to `limit` rows, cuBLAS's kernels are the same for all numbers that fill as many tiles and are
-multiples of the same power of two up to `_ALIGNED`."""
+multiples of the same power of two up to `_ALIGNED`. A last layer may compute any number of rows of up to 512 drafts and
+a few prompts."""
 _ALIGNED = 8
 _PREFETCHED = 256
 """Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
