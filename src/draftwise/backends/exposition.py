@@ -184,20 +184,20 @@ class _EngineSamples:
         elif reading == "reported_length":
             self.totals[reading] = math.nan if reading in self.totals else value
         elif reading == "accepted_per_pos":
-            if (position := parse_labels(labels).get("position", "")).isdecimal():
+            if (position := _parse_labels(labels).get("position", "")).isdecimal():
                 index = int(position)
                 self._positions[index] = self._positions.get(index, 0) + int(value)
         elif reading == "at_most":
-            if edge := parse_labels(labels).get("le"):
+            if edge := _parse_labels(labels).get("le"):
                 self._at_most[float(edge)] = self._at_most.get(float(edge), 0.0) + value
         elif reading in _KINDS:
-            self._read_kinds(_KINDS[reading], parse_labels(labels), value)
+            self._read_kinds(_KINDS[reading], _parse_labels(labels), value)
         elif reading in _TOLD_BY_LABELS:
-            self._read_labels(reading, parse_labels(labels), value)
+            self._read_labels(reading, _parse_labels(labels), value)
         else:
             self.totals[reading] = self.totals.get(reading, 0.0) + value
             if reading == "generation_tokens":
-                self.model = parse_labels(labels).get("model_name") or self.model
+                self.model = _parse_labels(labels).get("model_name") or self.model
 
     def _read_kinds(self, kinds: Mapping[str, str], labels: Mapping[str, str], value: float) -> None:
         """Count a sample of a kind in, and the other kinds as none."""
@@ -323,7 +323,7 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
     """Return what each engine's samples say, by its label; of all engines together under the empty label."""
     engines: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
-        engines[_find_engine(sample[1]) if apart else ""].append(sample)
+        engines[_find_engine_label(sample[1]) if apart else ""].append(sample)
     found = {}
     for engine, own in engines.items():
         gathered = found[engine] = _EngineSamples()
@@ -338,21 +338,21 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
 
 
 @lru_cache(maxsize=4096)
-def parse_labels(labels: str) -> Mapping[str, str]:
+def _parse_labels(labels: str) -> Mapping[str, str]:
     """Return the values of labels as a page writes them, by name."""
     return dict(_LABEL.findall(labels))
 
 
 @lru_cache(maxsize=4096)
-def _find_engine(labels: str) -> str:
+def _find_engine_label(labels: str) -> str:
     """Return which engine of the page samples with these labels are of: data-parallel rank, and replica under Ray."""
-    return " ".join(found for name in _ENGINE_LABELS if (found := parse_labels(labels).get(name)))
+    return " ".join(found for name in _ENGINE_LABELS if (found := _parse_labels(labels).get(name)))
 
 
 @lru_cache(maxsize=4096)
 def _is_copy(labels: str) -> bool:
     """Return whether a value is a copy of rank 0's (SGLang, if all its schedulers export)."""
-    return any(parse_labels(labels).get(name, "0") != "0" for name in ("tp_rank", "pp_rank"))
+    return any(_parse_labels(labels).get(name, "0") != "0" for name in ("tp_rank", "pp_rank"))
 
 
 def unquote_names(text: str) -> str:
