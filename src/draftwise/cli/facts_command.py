@@ -89,7 +89,9 @@ def defects(vllm: str | None, method: str | None, as_json: bool) -> None:
 def validators(vllm: str | None, as_json: bool) -> None:
     """Count the validators of vLLM's configs: code that rejects settings.
 
-    `check` reads the condition of a refusal, or has a rule for it. The rest are unread, and may still stop vLLM.
+    `check` reads the condition of a refusal, or has a rule for it. A waiting one needs what no setup shows: `check`
+    accepts no setup that may meet it. No command line meets an unreached one. The rest are unread, and may still stop
+    vLLM.
 
     \b
     Examples:
@@ -138,9 +140,13 @@ def _list_defects(known: KnownDefects) -> list[str]:
 
 
 def _list_validators(known: KnownValidators) -> list[str]:
-    lines = [f"{'vLLM':<10}{'validators':>11}{'refusals':>10}{'read':>7}{'by rules':>10}{'unread':>8}"]
+    lines = [
+        f"{'vLLM':<10}{'validators':>11}{'refusals':>10}{'read':>7}{'by rules':>10}{'waiting':>9}"
+        f"{'unreached':>11}{'unread':>8}"
+    ]
     lines += [
-        f"{row.version:<10}{row.known:>11}{row.refusals:>10}{row.read:>7}{row.by_rules:>10}{len(row.unread):>8}"
+        f"{row.version:<10}{row.known:>11}{row.refusals:>10}{row.read:>7}{row.by_rules:>10}{row.waiting:>9}"
+        f"{row.unreached:>11}{len(row.unread):>8}"
         for row in known.validators
     ]
     return [*lines, *(["", *known.validators[0].unread] if len(known.validators) == 1 else [])]

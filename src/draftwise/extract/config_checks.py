@@ -146,21 +146,23 @@ _ENGINE_CLASSES = ("EngineArgs", "SpeculativeConfig")
 def validators(tree: Tree) -> Facts:
     """Every validator of a config (`Class.function`) and each of its messages (`Class.function: text`) -> kind.
 
-    Kinds: pydantic's validators (`field`, `model`), `__post_init__` (`start`), and functions named verify, validate or
-    check, including those of the engine's arguments (`named`). Texts have `{}` for values.
+    Kinds: pydantic's validators (`field`, `model`), `__post_init__` (`start`), functions named verify, validate or
+    check, including those of the engine's arguments (`named`), and `other` functions that raise. Texts have `{}` for
+    values.
     """
     functions = [
-        (f"{name}.{each.name}", kind, module, module.get_function(each.name, of=name))
+        (f"{name}.{each.name}", _find_kind(each), module, module.get_function(each.name, of=name))
         for name, (module, node) in sorted(_find_classes(tree))
         for each in node.body
-        if isinstance(each, ast.FunctionDef) and (kind := _find_kind(each))
+        if isinstance(each, ast.FunctionDef)
     ]
     front = tree.get(*FRONTEND)
     if function := front.find_function(_VALIDATE):
         functions.append((function.name, "named", front, function))
     found: Facts = {}
     for symbol, kind, module, function in functions:
-        for key in (symbol, *(f"{symbol}: {text}" for text in _list_refusals(function))):
+        refusals = [f"{symbol}: {text}" for text in _list_refusals(function)]
+        for key in (symbol, *refusals) if refusals or kind != "other" else ():
             found[key] = (kind, module.source(symbol))
     return found
 
@@ -182,7 +184,7 @@ def _find_kind(function: ast.FunctionDef) -> str:
     if function.name == "__post_init__":
         return "start"
     is_named = function.name.lstrip("_").startswith(_NAMES) or function.name == _CREATE
-    return "named" if is_named else ""
+    return "named" if is_named else "other"
 
 
 def _list_refusals(function: ast.FunctionDef) -> Iterator[str]:

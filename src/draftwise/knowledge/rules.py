@@ -9,7 +9,7 @@ reviewed: there, a rule that its sources do not prove is unknown, and not applie
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -27,6 +27,11 @@ _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
 _version = cache(Version)
 """Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
+
+
+def is_within(spans: Iterable[tuple[str, str | None]], version: Version) -> bool:
+    """Return whether a release lies in one of the spans, whose ends are included."""
+    return any(_version(first) <= version and (last is None or version <= _version(last)) for first, last in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +92,7 @@ class VllmRule:
         """Return whether the rule holds in a release; None means the newest known one."""
         if version is None:
             return self.spans[-1][1] is None
-        return any(
-            _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
-        )
+        return is_within(self.spans, version)
 
     def ruling(self, **values: object) -> Ruling:
         """Return the finding for a configuration that meets this rule, for any release.

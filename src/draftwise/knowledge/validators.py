@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from draftwise.knowledge.rules import all_rules
+from draftwise.knowledge.rules import all_rules, is_within
+from draftwise.knowledge.stored import read_rows
 from draftwise.knowledge.vllm import Release, releases
 
 
@@ -15,14 +18,43 @@ class Coverage(Enum):
 
     READ = "read"
     BY_RULE = "by_rule"
+    WAITS = "waits"
+    """A condition that needs what no setup shows: `check` accepts no setup that may meet it."""
+    UNREACHED = "unreached"
     NOT = "not"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRefusal:
+    """What a reader found out about a rejection. One of `when`, `told` and `never` is not empty."""
+
+    refusal: str
+    """Part of its key in the topic `validators`."""
+    when: str = ""
+    """Condition over flags, target and environment; an unknown name makes it undecided."""
+    told: str = ""
+    """What else in draftwise judges it."""
+    needs: str = ""
+    """What the condition asks for that no setup shows."""
+    never: str = ""
+    """Why no command line, environment or target meets it."""
+    at: str = "config"
+    """When the server meets it: while it makes its `config`, or at its `start`."""
+    spans: tuple[tuple[str, str | None], ...] = (("0", None),)
+    """Releases that it is about."""
+
+    @property
+    def coverage(self) -> Coverage:
+        """What becomes of it."""
+        return Coverage.UNREACHED if self.never else Coverage.WAITS if self.needs else Coverage.BY_RULE
 
 
 def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     """Return the number of validators of a release, and each of their rejections with what judges it.
 
     A rejection is `Class.function: text`. It counts as read if a condition of the topics `config_checks` and
-    `engine_checks` has the same text, and as covered by a rule if the rule's `answers` or its probe's place name it.
+    `engine_checks` has the same text, and as covered by a rule if the rule's `answers`, its probe's place or a row of
+    `refusals.json` names it.
     """
     known = release.table("validators")
     read = _list_read(release)
@@ -30,14 +62,37 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     rules = [each for each in all_rules().values() if each.holds(release.version)]
     answers = [pattern for each in rules for pattern in each.answers]
     found: dict[str, Coverage] = {}
+    about = {key: row for row in _read_refusals() for key in find_refusal(release, row)}
     for key in known:
         _, is_refusal, text = key.partition(": ")
         if not is_refusal:
             continue
         bare = _bare(text)
         is_ruled = bare in seen or any(pattern in key for pattern in answers)
-        found[key] = Coverage.READ if bare in read else Coverage.BY_RULE if is_ruled else Coverage.NOT
+        if bare in read:
+            found[key] = Coverage.READ
+        elif is_ruled:
+            found[key] = Coverage.BY_RULE
+        else:
+            found[key] = about[key].coverage if key in about else Coverage.NOT
     return len(known) - len(found), found
+
+
+def list_conditions() -> Sequence[ReadRefusal]:
+    """Return the rejections that are judged by a condition which a reader wrote."""
+    return [row for row in _read_refusals() if row.when]
+
+
+def find_refusal(release: Release, row: ReadRefusal) -> Sequence[str]:
+    """Return the keys of a rejection in a release; none where it does not have it."""
+    if not is_within(row.spans, release.version):
+        return ()
+    return [key for key in release.table("validators") if ": " in key and row.refusal in key]
+
+
+@cache
+def _read_refusals() -> Sequence[ReadRefusal]:
+    return [ReadRefusal(**row) for row in read_rows("refusals")]
 
 
 def is_read(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
@@ -135,7 +136,11 @@ class ReleaseValidators:
     read: int
     """Rejections whose condition was read from the wheel and applies to every setup."""
     by_rules: int
-    """Rejections that rules cover."""
+    """Rejections that rules, or conditions written by a reader, cover."""
+    waiting: int
+    """Rejections whose condition needs what no setup shows: `check` accepts no setup that may meet them."""
+    unreached: int
+    """Rejections that no command line, environment or target meets."""
     unread: tuple[str, ...]
     """The others, as `Class.function: text`."""
 
@@ -206,12 +211,15 @@ def _count_validators(release: Release) -> ReleaseValidators:
 
     functions, refusals = list_refusals(release)
     unread = tuple(key for key, answered in refusals.items() if answered is Coverage.NOT)
+    count = Counter(refusals.values())
     return ReleaseValidators(
         version=str(release),
         known=functions,
         refusals=len(refusals),
-        read=sum(each is Coverage.READ for each in refusals.values()),
-        by_rules=sum(each is Coverage.BY_RULE for each in refusals.values()),
+        read=count[Coverage.READ],
+        by_rules=count[Coverage.BY_RULE],
+        waiting=count[Coverage.WAITS],
+        unreached=count[Coverage.UNREACHED],
         unread=unread,
     )
 

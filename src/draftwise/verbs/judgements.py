@@ -36,7 +36,7 @@ class Judgement:
     accepted: bool | None
     """Whether the server would accept the configuration, which may still fail later; null if it is not judged."""
     unchecked: Mapping[str, int]
-    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights` or `gpu`."""
+    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights`, `gpu` or `server`."""
     resolved: Resolved | None
     """The speculative config as the server resolves it; null if it is rejected, or the setup does not speculate."""
     findings: tuple[Ruling | Finding, ...]

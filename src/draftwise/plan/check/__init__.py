@@ -101,7 +101,9 @@ def check_context(context: Context) -> Report:
     missing = [name for each in findings for name in _WAITS.get(each.code, ())]
     method = context.keys.get("method") if resolved is None else resolved.method
     count = partial(context.rules.count_waiting, method=method, drafts="model" in context.keys)
-    return replace(report, unchecked={name: count(name) for name in missing}, defects=met)
+    waiting = sum(each.code == "refusal-waits" for each in findings)
+    unchecked = {name: count(name) for name in missing} | ({"server": waiting} if waiting else {})
+    return replace(report, unchecked=unchecked, defects=met)
 
 
 def _find_stages(findings: Iterable[Finding]) -> Set[Stage]:

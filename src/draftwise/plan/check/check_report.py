@@ -55,7 +55,7 @@ class Report:
     resolved: Resolved | None
     """None if the config is rejected, or without speculation."""
     unchecked: Mapping[str, int] = field(default_factory=dict)
-    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights` or `gpu`."""
+    """Number of rules not checked, by the missing input: `target`, `drafter`, `weights`, `gpu` or `server`."""
     defects: tuple[Defect, ...] = ()
     """Known defects whose condition the setup meets, including those that only a service's counters can show."""
     is_judged: bool = True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -42,10 +43,21 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _TYPES: Mapping[str, type] = {
     "int": int, "float": float, "str": str, "bool": bool, "dict": dict, "list": list, "tuple": tuple, "set": set,
 }  # fmt: skip
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **_TYPES, "len": len, "min": min, "max": max, "any": any, "all": all, "sorted": sorted,
+    "matches": lambda pattern, text: re.fullmatch(pattern, text) is not None, "is_pattern": _is_pattern,
 }  # fmt: skip
-_METHODS = frozenset({"lower", "upper", "strip", "startswith", "endswith"})
+_METHODS = frozenset({"lower", "upper", "strip", "split", "startswith", "endswith"})
 _MOST_DIGITS = 10**6
 """Digits beyond which no power is computed, because numbers come from an operator's text."""
 
@@ -54,7 +66,8 @@ def decide(expression: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression, or `UNKNOWN` if it depends on something unknown.
 
     Args:
-        expression: from the tables `config_checks`, `config_arguments` and `engine_checks`; `_` is unknown.
+        expression: from the tables `config_checks`, `config_arguments` and `engine_checks`, where `_` is unknown,
+            or from `refusals.json`.
         names: values by name. A mapping represents an object. A text such as `current_platform.is_cuda()` may be a
             name too, for a call with a known result.
     """
@@ -67,6 +80,28 @@ def decide(expression: str, names: Mapping[str, Any]) -> Any:
 def names_in(expression: str) -> frozenset[str]:
     """Return the plain names of an expression."""
     return _names(expression)
+
+
+@cache
+def reads_in(expression: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of an expression with their attributes: `("flags", "dtype")` for `flags.dtype.lower()`."""
+    return tuple(dict.fromkeys(_list_reads(_parse(expression))))
+
+
+def _list_reads(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner), args=given):
+            parts: list[ast.AST] = [owner, *given]
+        case ast.Attribute(value=owner, attr=attr):
+            yield from ((*read, attr) for read in _list_reads(owner))
+            return
+        case ast.Name(id=name):
+            yield (name,)
+            return
+        case _:
+            parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr | ast.comprehension)]
+    for part in parts:
+        yield from _list_reads(part)
 
 
 @cache

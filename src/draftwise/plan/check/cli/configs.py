@@ -73,7 +73,7 @@ class _Judge:
 
     def judge(self) -> Sequence[Ruling]:
         """Return every refusal."""
-        self.surroundings = _describe_surroundings(self.release, self.server)
+        self.surroundings = describe_surroundings(self.release, self.server)
         self.names = {**_list_defaults(self.release), **self.surroundings}
         for name in self.server.given:
             self._read_flag(name)
@@ -163,8 +163,9 @@ class _Judge:
             values[key] = decide(row["value"], self.names)
             of_flags = self._given_in(row["value"])
             if of_flags and values[key] is not UNKNOWN:
-                values[key] = self._take(config, key, values[key], of_flags[-1], assigned="assigned" in row)
-                given[key] = of_flags
+                is_late = "assigned" in row  # the config was made, and checked, before
+                values[key] = self._take(config, key, values[key], of_flags[-1], assigned=is_late)
+                given |= {} if is_late else {key: of_flags}
         self._check_config(config, values, given, code="config-refused")
         self.names[config] = {**values, **self._changed(config, values)}
 
@@ -228,7 +229,8 @@ def _list_defaults(release: Release) -> Values:
     return {name: _default(release, value) for name, value in {**front, **release.table("engine_defaults")}.items()}
 
 
-def _describe_surroundings(release: Release, server: ServerSettings) -> Values:
+def describe_surroundings(release: Release, server: ServerSettings) -> Values:
+    """Return what conditions may ask of the platform and of vLLM's own variables."""
     cuda = server.platform == "cuda"
     return {
         **{f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS},

@@ -15,6 +15,7 @@ from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.engine.gpu_limits import find_gpu_limits
 from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
+from draftwise.plan.check.engine.refusals import find_refusals
 from draftwise.plan.check.engine.step_budget import find_gpu, fit_steps
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.model.model_config import has_interface
@@ -298,6 +299,7 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
     if target is not None:
         yield from find_target(context, target, None if resolved is None else resolved.method)
     yield from find_unfit(context, target)
+    yield from find_refusals(context, target, resolved)
     return context, (yield from _complete(context, resolved))
 
 

@@ -1,0 +1,212 @@
+"""Refusals of vLLM that nothing else reads: each one holds, does not hold, or waits for the server's own facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import Effect, Ruling, Stage
+from draftwise.knowledge.validators import ReadRefusal, find_refusal, list_conditions
+from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, reads_in
+from draftwise.plan.check.cli.configs import ServerSettings, describe_surroundings
+from draftwise.plan.check.engine.model_runner import choose_runner
+from draftwise.plan.check.engine.step_budget import find_gpu
+from draftwise.plan.check.model.model_config import HfConfig, Model, has_interface
+from draftwise.plan.check.stages import SPEC, Context
+
+_POOLING = frozenset({"embedding", "sequence_classification", "token_classification", "reward", "late_interaction"})
+"""Groups of vLLM's registry whose classes generate nothing."""
+_DERIVED: Mapping[str, tuple[str, ...]] = {
+    "connectors": ("kv_transfer_config", "kv_offloading_size"),
+    "caches_prefixes": ("enable_prefix_caching",),
+    "mamba_mode": ("enable_prefix_caching", "mamba_cache_mode"),
+}
+"""Names that follow from flags."""
+
+
+def find_refusals(context: Context, target: Model | None, resolved: Resolved | None) -> Iterator[Ruling]:
+    """Yield the refusals that hold, and those that a given setting asks for and nobody can decide."""
+    touched = {*context.given, *context.env, *(["spec"] if context.spec is not None else [])}
+    touched |= {name for name, flags in _DERIVED.items() if not context.given.keys().isdisjoint(flags)}
+    rows = [row for row in list_conditions() if any(name in row.when for name in touched)]
+    names = _describe(context, target, resolved) if rows else {}
+    for row in rows:
+        holds = decide(row.when, names)
+        given = [place for read in reads_in(row.when) if (place := _find_given(context, read))]
+        if not holds or not given or (holds is UNKNOWN and _waits_for_target(row, names)):
+            continue
+        for key in find_refusal(context.release, row):
+            says = key.partition(": ")[2].replace("{}", "...").rstrip(".")
+            code = "refusal-waits" if holds is UNKNOWN else "settings-refused"
+            fails_later = row.at == "start" and holds is not UNKNOWN
+            places, needs = list(dict.fromkeys(given)), row.needs or "values that draftwise does not know"
+            for ruling in context.rules.ruling(code, places=places, needs=needs, says=says, where=given[0]):
+                told = replace(ruling, source=context.release.source("validators", key))
+                yield replace(told, effect=Effect.FAILS_LATER, stage=Stage.START_UP) if fails_later else told
+
+
+def _waits_for_target(row: ReadRefusal, names: Mapping[str, Any]) -> bool:
+    """Say whether a condition asks for an unknown target, whose rules are counted as waiting already."""
+    return names["target"] is UNKNOWN and any(read[0] == "target" for read in reads_in(row.when))
+
+
+def _find_given(context: Context, read: tuple[str, ...]) -> str:
+    """Return the flag, key or variable that a condition reads, if it is given and not its default; else nothing."""
+    match read:
+        case ("flags", name) if context.given.get(name) not in (
+            None,
+            context.release.table("engine_defaults").get(name),
+        ):
+            return _spell(name)
+        case ("objects", name, *path):
+            value: Any = context.objects.get(name, {})
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            return _spell(name) if value is not None and value is not False else ""
+        case (name,) if name in _DERIVED:
+            return next((_spell(flag) for flag in _DERIVED[name] if context.given.get(flag) is not None), "")
+        case ("spec", key) if context.keys.get(key) is not None:
+            return SPEC
+        case ("env" | "envs", name) if name in context.env:
+            return name
+    return ""
+
+
+def _spell(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class _Open(dict[str, Any]):
+    """An object whose missing keys are null, as are those of the objects in it."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = super().get(key, None if default is UNKNOWN else default)
+        return _Open(value) if isinstance(value, Mapping) else value
+
+
+class _Objects(_Open):
+    """Flags that hold an object; a missing one is empty."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, default) or _Open()
+
+
+class _Packages(dict[str, bool]):
+    """Whether a package is installed, unknown where nobody said."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key.replace("_", "-"), False) if self else default
+
+
+def _describe(context: Context, model: Model | None, resolved: Resolved | None) -> Mapping[str, Any]:
+    """Return the values of the names in conditions of `refusals.json`; a name that is missing is unknown."""
+    gpu = find_gpu(context)
+    runner = choose_runner(context, resolved).name
+    front = {row["field"]: row["default"] for row in context.release.table("flags").values()}
+    captures: Any = UNKNOWN if context.objects.get("compilation_config", {}).keys() & {"mode", "level"} else True
+    server = ServerSettings(given={}, platform=context.platform, env=context.env)
+    caches = _find_caching(context)
+    return {
+        **describe_surroundings(context.release, server),
+        "flags": _Open({**front, **context.flags}),
+        "objects": _Objects(context.objects),
+        "env": _Open(context.env),
+        "packages": _Packages(dict.fromkeys(context.installed or (), True)),
+        "speculates": context.spec is not None,
+        "spec": _describe_spec(context, resolved),
+        "drafter": _Open(context.draft_config),
+        "target": _describe_target(context, model),
+        "connectors": _list_connectors(context),
+        "target_name": context.setup.target,
+        "runner": UNKNOWN if runner is None else runner,
+        "gpu": UNKNOWN if gpu is None or gpu.capability is None else gpu.capability,
+        "captures_graphs": captures if context.platform == "cuda" and not context.runs_eagerly else False,
+        "caches_prefixes": caches,
+        "mamba_mode": _find_mamba_mode(context, caches),
+    }
+
+
+def _describe_spec(context: Context, resolved: Resolved | None) -> Mapping[str, Any]:
+    if resolved is None:
+        return _Open({"draft_architectures": [], **context.keys})
+    drafter = list(resolved.draft_architectures or ())
+    known = {"method": resolved.method, "num_speculative_tokens": resolved.num_speculative_tokens}
+    return _Open({**context.keys, **resolved.fields, **known, "draft_architectures": drafter})
+
+
+def _describe_target(context: Context, model: Model | None) -> Any:
+    target = context.target
+    if target is None or target.is_partial or not target.architectures:
+        return UNKNOWN
+    config, name = HfConfig(target.config), target.architectures[0]
+    row = context.release.table("architectures").get(name)
+    pools = UNKNOWN if row is None else row["group"] in _POOLING
+    dtype = config.text.get("dtype") or config.text.get("torch_dtype")
+    is_multimodal = has_interface(context, "SupportsMultiModal")
+    kinds = {
+        "is_multimodal": is_multimodal,
+        "is_hybrid": has_interface(context, "IsHybrid"),
+        "splits_hyper_connections": has_interface(context, "SupportsHCSP"),
+    }
+    return {
+        **{key: UNKNOWN if value is None else value for key, value in kinds.items()},
+        "architecture": name,
+        "architectures": list(target.architectures),
+        "max_model_len": UNKNOWN if model is None else model.max_model_len,
+        "config": _Open(target.config),
+        "text": _Open(config.text.values),
+        "dtype": dtype if dtype in ("bfloat16", "float16") else UNKNOWN,
+        "quantization": config.quantization,
+        "is_encoder_decoder": bool(config.get("is_encoder_decoder")),
+        "is_gguf": target.file is not None,
+        "uses_mla": config.text.get("kv_lora_rank") is not None and not context.env.get("VLLM_MLA_DISABLE"),
+        "pools": pools,
+        "pools_only": pools,
+        "runner": _find_kind(context, pools),
+    }
+
+
+def _find_kind(context: Context, pools: Any) -> Any:
+    """Return whether the server generates or pools."""
+    runner, convert = context.flags.get("runner", "auto"), context.flags.get("convert", "auto")
+    if runner != "auto" or convert not in ("auto", "none"):
+        return runner if runner != "auto" else "pooling"
+    return UNKNOWN if pools is UNKNOWN else "pooling" if pools else "generate"
+
+
+def _list_connectors(context: Context) -> Any:
+    """Return the names of the KV connectors, with those inside of a MultiConnector."""
+    given = context.objects.get("kv_transfer_config", {})
+    if given.get("kv_connector_module_path"):
+        return UNKNOWN
+    name, extra = given.get("kv_connector"), given.get("kv_connector_extra_config")
+    inner = extra.get("connectors") if isinstance(extra, Mapping) and name == "MultiConnector" else ()
+    children = [each.get("kv_connector") for each in inner or () if isinstance(each, Mapping)]
+    offloads = context.given.get("kv_offloading_size") is not None
+    if offloads:
+        backend = context.flags.get("kv_offloading_backend")
+        name = "OffloadingConnector" if backend in (None, "native") else "LMCacheMPConnector"
+    return [each for each in (name, *children) if isinstance(each, str)]
+
+
+def _find_caching(context: Context) -> Any:
+    """Return whether the server caches prefixes."""
+    asked = context.flags.get("enable_prefix_caching")
+    if isinstance(asked, bool):
+        return asked
+    hybrid = has_interface(context, "IsHybrid")
+    if hybrid is None or has_interface(context, "IsAttentionFree"):
+        return UNKNOWN
+    return context.rules.holds("hybrid-caches-prefixes") if hybrid else True
+
+
+def _find_mamba_mode(context: Context, caches: Any) -> Any:
+    """Return how a hybrid target caches its states; `none` for other targets and without prefixes."""
+    if caches is False or has_interface(context, "IsHybrid") is False:
+        return "none"
+    asked = context.flags.get("mamba_cache_mode")
+    if asked is None and context.rules.holds("hybrid-always-aligned"):
+        return "align" if caches is True else UNKNOWN
+    return UNKNOWN if asked is None else "align" if asked == "none" and caches is True else asked
