@@ -143,10 +143,10 @@ class Rehearsal:
         for before, count in pairwise((0, *self.sizes)):
             for k in sorted({self._k_for(number) for number in range(before + 1, count + 1)}):
                 number = min(count, self._most_seqs - 1)
-                most = max((size.num_decodes for size in mixed if size.width == k + 1), default=0)
-                if most and is_shared:
-                    most = MOST_DECODE_ROWS // (k + 1)
-                if before < number <= most:
+                limit = max((size.num_decodes for size in mixed if size.width == k + 1), default=0)
+                if limit and is_shared:
+                    limit = MOST_DECODE_ROWS // (k + 1)
+                if before < number <= limit:
                     self._decode(number, k, _PLAIN, times, launch=self._runner.run_around_pass)
         if is_shared:
             for width in {size.width for size in mixed}:
