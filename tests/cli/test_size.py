@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,68 @@ def test_any_number_of_tokens_ends() -> None:
     spec = json.dumps({"method": "ngram", "num_speculative_tokens": 10**20})
     result = run("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H100", "-sc", spec)
     assert (result.exit_code, "before it caches the first token" in result.output) == (1, True)
+
+
+COMPOSE = """
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.19.1
+    command: --model meta-llama/Llama-3.1-8B-Instruct --max-model-len 16384 --tensor-parallel-size 2 SPEC
+"""
+
+
+def test_a_file_is_sized_as_it_starts_the_server_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(COMPOSE.replace("SPEC", """--speculative-config '{"method":"ngram","num_speculative_tokens":4}'"""))
+
+    def read(*options: str) -> list[object]:
+        shown = json.loads(run(str(file), "--gpu", "H100", "--json", *options).output)
+        names = ("vllm", "tensor_parallel_size", "max_model_len", "method", "num_speculative_tokens")
+        return [shown[name] for name in names]
+
+    assert read() == ["0.19.1", 2, 16384, "ngram", 4]
+    assert read("--tp", "1", "--vllm", "0.33.0", "--max-model-len", "4096") == ["0.33.0", 1, 4096, "ngram", 4]
+    assert read("--method", "ngram") == ["0.19.1", 2, 16384, "ngram", 3]
+    file.write_text(file.read_text() + "  other:\n    image: vllm/vllm-openai:v0.19.1\n    command: --model a/b\n")
+    assert "starts 2 servers" in run(str(file), "--gpu", "H100").output
+
+
+def test_a_command_and_flags_are_sized() -> None:
+    flags = ("--max-model-len", "4096", "--max-num-seqs", "64")
+    options = ("--gpu", "H100", "--vllm", "0.33.0", "--json")
+    said = [
+        json.loads(run(*each).output)
+        for each in (
+            (LLAMA, *options, *flags),
+            (LLAMA, *options, "--", *flags),
+            (*options, "vllm", "serve", LLAMA, *flags),
+            (*options, "--", "vllm", "serve", LLAMA, *flags),
+            (shlex.join(["vllm", "serve", LLAMA, *flags]), *options),
+        )
+    ]
+    assert all(each == said[0] for each in said)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "named"),
+    [
+        (LLAMA, ["--enable-lora"], "--enable-lora"),
+        ("Qwen/Qwen3-30B-A3B", ["--data-parallel-size", "2"], "--data-parallel-size"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", ["--limit-mm-per-prompt", '{"image": 0}'], "--limit-mm-per-prompt"),
+    ],
+)
+def test_a_flag_whose_memory_is_unknown_leaves_no_number(model: str, flags: list[str], named: str) -> None:
+    options = (model, "--gpu", "B200", "--vllm", "0.33.0")
+    assert run(*options).exit_code == 0
+    result = run(*options, "--", *flags)
+    assert (result.exit_code, f"the effect of {named}" in result.output) == (2, True), result.output
+    assert run(LLAMA, "--gpu", "B200", "--", "--data-parallel-size", "2").exit_code == 0
+
+
+def test_graphs_of_other_sizes_are_noted() -> None:
+    flags = ("--", "--max-cudagraph-capture-size", "1024")
+    assert "--max-cudagraph-capture-size may change it" in run(LLAMA, "--gpu", "H100", *flags).output
+    assert "may change it" not in run(LLAMA, "--gpu", "H100", "--enforce-eager", *flags).output
 
 
 def test_what_does_not_fit_exits_with_1() -> None:

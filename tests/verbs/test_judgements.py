@@ -137,3 +137,21 @@ def test_a_gpu_that_is_not_named_is_any() -> None:
     (judged,) = draftwise.check("Qwen/Qwen3-8B", vllm="0.26.0", engine_flags=flags).judgements
     (found,) = (each for each in judged.findings if each.code == "depends-on-gpu")
     assert "The server starts on GPUs from 70 GiB, but not on GPUs below 70 GiB" in found.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "verdict", "code"),
+    [
+        ((), "L4", "accepted, fails later", "does-not-fit"),
+        (("--max-model-len", "8192"), "L4", "accepted", None),
+        (("--tensor-parallel-size", "2"), "L4", "accepted", None),
+        (("--gpu-memory-utilization", "0.99"), "L40S", "accepted", "out-of-memory-ahead"),
+        (("--cpu-offload-gb", "8"), "L4", "accepted", "memory-not-judged"),
+        ((), None, "accepted", None),
+    ],
+)
+def test_a_named_gpu_must_hold_the_setup(flags: tuple[str, ...], gpu: str | None, verdict: str, code: str) -> None:
+    result = draftwise.check(LLAMA, vllm="0.33.0", engine_flags=flags, gpu=gpu)
+    (judged,) = result.judgements
+    found = {each.code for each in judged.findings} & {"does-not-fit", "out-of-memory-ahead", "memory-not-judged"}
+    assert (judged.verdict, found, result.exit_code) == (verdict, {code} - {None}, int("fails" in verdict))

@@ -16,7 +16,7 @@ _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole co
 _NAMES_OF_FILES = ("-f", "--file", "--filename", "--manifest")
 
 
-class _SetupCommand(PanelCommand):
+class SetupCommand(PanelCommand):
     """A command whose words after `--` are flags of `vllm serve`; they reach it as `engine_flags`.
 
     Unquoted words of a command line (`vllm serve ...`, `docker run ...`) are one source. Options of the verb stand
@@ -26,6 +26,9 @@ class _SetupCommand(PanelCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Cut the words off, and parse those before them."""
         cut = args.index("--") if "--" in args else len(args)
+        if find_command(args[cut + 1 :]) == 0:  # `check -- vllm serve MODEL`
+            del args[cut]
+            cut = len(args)
         try:
             rest = super().parse_args(ctx, self._join(ctx, args[:cut]))
         except click.NoSuchOption as error:
@@ -36,7 +39,7 @@ class _SetupCommand(PanelCommand):
             else:
                 raise
             raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
-        ranks = ctx.params.pop("tensor_parallel_size", None)
+        ranks = ctx.params.pop("ranks", None)
         ctx.params["engine_flags"] = (*args[cut + 1 :], *(("--tensor-parallel-size", str(ranks)) if ranks else ()))
         return rest
 
@@ -76,7 +79,7 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
 
     def make(function: Callable[..., Any]) -> click.Command:
         function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
-        return click.command(cls=_SetupCommand, short_help=short_help)(function)
+        return click.command(cls=SetupCommand, short_help=short_help)(function)
 
     return make
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
 from typing import ClassVar
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Severity, Stage
 from draftwise.core.progress import Progress
+from draftwise.knowledge.messages import note
 from draftwise.knowledge.vllm import releases
-from draftwise.plan.check import judge
+from draftwise.plan.check import Report, judge
 from draftwise.plan.check.stages import PACKAGES
 from draftwise.setups.read import SourceText
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
@@ -20,6 +21,7 @@ from draftwise.verbs.model_configs import open_configs
 from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, open_release
 from draftwise.verbs.verb import refuse, verb
 
+_NO_GPU = ("no-gpu", "unknown-gpu")
 _OF_SERVERS = {"vllm", "torch"}
 """Packages by which a list is one of all that a server has."""
 _PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
@@ -75,7 +77,28 @@ def check(request: CheckRequest, _progress: Progress) -> CheckResult:
 
 def _judge(found: FoundSetups, installed: frozenset[str] | None, *, nearest: bool) -> Iterator[Judgement]:
     for reading in found.readings:
-        yield Judgement.of(judge(reading, installed=installed, nearest=nearest), where=reading.where)
+        report = judge(reading, installed=installed, nearest=nearest)
+        yield Judgement.of(replace(report, findings=(*report.findings, *_find_lack(report))), where=reading.where)
+
+
+def _find_lack(report: Report) -> Iterator[Finding]:
+    """Yield whether the memory of a known GPU is too small for a setup that vLLM would accept."""
+    device = report.setup.device
+    if not report.accepted or device is None or device.kind != "cuda":
+        return
+    from draftwise.plan.size import size  # most calls name no GPU
+
+    try:
+        found = size(report.setup).findings
+    except InvalidSetup as error:
+        if (why := error.findings[0]).code not in _NO_GPU:
+            yield note("memory-not-judged", why=why.message, where=why.where)
+        return
+    for each in found:
+        if each.code == "does-not-fit":
+            yield Ruling(**asdict(each), effect=Effect.FAILS_LATER, stage=Stage.START_UP)
+        elif each.code == "out-of-memory-ahead":
+            yield each
 
 
 def _name_packages(given: Iterable[str]) -> frozenset[str]:

@@ -18,14 +18,14 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "release": (
         "vLLM release, if the source names none.",
         {
-            "check": "usual_vllm", "deploy": "usual_vllm", "upgrade": "before", "size": "vllm", "pick": "vllm",
+            "check": "usual_vllm", "deploy": "usual_vllm", "upgrade": "before", "size": "usual_vllm", "pick": "vllm",
             "inspect": "vllm", "schema": "vllm",
         },
     ),
     "gpu": (
         "GPU that serves, if the source names none.",
         {
-            "check": "usual_gpu", "upgrade": "usual_gpu", "deploy": "usual_gpu", "size": "gpu", "pick": "gpu",
+            "check": "usual_gpu", "upgrade": "usual_gpu", "deploy": "usual_gpu", "size": "usual_gpu", "pick": "gpu",
             "verify": "gpu",
         },
     ),

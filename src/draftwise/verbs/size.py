@@ -18,7 +18,7 @@ from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import GpuMemory, Item, contexts_of, describe_memory, items
 from draftwise.verbs.field_types import Range
 from draftwise.verbs.model_configs import open_configs
-from draftwise.verbs.sources import open_release, read_spec, require_model
+from draftwise.verbs.sources import SetupRequest, find_sources, open_release, read_spec, require_model
 from draftwise.verbs.verb import Result, refuse, verb
 
 __all__ = ["Item", "SizeRequest", "SizeResult", "items", "size"]
@@ -29,10 +29,13 @@ class SizeRequest:
     """A target with or without a drafter, on a GPU."""
 
     target: str | PathLike[str]
-    """Directory of a checkpoint, a well-known model id, or a config.json."""
+    """Directory of a checkpoint, a well-known model id, a config.json, a command line, or a file (compose, Kubernetes,
+    JSON, script) that starts one server; the fields below replace what it sets."""
     _: KW_ONLY
-    gpu: str
-    """Name, such as H200, L40S or A100-80GB, or memory, such as 48GiB."""
+    gpu: str | None = None
+    """Name, such as H200, L40S or A100-80GB, or memory, such as 48GiB; default: the target's."""
+    engine_flags: Sequence[str] = ()
+    """Flags of `vllm serve`, as on its command line, for a model."""
     drafter: str | PathLike[str] | None = None
     """Draft model or head: directory or known id."""
     method: str | None = None
@@ -40,8 +43,8 @@ class SizeRequest:
     num_speculative_tokens: Annotated[int, Range(1)] | None = None
     speculative_config: SpecConfig | Mapping[str, Any] | str | PathLike[str] | None = None
     """vLLM's own JSON or a file that holds it, instead of the three fields above."""
-    tensor_parallel_size: Annotated[int, Range(1, 1024)] = 1
-    pipeline_parallel_size: Annotated[int, Range(1, 1024)] = 1
+    tensor_parallel_size: Annotated[int, Range(1, 1024)] | None = None
+    pipeline_parallel_size: Annotated[int, Range(1, 1024)] | None = None
     quantization: str | None = None
     """Quantization of the target's weights: a method of vLLM that quantizes while it loads, or the precision of a
     quantized copy; None for the stored one."""
@@ -58,7 +61,8 @@ class SizeRequest:
     """Whether the server caches prefixes; None for the release's default with this target."""
     contexts: Sequence[Annotated[int, Range(1)]] = ()
     """Context lengths in tokens at which to count sequences; default: powers of two."""
-    vllm: str = "newest"
+    vllm: str | None = None
+    """Release; default: the target's, else the newest."""
     nearest: bool = False
     """Whether to judge an unknown release by the nearest known one; a finding then says so."""
     compiled: bool = False
@@ -67,6 +71,10 @@ class SizeRequest:
     """Directory, config.json, or URL of either, for a target that draftwise does not know by name."""
     hub: bool = False
     """Whether to fetch config.json and the weights' index of unknown models from the Hugging Face hub."""
+    usual_vllm: str | None = None
+    """Release for a target that names none, unless the request names one."""
+    usual_gpu: str | None = None
+    """GPU for a target that names none, unless the request names one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +138,37 @@ def size(request: SizeRequest, _progress: Progress) -> SizeResult:
     Counts weights from safetensors headers if the target's directory has them, else from the model's shape. The rest is
     KV cache; the result has its capacity with and without the drafter.
     """
-    release = open_release(request.vllm, nearest=request.nearest)
-    spec, about_spec = _read_spec(request)
-    setup = Setup(target=str(request.target), engine="vllm", engine_version=str(release), spec=spec)
+    setup, about = _read_setup(request)
+    release = open_release(setup.engine_version or "newest", nearest=request.nearest)
     with open_configs([setup], request.config_from, hub=request.hub):
         stored = _find_stored(setup.target, release, request.quantization)
-        setup = replace(setup, args=_read_flags(request if stored is None else replace(request, quantization=None)))
-        sizing = measure_setup(setup, gpu=request.gpu, cold_start=not request.compiled, stored=stored)
+        if stored is not None:
+            setup = replace(setup, args={name: value for name, value in setup.args.items() if name != "quantization"})
+        sizing = measure_setup(setup, cold_start=not request.compiled, stored=stored)
     return _describe(
-        replace(sizing, findings=(*find_remarks(release), *about_spec, *sizing.findings)),
+        replace(sizing, findings=(*find_remarks(release), *about, *sizing.findings)),
         contexts_of(sizing, tuple(request.contexts)),
         asked=release.asked or str(release),
     )
+
+
+def _read_setup(request: SizeRequest) -> tuple[Setup, tuple[Finding, ...]]:
+    """Return the setup of a target, with what the request replaces, and findings of reading both."""
+    version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
+    spec, about = _read_spec(request)
+    changes: dict[str, Any] = {} if spec is None else {"spec": spec}
+    sources = find_sources(
+        SetupRequest(
+            request.target,
+            gpu=request.gpu,
+            engine_flags=request.engine_flags,
+            usual_vllm=request.usual_vllm,
+            usual_gpu=request.usual_gpu,
+        )
+    )
+    reading = replace(sources, changes=changes, about_changes=about).read(version).require_one()
+    setup = reading.setup
+    return replace(setup, args={**setup.args, **_read_flags(request)}), reading.findings
 
 
 def _describe(sizing: Sizing, contexts: tuple[int, ...], *, asked: str) -> SizeResult:
@@ -192,12 +219,10 @@ def _find_stored(target: str, release: Release, name: str | None) -> str | None:
 
 
 def _read_flags(request: SizeRequest) -> dict[str, Any]:
-    """Return the engine flags that differ from their defaults."""
+    """Return the engine flags that the request sets."""
     names = (
-        "quantization", "kv_cache_dtype", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-        "gpu_memory_utilization", "enable_prefix_caching",
+        "tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "block_size",
+        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching",
     )  # fmt: skip
     flags = {name: value for name in names if (value := getattr(request, name)) is not None}
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
-    flags |= {name: value for name in sizes if (value := getattr(request, name)) > 1}
     return flags | ({"enforce_eager": True} if request.enforce_eager else {})

@@ -71,6 +71,8 @@ class SizeRequest:
     probabilistic: bool = False
     uncounted: tuple[str, ...] = ()
     """Flags of the setup whose effect on memory is unknown."""
+    default_graphs: tuple[str, ...] = ()
+    """Flags of the setup that change its CUDA graphs, which are counted as without them."""
     rulings: tuple[Finding, ...] = ()
     """Why this release would reject the setup, and what its graphs do not cover."""
 
@@ -141,7 +143,8 @@ def read_request(
         cold_start=cold_start,
         env=setup.env,
         probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
-        uncounted=tuple(_find_uncounted(context)),
+        uncounted=tuple(_find_uncounted(context, {**config, **target.config})),
+        default_graphs=tuple(f"--{name.replace('_', '-')}" for name in _OF_GRAPHS if name in context.given),
         rulings=tuple(each for each in report.findings if _matters(each)),
     )
 
@@ -223,16 +226,35 @@ def _is_async(context: Context, spec: Resolved | None) -> bool:
 _UNCOUNTED = (
     "decode_context_parallel_size", "prefill_context_parallel_size", "kv_cache_dtype_skip_layers", "mamba_block_size",
     "mamba_cache_dtype", "mamba_cache_mode", "num_gpu_blocks_override", "kv_cache_memory_bytes", "cpu_offload_gb",
-    "kv_sharing_fast_prefill",
+    "cpu_offload_params", "offload_backend", "offload_group_size", "offload_params", "kv_sharing_fast_prefill",
+    "enable_lora", "enable_eplb", "enable_elastic_ep", "enable_dbo", "ubatch_size", "use_replayssm",
+    "replayssm_buffer_len", "swa_bounded_replay", "engram_config", "quantization_config", "model_impl", "worker_cls",
+    "enable_return_routed_experts", "mm_ipc_gpu_memory_gb", "weight_transfer_config",
 )  # fmt: skip
-"""Flags that change what the cache takes, or the room for it; with values that change nothing they may be given."""
+"""Flags that change what weights or cache take, or the room for them."""
+_OF_PICTURES = (
+    "language_model_only",
+    "mm_encoder_only",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+    "mm_processor_device",
+)
+_OF_GRAPHS = ("compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "optimization_level")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_NOTHING = (None, False, 0, 1, (), [], {}, "auto", "vllm", "cpu")
+"""Values of these flags that change nothing."""
 _WIDE = frozenset({"float32", "float"})
 
 
-def _find_uncounted(context: Context) -> Iterator[str]:
+def _find_uncounted(context: Context, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the given flags whose effect on the memory is not counted."""
-    for name in _UNCOUNTED:
-        if context.given.get(name) not in (None, False, 0, 1, (), [], "auto"):
+    names = _UNCOUNTED
+    if config.get("vision_config") or config.get("audio_config"):
+        names += _OF_PICTURES
+    if any(config.get(each) for each in _EXPERTS):  # data-parallel ranks share the experts
+        names += ("data_parallel_size",)
+    for name in names:
+        if (value := context.given.get(name)) is True or value not in _NOTHING:
             yield f"--{name.replace('_', '-')}"
     if context.given.get("dtype") in _WIDE:
         yield "--dtype float32"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.core.budget import Budget
+from draftwise.core.finding import join_names
 from draftwise.knowledge.flag_types import SPEC_FLAGS
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.kv_proofs import FEATURES, find_unproved
@@ -166,6 +167,8 @@ def _find_graphs(request: SizeRequest, budget: Budget) -> Iterator[Finding]:
 
 def _find_estimates(request: SizeRequest) -> Iterator[Finding]:
     drafter = request.drafter
+    if request.default_graphs and not request.enforce_eager:
+        yield note("default-graphs", flags=join_names(request.default_graphs))
     if drafter.typical and drafter.parts:
         yield note("typical-drafter", method=drafter.method)
     if request.tensor_parallel_size > 1 or request.pipeline_parallel_size > 1:
