@@ -159,7 +159,7 @@ def _read_setup(request: SizeRequest) -> tuple[Setup, tuple[Finding, ...]]:
     changes: dict[str, Any] = {} if spec is None else {"spec": spec}
     sources = find_sources(
         SetupRequest(
-            request.target,
+            str(request.target),
             gpu=request.gpu,
             engine_flags=request.engine_flags,
             usual_vllm=request.usual_vllm,

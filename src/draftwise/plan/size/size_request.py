@@ -241,14 +241,14 @@ _OF_PICTURES = (
 )
 _OF_GRAPHS = ("compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "optimization_level")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_NOTHING = (None, False, 0, 1, (), [], {}, "auto", "vllm", "cpu")
+_NOTHING: tuple[Any, ...] = (None, False, 0, 1, (), [], {}, "auto", "vllm", "cpu")
 """Values of these flags that change nothing."""
 _WIDE = frozenset({"float32", "float"})
 
 
 def _find_uncounted(context: Context, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the given flags whose effect on the memory is not counted."""
-    names = _UNCOUNTED
+    names: tuple[str, ...] = _UNCOUNTED
     if config.get("vision_config") or config.get("audio_config"):
         names += _OF_PICTURES
     if any(config.get(each) for each in _EXPERTS):  # data-parallel ranks share the experts
