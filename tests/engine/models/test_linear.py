@@ -86,6 +86,23 @@ print(linear.limit_instructions(), os.environ.get("ONEDNN_MAX_CPU_ISA"))"""
         assert "AVX-512" not in isa
 
 
+@pytest.mark.parametrize(("own", "misses"), [({}, 2), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"}, 1)])
+def test_onednn_keeps_few_kernels(own, misses):
+    """One kernel for each number of rows: of 300, the first is gone, unless the operator allows more."""
+    script = """
+import torch
+from draftwise.engine.models.linear import make_linear
+linear = make_linear(torch.zeros(64, 64))
+for rows in (*range(2, 302), 2):
+    linear(torch.zeros(rows, 64))"""
+    variables = {name: value for name, value in os.environ.items() if "ONEDNN" not in name}
+    variables["ONEDNN_VERBOSE"] = "profile_create"
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=variables | own)
+    of_two = [line for line in ran.stdout.splitlines() if "create" in line and ",mb2ic64oc64," in line]
+    assert sum("cache_miss" in line for line in of_two) == misses
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_amx_that_stays_is_said(tiny_target, monkeypatch, asked):
     """Torch has multiplied in this process, where oneDNN goes on as it began."""
