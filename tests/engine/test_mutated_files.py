@@ -252,7 +252,7 @@ def test_a_damaged_training_state_is_refused_or_what_it_was(tmp_path_factory, se
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     state = {"step": 3, "model": {"w": torch.arange(64.0)}, "optimizer": [torch.ones(3), 1e-3]}
     folder.path.mkdir()
-    folder.log.write_text('{"step": 1}\n')
+    folder.log.write_text('{"step": 1, "loss": 2.0}\n')
     folder.save(state)
     file = folder.path / "checkpoint.pt"
     file.write_bytes(damage(file.read_bytes(), random.Random(seed)))

@@ -154,6 +154,17 @@ def test_a_whole_state_that_is_not_this_runs_is_refused(case, unfinished):
     file.write_bytes(before)
 
 
+@pytest.mark.parametrize("row", [{"loss": {}}, {"loss": None}, {"heldout_loss": 1.0}, {"seconds": 1.0}])
+def test_a_log_of_what_are_no_numbers_is_refused(row, unfinished):
+    file = Path(unfinished.out) / "training" / "log.jsonl"
+    before = file.read_text()
+    file.write_text(before + json.dumps({"step": 1} | row) + "\n")
+    with pytest.raises(InvalidSetup, match="cannot be read") as error:
+        train("medusa", unfinished, QUIET)
+    assert error.value.findings[0].where == str(file)
+    file.write_text(before)
+
+
 def test_a_states_settings_of_optimizers_are_not_taken(settings, tmp_path, monkeypatch):
     runs = [dataclasses.replace(settings, out=str(tmp_path / name), options={"num_heads": 2}) for name in "ab"]
     for mine in runs:

@@ -98,6 +98,12 @@ class RunFolder:
             kept = [row for row in self.rows() if row["step"] <= state["step"]]
         except Exception as error:  # torch raises whatever its readers of archives and pickles do
             raise self.refuse(error) from None
+        try:
+            for row in kept:
+                numbers = (row["heldout_loss"], *row["acceptance"]) if "heldout_loss" in row else (row["loss"],)
+                _ = [float(each) for each in (row["step"], *numbers)]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise self.refuse(error, self.log) from None
         self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
         return state
 
