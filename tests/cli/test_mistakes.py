@@ -297,7 +297,7 @@ def test_one_look_tells_all_missing_options_and_how_files_are_named() -> None:
 
     assert "Missing option '--out'. New directory for the result. Also missing: --target." in say("export", "x")
     assert "Also missing" not in say("export", "x", "--target=y")
-    assert "or its memory, e.g. 48GiB." in say("size", "x")
+    assert "or give its memory, such as 48GiB." in say("size", MODEL)
     assert say("check", "-f", "x.yaml").endswith("Name a file without an option: draftwise check FILE.")
     assert "Put vLLM flags" not in say("check", "x.yaml", "--force")
 

@@ -24,7 +24,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("verb", "given", "said"),
     [
-        ("size", {"target": LLAMA, "gpu": 3}, "gpu must be text, not 3."),
+        ("size", {"target": LLAMA, "gpu": 3}, "gpu must be text or None, not 3."),
         ("size", {"target": LLAMA, "gpu": "H200", "contexts": "4096"}, "contexts must be a sequence (a whole number)"),
         (
             "pick",

@@ -140,6 +140,7 @@ def size(request: SizeRequest, _progress: Progress) -> SizeResult:
     """
     setup, about = _read_setup(request)
     release = open_release(setup.engine_version or "newest", nearest=request.nearest)
+    setup = replace(setup, engine_version=str(release))
     with open_configs([setup], request.config_from, hub=request.hub):
         stored = _find_stored(setup.target, release, request.quantization)
         if stored is not None:
@@ -154,7 +155,8 @@ def size(request: SizeRequest, _progress: Progress) -> SizeResult:
 
 def _read_setup(request: SizeRequest) -> tuple[Setup, tuple[Finding, ...]]:
     """Return the setup of a target, with what the request replaces, and findings of reading both."""
-    version = None if request.vllm is None else str(open_release(request.vllm, nearest=request.nearest))
+    if request.vllm is not None:
+        open_release(request.vllm, nearest=request.nearest)
     spec, about = _read_spec(request)
     changes: dict[str, Any] = {} if spec is None else {"spec": spec}
     sources = find_sources(
@@ -162,11 +164,11 @@ def _read_setup(request: SizeRequest) -> tuple[Setup, tuple[Finding, ...]]:
             str(request.target),
             gpu=request.gpu,
             engine_flags=request.engine_flags,
-            usual_vllm=request.usual_vllm,
-            usual_gpu=request.usual_gpu,
+            usual_vllm=request.usual_vllm if request.vllm is None else None,
+            usual_gpu=request.usual_gpu if request.gpu is None else None,
         )
     )
-    reading = replace(sources, changes=changes, about_changes=about).read(version).require_one()
+    reading = replace(sources, changes=changes, about_changes=about).read(request.vllm).require_one()
     setup = reading.setup
     return replace(setup, args={**setup.args, **_read_flags(request)}), reading.findings
 
