@@ -352,8 +352,8 @@ def test_a_busy_event_loop_does_not_make_arrivals_late() -> None:
             asked.set()
             go.wait()
             connection.sendall(b"2\r\nab\r\n")
-            spoken.set()
             connection.sendall(b"0\r\n\r\n")
+            spoken.set()
 
     async def talk() -> tuple[float, float, float]:
         wire = Wire(f"http://127.0.0.1:{listener.getsockname()[1]}", now=time.perf_counter)
