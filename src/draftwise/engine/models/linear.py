@@ -24,8 +24,7 @@ longer (benchmarks/h200/NOTES.md). vLLM also pads vocabularies to 64."""
 _INSTRUCTIONS, _WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"), "AVX512_CORE_BF16"
 
 _KEPT, _MOST_KEPT = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"
-"""Kernels that oneDNN keeps: one for each product and number of rows. Its own limit, 1,024, takes a server under mixed
-load half an hour to reach."""
+"""Kernels that oneDNN keeps: one for each product and number of rows. Its own limit is 1,024."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
