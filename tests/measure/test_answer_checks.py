@@ -157,8 +157,8 @@ def check(server: Model, plain: Model | None = None) -> tuple[Result, dict[str, 
     """Return what is printed, and the outcome of each kind of requests."""
     # Other words in the prompts would be other draws, of which some in a hundred hide a rare fault behind a tie.
     told = patch("secrets.token_hex", lambda count: "5a" * count)
-    with told, running(server) as url, running(plain or Model(drafts=False)) as beside:
-        result = CliRunner().invoke(main, ["verify", url, "--answers", "--against", beside, "--json"])
+    with told, running(server) as url, running(plain or Model(drafts=False)) as other:
+        result = CliRunner().invoke(main, ["verify", url, "--answers", "--against", other, "--json"])
     (judged,) = json.loads(result.stdout)
     kinds = {"cached prefix": "cache", "tools": "tools", "JSON schema": "schema", "long context": "long"}
     found = {}

@@ -155,3 +155,12 @@ def test_a_named_gpu_must_hold_the_setup(flags: tuple[str, ...], gpu: str | None
     (judged,) = result.judgements
     found = {each.code for each in judged.findings} & {"does-not-fit", "out-of-memory-ahead", "memory-not-judged"}
     assert (judged.verdict, found, result.exit_code) == (verdict, {code} - {None}, int("fails" in verdict))
+
+
+@pytest.mark.parametrize(("usual", "other", "verdict"), [(1, 2, "not judged"), (2, 1, "accepted")])
+def test_a_way_that_does_not_fit_the_gpu_is_told(tmp_path: Path, usual: int, other: int, verdict: str) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(f'TP={usual}\nif [ "$MODE" = 1 ]; then TP={other}; fi\nvllm serve {LLAMA} -tp $TP\n')
+    (judged,) = draftwise.check(str(script), vllm="0.33.0", gpu="L4").judgements
+    (told,) = (each for each in judged.findings if each.code == "fails-on-a-way")
+    assert (judged.verdict, "KV cache" in told.message) == (verdict, True)

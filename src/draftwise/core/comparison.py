@@ -21,7 +21,7 @@ class ReasonCode(StrEnum):
     """Too many pairs of turns were disturbed: `count` of `of`, the first by `why`; a share `left` must stay."""
     LOST_BY_PACE = "lost-by-pace"
     """The `verdict` does not hold with `count` requests that only their pace set aside, the first for `prompt`. `why`:
-    what disturbed the first lost pair. `once`: whether the candidate is asked nothing twice."""
+    what disturbed the first lost pair. `once`: whether the candidate gets no prompt again."""
     UNSETTLED = "unsettled"
     """A finding makes the numbers wrong either way: its `message` and `code`."""
     SLOW_SERVER = "slow-server"

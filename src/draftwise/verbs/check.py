@@ -77,8 +77,8 @@ def check(request: CheckRequest, _progress: Progress) -> CheckResult:
 
 def _judge(found: FoundSetups, installed: frozenset[str] | None, *, nearest: bool) -> Iterator[Judgement]:
     for reading in found.readings:
-        report = judge(reading, installed=installed, nearest=nearest)
-        yield Judgement.of(replace(report, findings=(*report.findings, *_find_lack(report))), where=reading.where)
+        report = judge(reading, installed=installed, nearest=nearest, look_further=_find_lack)
+        yield Judgement.of(report, where=reading.where)
 
 
 def _find_lack(report: Report) -> Iterator[Finding]:

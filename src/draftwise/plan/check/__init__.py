@@ -6,7 +6,7 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -170,15 +170,29 @@ def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
     return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
 
 
-def judge(reading: SetupReading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
+def judge(
+    reading: SetupReading,
+    *,
+    installed: frozenset[str] | None = None,
+    nearest: bool = False,
+    look_further: Callable[[Report], Iterable[Finding]] | None = None,
+) -> Report:
     """Return the report on a setup as it was read: findings of the reading, then how the release treats it.
 
     A setup that is only partly known gets only the findings of the reading. An unknown release is a finding here, so
     that it hides no other setup of the same text. If the text starts the server in several ways, the report is that of
     one that works, and names the others: it is rejected only if every way fails, accepted only if no way is unknown
     and none fails for which its caller need set nothing.
+
+    Args:
+        reading: the setup as it was read.
+        installed: optional Python packages that the server has, by their names on the index; None if unknown.
+        nearest: whether to judge an unknown release by the nearest known one; the report says so.
+        look_further: adds findings to the report of each way.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
+    if look_further is not None:
+        ways = [(way, replace(each, findings=(*each.findings, *look_further(each)))) for way, each in ways]
     shown, report = max(ways, key=lambda way: _rank(way[1]))
     if len(ways) == 1:
         return report
