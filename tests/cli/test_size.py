@@ -71,6 +71,8 @@ services:
     command: --model meta-llama/Llama-3.1-8B-Instruct --max-model-len 16384 --tensor-parallel-size 2 SPEC
 """
 
+OWN_IMAGE = f"services:\n  vllm:\n    image: registry/own:1\n    command: vllm serve {LLAMA}\n"
+
 
 def test_a_file_is_sized_as_it_starts_the_server_unless_an_option_says_otherwise(tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
@@ -86,6 +88,27 @@ def test_a_file_is_sized_as_it_starts_the_server_unless_an_option_says_otherwise
     assert read("--method", "ngram") == ["0.19.1", 2, 16384, "ngram", 3]
     file.write_text(file.read_text() + "  other:\n    image: vllm/vllm-openai:v0.19.1\n    command: --model a/b\n")
     assert "starts 2 servers" in run(str(file), "--gpu", "H100").output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1\n", "names no model"),
+        (OWN_IMAGE, "does not show which vLLM"),
+        (COMPOSE.replace("--tensor-parallel-size 2 SPEC", "--tensor-parallel-size ${RANKS}"), "RANKS"),
+    ],
+)
+def test_what_a_file_leaves_open_has_no_number(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(text)
+    result = run(str(file), "--gpu", "H100")
+    assert (result.exit_code != 0, said in result.output, "KV cache" in result.output) == (True, True, False)
+
+
+def test_a_release_that_the_image_does_not_show_can_be_given(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(OWN_IMAGE)
+    assert run(str(file), "--gpu", "H100", "--vllm", "0.33.0").exit_code == 0
 
 
 def test_a_command_and_flags_are_sized() -> None:

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Annotated, Any, ClassVar
 
 from draftwise.checkpoints.config_json import find_model_config
-from draftwise.core import Finding, Setup, Severity, SpecConfig
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
 from draftwise.core.documents import HIDDEN
 from draftwise.core.progress import Progress
 from draftwise.knowledge.model_types import needs_checkpoint
@@ -170,6 +170,10 @@ def _read_setup(request: SizeRequest) -> tuple[Setup, tuple[Finding, ...]]:
     )
     reading = replace(sources, changes=changes, about_changes=about).read(request.vllm).require_one()
     setup = reading.setup
+    if any(each.code == "no-model-given" for each in reading.findings):
+        refuse("The source names no model. Name it in the source, or give the model instead.")
+    if reading.unknown:
+        raise InvalidSetup(replace(each, severity=Severity.ERROR) for each in reading.unknown.values())
     return replace(setup, args={**setup.args, **_read_flags(request)}), reading.findings
 
 
