@@ -121,7 +121,7 @@ def test_an_answer_is_the_document_of_the_command_and_its_text(tmp_path: Path) -
         ("check", {}, "invalid-request", "Give a model"),
         ("check", {"sources": 3}, "invalid-request", "sources must be"),
         ("check", {"sources": LLAMA, "fail_on": "moon"}, "invalid-request", "fail_on must be"),
-        ("size", {"target": LLAMA}, "missing-argument", "Give gpu: Name, such as H200"),
+        ("size", {"target": LLAMA}, "no-gpu", "Name one, such as H200"),
         ("pick", {}, "missing-argument", "Give target: Directory with config.json"),
         ("inspect", {"checkpoint": None}, "missing-argument", "Give checkpoint"),
         ("size", {"target": LLAMA, "gpu": "x" * 100_000}, "unknown-gpu", "(100,0"),
