@@ -25,7 +25,7 @@ from click.core import ParameterSource
 
 from draftwise.core import DraftwiseError, Finding, InvalidSetup, cause_of
 from draftwise.core.exit_codes import ExitCode, exit_code_of
-from draftwise.verbs import VERBS, Group
+from draftwise.verbs import VERBS, Group, Row, load_verb
 from draftwise.version import __version__
 
 AS_JSON = "draftwise.as_json"
@@ -44,6 +44,9 @@ _PLAINER = {
     **dict.fromkeys("█▉▊▋▌▍▎▏", "#"), "✓": "+", "✗": "x", "·": "-", "→": "->", "≥": ">=", "≤": "<=", "…": "...",
 }  # fmt: skip
 _URL = re.compile(r"https?://", re.I)
+_HELP = Path(__file__).with_name("help")
+_LISTED = re.compile(r"^(?=\S.*:\n  )", re.M)
+"""The start of a paragraph of the help whose lines stay as they are."""
 
 BEGAN = "draftwise.began_s"
 """Key of a context's `meta`: monotonic time at which the command began, before its verb's file was imported."""
@@ -102,6 +105,8 @@ class VerbGroup(click.Group):
         if (row := VERBS.get(cmd_name)) is None:
             return None
         command: click.Command = getattr(_import(f"draftwise.cli.{row.module}_command"), row.module)
+        if command.short_help is None:
+            command.short_help, command.help = row.summary, f"{command.help}\n\n{_read_help(row)}"
         return command
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -152,6 +157,14 @@ class VerbGroup(click.Group):
                 for each in of_verb
             ]
             raise type(error)(of_verb).with_traceback(error.__traceback__) from None
+
+
+def _read_help(row: Row) -> str:
+    """Return what a verb's help says after its first sentence. `{about}` stands for what its function says, too."""
+    text = (_HELP / f"{row.module}.txt").read_text("utf-8")
+    if "{about}" in text:
+        text = text.replace("{about}", load_verb(row.name).about.split("\n\n")[1])
+    return _LISTED.sub("\b\n", text)
 
 
 def _read_defaults() -> dict[str, dict[str, Any]]:

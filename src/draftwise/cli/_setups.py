@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from draftwise.cli._options import PanelCommand
 from draftwise.verbs.sources import find_command, flags_of_vllm, hint_kustomize, join_command
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
 _NAMES_OF_FILES = ("-f", "--file", "--filename", "--manifest")
 
@@ -74,14 +73,10 @@ class SetupCommand(PanelCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ENGINE FLAGS]"]
 
 
-def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that turns a function into a command, with the sources of a `SetupRequest`."""
-
-    def make(function: Callable[..., Any]) -> click.Command:
-        function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
-        return click.command(cls=SetupCommand, short_help=short_help)(function)
-
-    return make
+def setup_command(function: Callable[..., Any]) -> click.Command:
+    """Turn a function into a command, with the sources of a `SetupRequest`."""
+    function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
+    return click.command(cls=SetupCommand)(function)
 
 
 def report_skipped(names: Sequence[str], *, verbose: bool) -> None:

@@ -28,16 +28,9 @@ class _BundleGroup(click.Group):
         return super().parse_args(ctx, args if named or not args else ["make", *args])
 
 
-@click.group(cls=_BundleGroup, short_help="Pack a setup's weights for air-gapped machines, and verify them there.")
+@click.group(cls=_BundleGroup)
 def bundle() -> None:
-    """Put a setup's weights into one folder, with everything that a machine without access to the hub needs.
-
-    \b
-    Examples:
-      draftwise bundle make deploy/ --out bundle/
-      draftwise bundle make setup.json --out bundle/ --from meta-llama/Llama-3.1-8B-Instruct=/data/llama
-      draftwise bundle verify bundle/
-    """
+    """Put a setup's weights into one folder, with everything that a machine without access to the hub needs."""
 
 
 @bundle.command(short_help="Write a bundle; `make` can be left out.")

@@ -32,22 +32,12 @@ _LARGE_ERROR = 0.10
 
 
 @click.command(cls=PanelCommand, renamed=RENAMED,
-               short_help="Measure how long steps take, with and without drafting, for a forecast.")  # fmt: skip
+               )  # fmt: skip
 @click.argument("target", required=False)
 @options("calibrate", of=CalibrateRequest, engine=click.Choice(ENGINES), concurrency=WHOLE_NUMBERS)
 @click.pass_context
 def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-    """Measure how long your servers' decoding steps take, as input for `draftwise forecast`.
-
-    Serves TARGET as a baseline and once per candidate, or uses servers that already run: --url for the baseline,
-    --candidate-url NAME=URL for each that speculates. The gaps between streamed chunks are the steps. Acceptance does
-    not matter, so you can use any text, or synthetic acceptance. The run directory keeps the raw readings.
-
-    \b
-    Examples:
-      draftwise calibrate ./model --candidate '{"method": "ngram", "num_speculative_tokens": 8}'
-      draftwise calibrate --url http://plain:8000 --candidate-url eagle3=http://spec:8001 --target Qwen/Qwen3-8B
-    """
+    """Measure how long your servers' decoding steps take, as input for `draftwise forecast`."""
     if given["resume"] is not None and given["from_run"] is None:
         refuse_others(ctx, _OF_REST)
         given["workloads"] = ()  # a default of draftwise.toml: the run has its own

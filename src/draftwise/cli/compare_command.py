@@ -32,13 +32,7 @@ _MOST_ROWS = 60
 @click.argument("after", type=click.Path(path_type=Path))
 @options("compare", of=CompareRequest, changed=click.Choice(KINDS))
 def compare(as_json: bool, as_markdown: bool, **given: Any) -> None:
-    """Check whether the verdicts of BEFORE still hold in AFTER.
-
-    Each is a run directory, or a result of `vllm bench serve`, guidellm or aiperf. The differences in model, version,
-    hardware and parameters come first, then the verdicts, then the readings of each server.
-
-    The exit code is 1 if a verdict no longer holds, or if the two cannot be compared like for like.
-    """
+    """Check whether the verdicts of BEFORE still hold in AFTER."""
     if as_json and as_markdown:
         raise click.UsageError("Give --json or --markdown, not both.")
     result = run_compare.run(CompareRequest(**given))

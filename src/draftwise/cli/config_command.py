@@ -12,22 +12,10 @@ from draftwise.verbs.config import FILE, ConfigRequest, ConfigResult
 from draftwise.verbs.config import config as run_config
 
 
-@click.command(short_help="Show the defaults and where each comes from.")
+@click.command()
 @json_option
 def config(as_json: bool) -> None:
-    """Show the defaults of your options, from draftwise.toml in this folder or above it and from the environment.
-
-    \b
-    A draftwise.toml:
-      release = "0.33.0"
-      gpu = "H200"
-      baseline = "deploy/baseline.json"
-      fail-on = "unknown"
-      workload = "requests.jsonl"
-
-    An option takes precedence over the environment variable, and that over the file. A release or GPU that a source
-    names takes precedence over these two defaults.
-    """
+    """Show the defaults of your options, from draftwise.toml in this folder or above it and from the environment."""
     show(run_config.run(ConfigRequest()), render, as_json=as_json)
 
 

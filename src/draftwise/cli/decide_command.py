@@ -45,17 +45,7 @@ _PANELS = {
 @options("decide", of=DecideRequest, margin=Finite(0, 1, max_open=True), engine=click.Choice(ENGINES), **LOAD_TYPES)
 @click.pass_context
 def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-    """Measure whether speculation pays for TARGET, a checkpoint directory.
-
-    Serves TARGET as a baseline and once per candidate, sends the same prompts to all servers in turns, and writes a
-    report. With --url and --candidate-url, it compares servers that already run.
-
-    \b
-    Examples:
-      draftwise decide ./model --workload log:requests.jsonl --candidate '{"method": "ngram", ...}'
-      draftwise decide --url http://plain:8000 --candidate-url http://spec:8000 \\
-          --workload log:requests.jsonl --concurrency 1,8,64
-    """
+    """Measure whether speculation pays for TARGET, a checkpoint directory."""
     if given["resume"] is not None:
         refuse_others(ctx, _OF_REST)
         given["workloads"] = ()  # a default of draftwise.toml: the run has its own

@@ -14,7 +14,7 @@ from draftwise.verbs.deploy import TARGETS, DeployRequest, DeployResult, EditedF
 from draftwise.verbs.deploy import deploy as run_deploy
 
 
-@setup_command(short_help="Write the files that put a setup into production, and those that undo it.")
+@setup_command
 @options(
     "deploy",
     of=DeployRequest,
@@ -23,20 +23,7 @@ from draftwise.verbs.deploy import deploy as run_deploy
     mode=click.Choice(get_args(Mode), case_sensitive=False),
 )
 def deploy(as_json: bool, **given: Any) -> None:
-    """Write the files that serve SOURCE on a platform, and its twin without speculation.
-
-    SOURCE is a run directory of `draftwise decide`, whose adopted candidate is deployed, or a setup as for `check`: a
-    model, a manifest, a command line. draftwise writes no setup that vLLM would reject, and applies nothing: MEMO.md in
-    the folder has the commands.
-
-    \b
-    Examples:
-      draftwise deploy decide-runs/2026-11-22 --to kserve --kserve 0.20 --layout pvc:models --out deploy/
-      draftwise deploy decide-runs/2026-11-22 --to kubernetes --out deploy/ --vllm 0.26.0
-      draftwise deploy meta-llama/Llama-3.1-8B-Instruct --vllm 0.26.0 --gpu H200 --to compose --out deploy/ \\
-          -sc '{"method": "ngram", "num_speculative_tokens": 5}'
-      draftwise deploy decide-runs/2026-11-22 --edit my-deployment.yaml --write
-    """
+    """Write the files that serve SOURCE on a platform, and its twin without speculation."""
     show(run_deploy.run(DeployRequest(**given)), render, as_json=as_json, indent=None)
 
 

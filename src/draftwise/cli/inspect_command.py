@@ -19,21 +19,11 @@ from draftwise.verbs.inspect import Inspection, InspectRequest, InspectResult, P
 from draftwise.verbs.inspect import inspect as run_inspect
 
 
-@click.command(short_help="Inspect a drafter and its target without loading them.")
+@click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @options("inspect", of=InspectRequest)
 def inspect(as_json: bool, **given: Any) -> None:
-    """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
-
-    With --target, also check whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, missing and
-    unexpected tensors, and the model that the drafter was trained for. inspect reads only config.json, tokenizer
-    files and the headers of safetensors files. It loads nothing, and needs neither a GPU nor PyTorch.
-
-    \b
-    Examples:
-      draftwise inspect models/eagle3-llama-8b --target models/Llama-3.1-8B-Instruct
-      draftwise inspect models/DeepSeek-V3 --json
-    """
+    """Show what CHECKPOINT contains: a target, or a drafter with its method and format."""
     show(run_inspect.run(InspectRequest(**given)), render, as_json=as_json)
 
 

@@ -14,21 +14,11 @@ from draftwise.verbs.mcp import McpRequest, McpResult
 from draftwise.verbs.mcp import mcp as run_mcp
 
 
-@click.command(short_help="Serve the verbs as tools of an agent (MCP).")
+@click.command()
 @options("mcp", of=McpRequest, write=click.Path(path_type=Path, file_okay=False))
 def mcp(as_json: bool, **given: Any) -> None:
     """Serve check, upgrade, pick, size, inspect, explain, forecast, replay, watch, report, compare, deploy, decide and
     calibrate as tools over the Model Context Protocol, and pages of methods, releases and findings as resources.
-
-    Tools read files below --read only. They write nothing and start no program unless you give --write. Over HTTP
-    every request needs the token in $DRAFTWISE_MCP_TOKEN, or the one that is printed. With --http, --json prints
-    address and token on one line before it serves.
-
-    \b
-    Examples:
-      draftwise mcp
-      draftwise mcp --read manifests/ --write deployments/
-      DRAFTWISE_MCP_TOKEN=... draftwise mcp --http 8765
     """
     run_mcp.run(McpRequest(**given), Listening(as_json=as_json))
 

@@ -37,7 +37,7 @@ def _list_names(ctx: click.Context, _: click.Parameter, asked: bool, *, find: Ca
         ctx.exit()
 
 
-@click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
+@click.command()
 @click.argument("target")
 @click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
 @options(
@@ -49,18 +49,7 @@ def _list_names(ctx: click.Context, _: click.Parameter, asked: bool, *, find: Ca
     list_gpus={"callback": partial(_list_names, find=list_gpus)},
 )
 def pick(why: bool, as_json: bool, **given: Any) -> None:
-    """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
-
-    TARGET is a directory with config.json, a well-known model id, or the JSON itself. Put the deployment's engine flags
-    after `--`. pick loads nothing, and downloads only what --hub or --config-from asks for. The answer is where to
-    start measuring, and ends with the command for that. The exit code is 1 if nothing can be recommended.
-
-    \b
-    Examples:
-      draftwise pick Qwen/Qwen3-8B --gpu H200 --workload code --concurrency 8
-      draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
-          -- --max-model-len 16384
-    """
+    """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons."""
     result = run_pick.run(PickRequest(**given))
     if not as_json:
         for remark in result.remarks:

@@ -25,7 +25,7 @@ from draftwise.verbs.replay import replay as run_replay
 _SHOWN_KS = (1, 3, 5, 7)
 
 
-@click.command(short_help="Replay a log: acceptance of every method and k, without serving it.")
+@click.command()
 @click.argument("log")
 @options(
     "replay",
@@ -37,18 +37,7 @@ _SHOWN_KS = (1, 3, 5, 7)
     device=click.Choice(DEVICES),
 )
 def replay(as_json: bool, **given: Any) -> None:
-    """Replay LOG, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
-
-    LOG is the same as for `decide --workload`: a log of a gateway or observer, with the same options after a #. Replay
-    uses the logged answers, so acceptance at their temperature is exact, for every k at once. ngram and suffix need
-    only the text; other methods load TARGET and their drafter.
-
-    \b
-    Examples:
-      draftwise replay requests.jsonl --target MODEL --candidate '{"method": "ngram", "num_speculative_tokens": 8}'
-      draftwise replay 'requests.jsonl#sample=500' --target MODEL --group-by route \\
-          --candidate '{"method": "suffix", "num_speculative_tokens": 8}'
-    """
+    """Replay LOG, prompts with their answers, and compute which of each candidate's draft tokens would be accepted."""
     with _Bar() as bar:
         result = run_replay.run(ReplayRequest(**given), bar)
     render(open_console(stderr=as_json), result)

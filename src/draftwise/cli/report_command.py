@@ -27,12 +27,7 @@ _STDOUT = "-"
     exports={"help": f"Export readings for {', '.join(FORMATS)}; FILE/ writes a file per cell."},
 )
 def report(as_json: bool, markdown: str | None, **given: Any) -> None:
-    """Write report.html and summary.json of RUN again, from its raw readings.
-
-    --context adds facts to RUN that its servers did not report during the measurement.
-
-    The exit code is 1 if there is a finding of severity error.
-    """
+    """Write report.html and summary.json of RUN again, from its raw readings."""
     if as_json and markdown == _STDOUT:
         raise click.UsageError("Both --json and --markdown - write to stdout: give --markdown a file.")
     to_stdout = markdown == _STDOUT

@@ -14,24 +14,11 @@ from draftwise.verbs.rollback import RollbackRequest, RollbackResult
 from draftwise.verbs.rollback import rollback as run_rollback
 
 
-@click.command(short_help="Go back to serving without speculation: print the commands, or run them.")
+@click.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @options("rollback", of=RollbackRequest)
 def rollback(folder: Path, applies: bool, removes: bool, yes: bool, as_json: bool) -> None:
-    """Print the commands that return a deployment to serving without speculation, or run them.
-
-    DIR is a folder that `draftwise deploy` wrote. One command rolls out the next revision of the service, without
-    speculation and under the name that clients use. With compose and systemd, the server restarts in place.
-
-    Without options, draftwise prints the commands. --apply and --remove run them through kubectl, docker or systemctl
-    after a confirmation.
-
-    \b
-    Examples:
-      draftwise rollback deploy/
-      draftwise rollback deploy/ --apply
-      draftwise rollback deploy/ --remove --yes
-    """
+    """Print the commands that return a deployment to serving without speculation, or run them."""
     request = RollbackRequest(
         folder, apply=applies, remove=removes, confirm=partial(_tell if yes else _ask, err=as_json)
     )

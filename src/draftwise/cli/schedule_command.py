@@ -15,21 +15,12 @@ from draftwise.verbs.schedule import FORMATS, WORTH_A_CHANGE, ScheduleRequest, S
 from draftwise.verbs.schedule import schedule as run_schedule
 
 
-@click.command(short_help="Choose the draft length, or a schedule of it where that pays.")
+@click.command()
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.argument("calibration", type=click.Path(path_type=Path))
 @options("schedule", of=ScheduleRequest, format=click.Choice(tuple(FORMATS)))
 def schedule(as_json: bool, **given: Any) -> None:
-    """Choose how many tokens to draft, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`).
-
-    One k for every load comes first. You get a schedule by batch size only if it gains 2 % over that k on the release
-    that will run it: some releases ignore a schedule and always draft its largest k. You also see what `check` says
-    about it. A schedule is a forecast: measure it as a candidate of `decide`.
-
-    \b
-    Examples:
-      draftwise schedule profile/ calibration.json --vllm 0.32.0 --max-num-seqs 128
-    """
+    """Choose how many tokens to draft, from PROFILE (of `replay`) and CALIBRATION (of `calibrate`)."""
     show(run_schedule.run(ScheduleRequest(**given)), render, as_json=as_json)
 
 

@@ -15,20 +15,11 @@ from draftwise.verbs.schema import SchemaRequest, SchemaResult
 from draftwise.verbs.schema import schema as run_schema
 
 
-@click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")
+@click.command()
 @click.argument("verb", required=False, metavar="[VERB]", type=click.Choice([*sorted(VERBS), "error"]))
 @options("schema", of=SchemaRequest)
 def schema(**given: Any) -> None:
-    """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it.
-
-    With VERB, print the schema of the output of `draftwise VERB --json`; with `error`, that of the error that every
-    verb prints if it has no answer.
-
-    \b
-    Examples:
-      draftwise schema --vllm 0.33.0 > speculative-config.schema.json
-      draftwise schema check
-    """
+    """Print the JSON Schema of --speculative-config in a vLLM release, for editors to complete and check it."""
     show(run_schema.run(SchemaRequest(**given)), render, as_json=True)
 
 

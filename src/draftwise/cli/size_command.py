@@ -29,25 +29,11 @@ _WIDTH = 110
 """Columns if the output is not a terminal."""
 
 
-@click.command(cls=SetupCommand, short_help="Compute the memory of target, drafter and KV cache on a GPU.")
+@click.command(cls=SetupCommand)
 @click.argument("target")
 @options("size", of=SizeRequest)
 def size(as_json: bool, plot: Path | None, **given: Any) -> None:
-    """Show the memory that TARGET takes on each GPU.
-
-    TARGET is a checkpoint directory, a well-known model id, a config.json, a file that starts one server (compose,
-    Kubernetes, JSON, a script), or a whole command line. Options replace what it sets. size loads nothing: it counts
-    weights from safetensors headers if the directory has them, otherwise from the model's shape. The rest becomes KV
-    cache, whose capacity you see with and without the drafter. The exit code is 1 if the setup does not fit, or if vLLM
-    would reject it.
-
-    \b
-    Examples:
-      draftwise size meta-llama/Llama-3.1-8B-Instruct --gpu H200 \\
-          -sc '{"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 3}'
-      draftwise size ./model --gpu 48GiB --tp 2
-      draftwise size compose.yaml --gpu H100
-    """
+    """Show the memory that TARGET takes on each GPU."""
     result = run_size.run(SizeRequest(**given))
     if plot is not None:
         drawn = result.to_svg()

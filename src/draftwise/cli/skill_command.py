@@ -12,15 +12,9 @@ from draftwise.verbs.skill import DEFAULT_FOLDER, SkillRequest, SkillResult
 from draftwise.verbs.skill import skill as run_skill
 
 
-@click.group(short_help="Install the agent skill of this version.")
+@click.group()
 def skill() -> None:
-    """Teach an agent to use draftwise: a skill with this version's methods, metrics, diagnoses and scripts.
-
-    \b
-    Examples:
-      draftwise skill install
-      draftwise skill install ~/.claude/skills
-    """
+    """Teach an agent to use draftwise: a skill with this version's methods, metrics, diagnoses and scripts."""
 
 
 @skill.command(short_help="Write the skill into a folder of skills.")

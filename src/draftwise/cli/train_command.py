@@ -45,13 +45,9 @@ class _MethodGroup(click.Group):
             formatter.write_text(", ".join(self.list_commands(ctx)))
 
 
-@click.group(cls=_MethodGroup, short_help="Train a drafter for a model.", subcommand_metavar="METHOD [OPTIONS]")
+@click.group(cls=_MethodGroup, subcommand_metavar="METHOD [OPTIONS]")
 def train() -> None:
-    """Train a drafter for METHOD, as a checkpoint that vLLM and `draftwise serve` load.
-
-    A run needs a target, data and an output directory. METHOD --help shows all other options. To resume a stopped run,
-    run the same command again.
-    """
+    """Train a drafter for METHOD, as a checkpoint that vLLM and `draftwise serve` load."""
 
 
 def _command(method: str) -> click.Command:

@@ -14,20 +14,11 @@ from draftwise.verbs.ui import UiRequest, UiResult
 from draftwise.verbs.ui import ui as run_ui
 
 
-@click.command(short_help="Look at runs, forecasts and services in a browser.")
+@click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @options("ui", of=UiRequest)
 def ui(as_json: bool, **given: Any) -> None:
-    """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C.
-
-    RUNS are run directories, or folders that hold them; without any, the current folder. The pages are served to this
-    machine only. They write nothing but the report of a run that you ask for. --json prints their address, and the
-    token for requests that change something, on one line before it serves them.
-
-    \b
-    Examples:
-      draftwise ui runs/
-    """
+    """Show RUNS, comparisons, forecasts and running services in a browser, until Ctrl-C."""
     run_ui.run(UiRequest(**given), Listening(as_json=as_json))
 
 

@@ -25,14 +25,10 @@ from draftwise.verbs.upgrade import (
 from draftwise.verbs.upgrade import upgrade as run_upgrade
 
 
-@setup_command(short_help="Show what breaks, changes and becomes possible between two vLLM releases.")
+@setup_command
 @options("upgrade", of=UpgradeRequest)
 def upgrade(as_json: bool, verbose: bool, **given: Any) -> None:
-    """Judge the same setup on two vLLM releases and say what differs.
-
-    SOURCE and its options are those of `draftwise check`. The exit code is 1 if something breaks, if the setup starts
-    on neither release, or if a finding reaches --fail-on.
-    """
+    """Judge the same setup on two vLLM releases and say what differs."""
     result = run_upgrade.run(UpgradeRequest(**given))
     report_skipped(result.skipped, verbose=verbose)
     show(result, render, as_json=as_json)

@@ -15,18 +15,13 @@ from draftwise.verbs.warm_up import WarmUpRequest, WarmUpResult
 from draftwise.verbs.warm_up import warm_up as run_warm_up
 
 
-@click.command("warm-up", short_help="Compile a server's kernels ahead, into a folder that can be shipped.")
+@click.command("warm-up")
 @click.argument("model", type=click.Path())
 @options("warm_up", of=WarmUpRequest)
 @engine_options
 @json_option
 def warm_up(as_json: bool, **given: Any) -> None:
-    """Compile the kernels that `draftwise serve MODEL` needs with the same flags, without serving.
-
-    DIR then goes to other machines with the same processor and versions, as a folder or in an image, where
-    `draftwise serve MODEL --kernel-cache DIR` starts without compiling. Other machines refuse it. Several models
-    and configurations may share it. --load-format dummy needs no weights, only config.json.
-    """
+    """Compile the kernels that `draftwise serve MODEL` needs with the same flags, without serving."""
     request = WarmUpRequest(**split_settings(given))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     with PhaseLines(says_to_stderr=as_json) as phases:

@@ -21,26 +21,11 @@ if TYPE_CHECKING:
     from draftwise.verbs.watch import WatchResult
 
 
-@click.command(short_help="See whether speculation helps a running service, from its counters.")
+@click.command()
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @options("watch", of=WatchRequest, interval_s=Duration(0.2, 3600))
 def watch(*, as_json: bool, live: bool, **given: Any) -> None:
-    """Show what speculation does for a running service: over one interval, then over the last five minutes.
-
-    URL is a server or its metrics page; several URLs are replicas of one service. draftwise reads only that page, and
-    computes its readings from how much the counters grow.
-
-    The exit code is 0 if nothing was found, 1 if something was, and 3 if a server cannot be read.
-
-    With --prometheus and several services, it shows a table of them, the costliest first.
-
-    \b
-    Examples:
-      draftwise watch http://llama-0:8000 http://llama-1:8000 --plain http://llama-plain:8000 --once
-      draftwise watch http://llama:8000 --baseline deploy/baseline.json --live
-      draftwise watch --prometheus http://prometheus:9090 --service llama --baseline deploy/baseline.json --once
-      kubectl logs deployment/llama | draftwise watch --log -
-    """
+    """Show what speculation does for a running service: over one interval, then over the last five minutes."""
     if as_json and live:
         raise click.UsageError("Give --json or --live, not both.")
     with closing(_Looks(as_json=as_json, live=live)) as looks:

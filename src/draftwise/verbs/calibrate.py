@@ -91,8 +91,9 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     """Measure how long the steps of servers last, for `forecast`.
 
     Serves a target as a baseline and once per candidate, or measures servers that already run. The gaps between
-    streamed chunks are the steps. Acceptance does not matter, so any text will do, and so will synthetic acceptance. A
-    step of `progress` is a request. If a server fails, the result so far goes to `progress.update` before the error
+    streamed chunks are the steps. Acceptance does not matter, so any text will do, and so will synthetic acceptance.
+
+    A step of `progress` is a request. If a server fails, the result so far goes to `progress.update` before the error
     is raised.
     """
     named = request.model or request.target

@@ -104,8 +104,10 @@ def decide(request: DecideRequest, progress: Progress) -> DecideResult:
     """Measure whether speculation pays for a target.
 
     Serves the target as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
-    report. With URLs, it compares servers that already run. A step of `progress` is a request. If a server fails, the
-    result so far goes to `progress.update` before the error is raised.
+    report. With URLs, it compares servers that already run.
+
+    A step of `progress` is a request. If a server fails, the result so far goes to `progress.update` before the error
+    is raised.
     """
     measurement = _open(request, progress)
     ending = measure(measurement, progress)

@@ -114,7 +114,9 @@ def guard(request: GuardRequest, progress: Progress) -> GuardResult:
     A step needs windows of at least 30 s in which a replica's tokens per step are below break-even by more than the
     noise. The guard carries out at most one step an hour. A replica that is out of the traffic stays out until a probe,
     or a trickle of traffic, shows that it pays again. Missing data, a resolved alert or a restart never triggers a
-    step. Every step is recorded with its evidence; `undo` reverts them all. Every check goes to `progress.update`.
+    step. Every step is recorded with its evidence; `undo` reverts them all.
+
+    Every check goes to `progress.update`.
     """
     from draftwise.guarding.guard_state import Store
 

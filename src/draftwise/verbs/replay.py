@@ -114,8 +114,10 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
     """Replay a log, prompts with their answers, and compute which of each candidate's draft tokens would be accepted.
 
     Takes the answers as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram
-    and suffix need only the text; other methods load the target and their drafter. A step of `progress` is one request
-    of one candidate. If a stop is requested, `Stopped` is raised; the same request continues with the rest.
+    and suffix need only the text; other methods load the target and their drafter.
+
+    A step of `progress` is one request of one candidate. If a stop is requested, `Stopped` is raised; the same request
+    continues with the rest.
     """
     if request.group_by is not None and request.group_by not in tuple(Grouping):
         refuse(f"Unknown grouping {request.group_by!r}: give one of {', '.join(Grouping)}.", where="--group-by")

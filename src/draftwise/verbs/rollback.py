@@ -59,8 +59,8 @@ class RollbackResult(Result):
 def rollback(request: RollbackRequest, _progress: Progress) -> RollbackResult:
     """Return the steps that take a deployment back to serving without speculation, or run them.
 
-    One command applies the next revision under the name that clients use. With compose and systemd, the server restarts
-    in place.
+    One command applies the next revision, without speculation and under the name that clients use. With compose and
+    systemd, the server restarts in place.
     """
     folder = Path(request.folder)
     way = plan_rollback(folder)
