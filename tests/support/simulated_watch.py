@@ -67,7 +67,7 @@ def _thaw(key: Frozen) -> Server:
     return Server(**{name: dict(value) if isinstance(value, tuple) else value for name, value in key})  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)  # for every fault and seed the same healthy servers
 def _watch(key: Frozen, pool: str, instance: str, seed: int, seconds: float, settle_s: float) -> Window:
     server = _thaw(key)
     recent = Recent(span_s=seconds + 1)

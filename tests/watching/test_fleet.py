@@ -296,6 +296,9 @@ def test_an_engine_that_hangs_within_the_window_is_named_and_its_server_judged()
     first, second = _see_told(series, stood=stood)
     assert (codes(first), codes(second)) == (["engine-hung"], [])
     assert first.found[0].message.startswith("prod-half-1:8000, engine 1 has 5 requests in flight")
+    bare = [each for each in series if not each[0]["__name__"].startswith("process_")]
+    said = [_see_told(rows, stood=stood)[0].found[0].message for rows in (series, bare)]
+    assert ["a cache" in each for each in said] == [False, True]
     assert len(first.windows) == 2
 
 

@@ -280,6 +280,15 @@ def test_an_error_below_python_is_the_cause_of_what_follows() -> None:
     assert (found.code, "Watchdog caught collective operation timeout" in found.message) == ("engine-dies", True)
 
 
+@pytest.mark.parametrize(
+    "last", ["Watchdog timeout (self.watchdog_timeout=300)", "Received sigquit from a child process."]
+)
+def test_the_end_of_sglang_is_told_with_its_cause(last: str) -> None:
+    lines = [SGLANG.format(0, second, 0, 3.0, 0.67) for second in range(0, 60, 2)]
+    (found,) = see_log([*lines, f"[2026-11-22 10:05:02 TP0] {last}"], name="pod.log", now=NOW).findings
+    assert (found.code, last in found.message) == ("engine-dies", True)
+
+
 ERRORS = (
     "(EngineCore_DP0 pid=9) ERROR 11-22 10:01:00 [core.py:1102] EngineCore encountered a fatal error.",
     "(EngineCore_DP0 pid=9) ERROR 11-22 10:01:00 [core.py:1102] ValueError: Counters can only be incremented",

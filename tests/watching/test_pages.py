@@ -57,7 +57,12 @@ def test_a_prefix_stays_and_headers_are_sent() -> None:
         ((401, "no"), "answers 401: it requires a key or a header"),
         ((500, "no"), "answers 500."),
         ((301, "no"), "answers 301: pass the address that it leads to"),
-        ((200, "<html>hello</html>"), "shows no counters of a known server"),
+        ((200, "<html>hello</html>"), "shows no counters of a known server: a gateway has no metrics"),
+        (
+            (200, 'go_threads 3\nfork:generation_tokens_total{m="a"} 8\n'),
+            "server: only fork:generation_tokens_total and",
+        ),
+        ((200, 'vllm:num_requests_running{server="http://a"} 6\n'), "server: only vllm:num_requests_running and the"),
     ],
 )
 def test_what_is_no_page_of_counters_is_said(answer: Answer, said: str) -> None:

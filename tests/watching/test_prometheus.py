@@ -418,6 +418,7 @@ def test_nothing_is_computed_from_a_page_that_comes_from_a_cache() -> None:
         snapshot, _ = watch(series, copies=copies)
         assert [(each.code, each.where) for each in snapshot.findings] == [(code, "b:8000")]
         assert len(snapshot.windows) == 2 - len(copies)
+        assert "a cache" in snapshot.findings[0].message  # where nothing tells of the process, it may also answer
 
 
 def test_a_service_is_selected_by_the_labels_that_deploy_puts_on() -> None:

@@ -328,7 +328,7 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
     for engine, own in engines.items():
         gathered = found[engine] = _EngineSamples()
         best: dict[str, tuple[int, str]] = {}
-        for known, *_ in own:
+        for known, _, _ in own:
             best[known.reading] = min(known.rank, best.get(known.reading, known.rank))
         for known, labels, value in own:
             if known.rank == best[known.reading]:

@@ -63,7 +63,7 @@ class Sums:
     @classmethod
     def total(cls, every: Iterable[Sums]) -> Sums:
         """Return the sums of several engines or periods; None where one is not reported."""
-        columns = zip(*map(_get_sums, every), strict=True)
+        columns = zip(*map(get_sums, every), strict=True)
         totals = [None if None in column else sum(column) for column in columns]
         return cls(**dict(zip(SUM_NAMES, totals, strict=True)))
 
@@ -71,13 +71,13 @@ class Sums:
         return Sums.total((self, other))
 
     def __sub__(self, before: Sums) -> Sums:
-        pairs = zip(_get_sums(self), _get_sums(before), strict=True)
+        pairs = zip(get_sums(self), get_sums(before), strict=True)
         grown = [None if now is None or then is None else now - then for now, then in pairs]
         return Sums(**dict(zip(SUM_NAMES, grown, strict=True)))
 
 
 SUM_NAMES = tuple(each.name for each in fields(Sums))
-_get_sums = attrgetter(*SUM_NAMES)
+get_sums = attrgetter(*SUM_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

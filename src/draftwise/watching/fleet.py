@@ -6,9 +6,11 @@ the model name or the job stands in.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import exp
 
 from draftwise.core import (
@@ -30,7 +32,6 @@ from draftwise.core import (
 from draftwise.core.grouping import group_by
 from draftwise.knowledge.messages import fault
 from draftwise.knowledge.signals import LOAD_SIGNALS, TOKENS_PER_STEP
-from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
 from draftwise.watching.prometheus import (
     COPIES,
     MOVES,
@@ -52,6 +53,7 @@ from draftwise.watching.prometheus import (
     put_together,
     select,
     tell_copied,
+    tell_hung_or_copied,
     tell_mute,
     tell_unread,
 )
@@ -143,19 +145,25 @@ async def see_fleet(
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
     of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
     start = f"process_start_time_seconds[{span_s:.0f}s]"
-    looked, starts, constants, turns, moves, again, down, never, up, stood, copies = (
-        await api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
-        await api.query(f"process_start_time_seconds{of_services}", at_s=now_s),
-        await api.query(f'{{__name__=~"{"|".join(_CONSTANTS)}"}}', at_s=now_s),
-        await api.query(TURNS.format(start) + of_services, at_s=now_s),
-        await api.query(MOVES.format(start) + of_services, at_s=now_s),
-        await api.query(RESTARTS + of_services, at_s=now_s),
-        await api.query(_DOWN, at_s=now_s),
-        await api.query(NEVER.format(selection.of_targets, "instance, service, namespace", span_s), at_s=now_s),
-        await api.query(MUTE.format(selection.of_targets, "instance, service, namespace"), at_s=now_s),
-        await api.query(_ask_stalls(selection), at_s=now_s),
-        await api.query(COPIES + of_services, at_s=now_s),
+    present = (
+        f"process_start_time_seconds{of_services}",
+        f'{{__name__=~"{"|".join(_CONSTANTS)}"}}',
+        TURNS.format(start) + of_services,
+        MOVES.format(start) + of_services,
+        RESTARTS + of_services,
+        _DOWN,
+        NEVER.format(selection.of_targets, "instance, service, namespace", span_s),
+        MUTE.format(selection.of_targets, "instance, service, namespace"),
+        _ask_stalls(selection),
+        COPIES + of_services,
     )
+    looked, unknown, answers, _ = await asyncio.gather(
+        api.query_range(counters, start_s=now_s - span_s, end_s=now_s, step_s=span_s),
+        ask_unknown(api, selection),
+        asyncio.gather(*(api.query(each, at_s=now_s) for each in present)),
+        asyncio.to_thread(import_module, "draftwise.watching.diagnose"),  # while Prometheus works
+    )
+    starts, constants, turns, moves, again, down, never, up, stood, copies = answers
     began, known = group_by(lambda each: each["metric"].get("instance"), starts), _read_constants(constants)
     faults = {
         name: fault("engine-dies", case="restarts", where=name, count=count, span="an hour")
@@ -167,14 +175,14 @@ async def see_fleet(
             engine = f", engine {labels['engine']}" if labels.get("engine") else ""
             stands = f"but has generated no token for {_STOOD_S} s at least."
             text = f"{name}{engine} has {count:.0f} requests in flight, {stands}"
-            faults[name] = fault("engine-hung", text=text, where=name)
+            hung = fault("engine-hung", text=text, where=name)
+            faults[name] = hung if name in began else tell_hung_or_copied(hung)
     for _, name in list_targets(turns, lambda count: 0 < count < span_s):
         faults[name] = tell_several(name, is_start=False)
     for _, name in list_targets(copies, lambda changes: changes == 0):
         faults[name] = tell_copied(api.url, name)
     for _, name in list_targets(down, lambda value: value == 0):
         faults[name] = tell_unread(api.url, name)
-    unknown = await ask_unknown(api, selection)
     moved = list_targets(moves, lambda seconds: seconds > 0)
     groups, shown = _group(looked), {each["metric"].get("instance") for each in looked}
     for _, name in list_targets(
@@ -225,6 +233,8 @@ def _judge(
     moved: Mapping[tuple[str, str], float],
     since_s: float,
 ) -> FleetService:
+    from draftwise.watching.diagnose import PoolExpectation, SideInfo, diagnose
+
     instances = {each["metric"].get("instance", "") for each in series}
     instances = instances - {""} or instances
     began = [start for instance in instances for start in starts.get(instance, ())]

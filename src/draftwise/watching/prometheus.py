@@ -30,7 +30,7 @@ from draftwise.knowledge.messages import fault
 from draftwise.knowledge.metrics import VLLM, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
-from draftwise.watching.stalls import Stalls
+from draftwise.watching.stalls import HUNG, Stalls
 from draftwise.watching.watcher import (
     CLOCKS_DIFFER_S,
     FALLS,
@@ -154,7 +154,9 @@ class PrometheusApi:
             body = json.loads(b"".join(data for _, data in answer.received))
             if body["status"] != "success":
                 raise BackendError(f"{self.url} rejects the query: {body.get('error', 'no reason is given')}.")
-            found: list[Series] = [{**each, "metric": _name_server(each["metric"])} for each in body["data"]["result"]]
+            found: list[Series] = body["data"]["result"]
+            for each in body["data"]["result"]:
+                each["metric"] = _name_server(each["metric"])
         except (ValueError, LookupError, TypeError):
             raise BackendError(f"{self.url} answers {answer.status}, which is not Prometheus' API.") from None
         return found
@@ -226,6 +228,7 @@ class PrometheusWatcher:
         stalls, gone = Stalls(), _list_gone(pages)
         every = (window for each in pairs for windows in each for window in windows)
         stalls.add(window for window in every if window.instance not in gone)
+        timed = {each[-1].instance for each in pages if each[-1].started_s is not None}
         return Snapshot(
             at_s=self._now(),
             gone=gone,
@@ -238,7 +241,7 @@ class PrometheusWatcher:
                     if place not in several
                 ),
                 *find_renamed(each[-1] for each in pages if each[-1].instance not in gone),
-                *stalls.find(),
+                *(each if each.where in timed else tell_hung_or_copied(each) for each in stalls.find()),
             ),
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=_add_answers([reduce(Window.followed_by, windows) for each in pairs for windows in each], answers),
@@ -342,16 +345,13 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
 
 def leave_out_copies(series: Iterable[Series]) -> list[Series]:
     """Return each target's series once if several jobs scrape it: those with deploy's labels, else those of one job."""
-    rows = list(series)
-    jobs: dict[tuple[bool, str], str] = {}
-    for labels in (each["metric"] for each in rows):
-        jobs.setdefault((bool(labels.get("service")), labels.get("instance", "")), labels.get("job", ""))
-    return [
-        each
-        for each in rows
-        if (labels := each["metric"]).get("job", "") == jobs[bool(labels.get("service")), labels.get("instance", "")]
-        and (labels.get("service") or (True, labels.get("instance", "")) not in jobs)
+    rows = [
+        (each, labels.get("job", ""), (bool(labels.get("service")), labels.get("instance", "")))
+        for each in series
+        for labels in [each["metric"]]
     ]
+    jobs = {place: job for _, job, place in reversed(rows)}
+    return [each for each, job, place in rows if job == jobs[place] and (place[0] or (True, place[1]) not in jobs)]
 
 
 def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
@@ -365,10 +365,11 @@ def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator
         labels = each["metric"]
         name, shown, place = labels["__name__"], _write_labels(labels), _place(labels)
         revisions[place] = labels.get("revision", "")
-        times = {at_s for at_s, _ in each["values"]}
-        if "generation" in name and times & told[name, shown, *place]:
-            several.add(place)
-        told[name, shown, *place] |= times
+        if "generation" in name:
+            times = {at_s for at_s, _ in each["values"]}
+            if times & told[name, shown, *place]:
+                several.add(place)
+            told[name, shown, *place] |= times
         for at_s, value in each["values"]:
             sample = make_sample(name, shown, value)
             if sample is not None:
@@ -457,6 +458,12 @@ def tell_copied(url: str, instance: str) -> Finding:
         f"{url} gets a page of {instance} that does not change, not even the CPU time of the process: a cache answers"
     )
     return unread(instance, BackendError(f"{text} in its place. Have the pod itself scraped."))
+
+
+def tell_hung_or_copied(hung: Finding) -> Finding:
+    """Return the finding for a target that stands still, and of whose process nothing is known."""
+    doubt = "Prometheus gets nothing about its process, so a cache may answer in its place: compare the pod's own page."
+    return replace(hung, message=f"{hung.message} {doubt}") if hung.code == HUNG else hung
 
 
 def tell_mute(url: str, instance: str) -> Finding:

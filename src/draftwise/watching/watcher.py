@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
+import re
 import time
 import zlib
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from draftwise.backends.backend import BrokenStream, Exchange
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Window
-from draftwise.core.window import SUM_NAMES
+from draftwise.core.window import get_sums
 from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
@@ -35,18 +36,16 @@ _MANY_TOKENS, _ALMOST = 10_000, 1e-3
 """Tokens from which two processes do not agree by chance, and the share by which one page may be ahead."""
 PLAIN = "plain"
 """Name of the pool whose servers do not speculate."""
-_GATEWAY = (
-    "a gateway has no metrics of its own there. Pass the address of each server (port 8000 of a pod, or the /metrics "
-    "page that Prometheus scrapes), or --prometheus URL"
-)
+_EACH_SERVER = "the address of each server (port 8000 of a pod, or the /metrics page that Prometheus scrapes)"
+_GATEWAY = f"a gateway has no metrics of its own there. Pass {_EACH_SERVER}, or --prometheus URL"
+_NAME = re.compile(r"^(?!(?:process|python|go|http|promhttp)_)([A-Za-z]\w*[_:]\w+)(?:\{.*\})? [-+\d.NI]", re.MULTILINE)
+"""Name of a sample that is not of every program."""
 _TRITON = (
     "this is Triton's own page. Its vLLM backend adds vLLM's counters if the model's config.pbtxt sets "
     'REPORT_CUSTOM_METRICS to "true"'
 )
 _ANSWERED = 'http_requests_total{handler="/v1/'
 _STATS_OFF = "it answers requests, so its statistics are off. Start it without --disable-log-stats"
-_OF_DRAFTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-_TOTALS = ("generation_tokens", "prefix_queries", "prefix_hits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,18 +218,25 @@ def _contradicts(before: Look, after: Look, fastest: float) -> bool:
 
 def _list_growth(earlier: EngineReading, later: EngineReading) -> list[float]:
     """Return by how much each counter grew that both looks show and that counted anything."""
-    after = _list_counts(later)
-    return [now - then for name, then in _list_counts(earlier).items() if then and (now := after.get(name)) is not None]
+    return [now - then for then, now in _pair_counts(earlier, later)]
 
 
-def _list_counts(engine: EngineReading) -> dict[str, float | None]:
-    """Return every counter by its name; None where the page does not show it."""
-    spec = engine.counters.spec
-    counts: dict[str, float | None] = {f"position {i}": count for i, count in enumerate(spec.accepted_per_pos)}
-    of_drafts = _OF_DRAFTS if engine.counts_drafts else ()  # those that follow from other counters may fall
-    for part, names in ((spec, of_drafts), (engine.counters, _TOTALS), (engine.sums, SUM_NAMES)):
-        counts |= {name: getattr(part, name) for name in names}
-    return counts
+def _pair_counts(one: EngineReading, other: EngineReading) -> Iterator[tuple[float, float]]:
+    """Yield the values of every counter that both pages show, where the first is not 0."""
+    pairs = zip(_list_counts(one), _list_counts(other), strict=False)  # positions, of which one may have more, are last
+    return ((x, y) for x, y in pairs if x and y is not None)
+
+
+def _list_counts(engine: EngineReading) -> tuple[float | None, ...]:
+    """Return every counter; None where the page does not show it."""
+    counters, spec = engine.counters, engine.counters.spec
+    of_drafts = (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens)
+    return (
+        *get_sums(engine.sums),
+        *(counters.generation_tokens, counters.prefix_queries, counters.prefix_hits),
+        *(of_drafts if engine.counts_drafts else (None, None, None)),  # those that follow from other counters may fall
+        *spec.accepted_per_pos,
+    )
 
 
 def _falls(earlier: EngineReading, later: EngineReading) -> bool:
@@ -357,7 +363,7 @@ class HttpPage:
             self._wire.close()
         at_s = time.time() - (time.perf_counter() - clock_s)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=clock_s)
-        if look.server is None:
+        if look.server is None or _has_only_gauges(look):
             raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_explain_page(text)}.")
         copied = self._last is not None and self._last.is_copied(page)
         stored = self._last is not None and self._last.counted == page.counted and _is_stored(answer, self._date)
@@ -412,7 +418,17 @@ def _explain_page(text: str) -> str:
     """Return why a page may have no counters of a server."""
     if text.startswith("nv_inference_") or "\nnv_inference_" in text:
         return _TRITON
-    return _STATS_OFF if _ANSWERED in text else _GATEWAY
+    if _ANSWERED in text:
+        return _STATS_OFF
+    names = list(dict.fromkeys(_NAME.findall(text)))[:3]
+    shown = f"only {', '.join(names)} and the like. draftwise does not read this engine; if it is a gateway, pass"
+    return f"{shown} {_EACH_SERVER}, or --prometheus URL" if names else _GATEWAY
+
+
+def _has_only_gauges(look: Look) -> bool:
+    """Return whether a page has names of vLLM's, but none of its counters, which vLLM always shows: a router's."""
+    counts = (count for each in look.engines for count in _list_counts(each))
+    return any(each.told for each in look.engines) and all(count is None for count in counts)
 
 
 def _is_stored(answer: Exchange, date: str | None) -> bool:
@@ -750,8 +766,7 @@ def _is_one_process(first: Look, second: Look) -> bool:
     starts = [each.started_s for each in (first, second) if each.started_s is not None]
     if len(starts) == 2 and (starts[0] == starts[1] or not any(each.is_integer() for each in starts)):
         return starts[0] == starts[1]
-    pairs = [map(_list_counts, pair) for pair in _pair_engines(first, second)]
-    counts = [(x, y) for a, b in pairs for name, x in a.items() if x and (y := b.get(name)) is not None]
+    counts = (pair for engines in _pair_engines(first, second) for pair in _pair_counts(*engines))
     return (
         max(starts, default=0.0) - min(starts, default=0.0) <= CLOCKS_DIFFER_S
         and _count_tokens(first) >= _MANY_TOKENS

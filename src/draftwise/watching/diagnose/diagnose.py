@@ -95,10 +95,11 @@ def diagnose(
         )
     ]
     if plain_window is not None:
-        whole = Window.pooled(window for windows in pools.values() for window in windows)
-        is_like = whole is not None and not differ_in_prompts(whole, plain_window)
-        ill = (_OF_PLAIN | {"kv-squeeze" if is_like else ""}) - {diagnosis.code for diagnosis in found}
+        ill = {*_OF_PLAIN, "kv-squeeze"} - {diagnosis.code for diagnosis in found}
         hits = [hit for hit in _apply(PoolCase(windows=tuple(plain))) if hit.code in ill]
+        whole = Window.pooled(window for windows in pools.values() for window in windows) if hits else None
+        is_like = whole is not None and not differ_in_prompts(whole, plain_window)
+        hits = [hit for hit in hits if is_like or hit.code in _OF_PLAIN]
         found += [_write(hit, where=hit.found.where or _name_pool(plain)) for hit in hits]
     return tuple(sorted(found, key=_rank))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from math import log
 
 from draftwise.core import Window
@@ -73,8 +74,8 @@ def _lacks_lines(case: PoolCase) -> bool:
 
 def _find_partial_rollout(case: PoolCase) -> RuleMatch | None:
     without = [each for each in case.replicas.values() if _drafts_nothing(each)]
-    drafting = Window.pooled(each for each in case.replicas.values() if each.counts_drafts and each not in without)
-    if not without or drafting is None:
+    drafting = [each for each in case.replicas.values() if each.counts_drafts and each not in without]
+    if not without or not drafting:
         return None
     return RuleMatch(
         message=f"{len(without)} of {len(case.replicas)} servers of the pool do not speculate.",
@@ -101,13 +102,12 @@ def _find_rank_silent(case: PoolCase) -> RuleMatch | None:
         for each in case.windows
         if each.instance in drafting and _generates(each) and not each.counters.spec.num_drafts
     ]
-    others = Window.pooled(each for each in case.windows if each.counters.spec.num_drafts)
-    if not silent or others is None:
+    if not silent:
         return None
     return RuleMatch(
         message=f"Engine {silent[0].engine} of {silent[0].instance} makes no drafts, while its other engines do.",
         evidence=tuple(f"engine {each.engine}: {each.output_tokens:,} tokens, no draft" for each in silent),
-        loss=_lose_beside(case.window, others),
+        loss=_lose_beside(case.window, [each for each in case.windows if each.counters.spec.num_drafts]),
         where=silent[0].instance,
     )
 
@@ -195,9 +195,9 @@ def _is_partial(case: PoolCase) -> bool:
     return any(not each.counters.spec.num_drafts and _generates(each) for each in case.windows)
 
 
-def _lose_beside(pool: Window, good: Window) -> float | None:
+def _lose_beside(pool: Window, good: Sequence[Window]) -> float | None:
     """Return what a pool loses in tokens per step compared with its servers that are as they should be."""
-    mine, theirs = pool.tokens_per_step, good.tokens_per_step
+    mine, theirs = pool.tokens_per_step, reduce(Window.__add__, good).tokens_per_step
     return log(theirs / mine) if mine and theirs else None
 
 

@@ -197,8 +197,10 @@ def _find_prefix_lost(case: PoolCase) -> RuleMatch | None:
 def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
     if (alone := _find_cold(case)) is not None:
         return alone
-    filled = Window.pooled(filter(_has_filled, case.windows)) if len(case.windows) > 1 else case.window
-    found = None if case.good is None or filled is None else _compare_hits(filled, case.good, "expected", "before")
+    found = None
+    if case.good is not None and case.good.prefix_hit_rate is not None:
+        filled = Window.pooled(filter(_has_filled, case.windows)) if len(case.windows) > 1 else case.window
+        found = None if filled is None else _compare_hits(filled, case.good, "expected", "before")
     hits = None if case.comparable is None else case.comparable.prefix_hit_rate
     if found is None or hits is None or _find_prefix_lost(case) is not None:
         return found
@@ -214,6 +216,8 @@ def _find_cold(case: PoolCase) -> RuleMatch | None:
     """Find one replica that hits at most half as often as the others; a new one has had no time to fill its cache."""
     known = {name: each.prefix_hit_rate or 0.0 for name, each in case.parts.items() if _has_filled(each)}
     where = min(known, key=lambda name: known[name], default="")
+    if not where or known[where] > _COLD * max(known.values()):
+        return None
     rest = Window.pooled(each for name, each in case.parts.items() if name in known and name != where)
     if rest is None or known[where] > _COLD * (rest.prefix_hit_rate or 0.0):
         return None
