@@ -23,8 +23,9 @@ longer (benchmarks/h200/NOTES.md). vLLM also pads vocabularies to 64."""
 
 _INSTRUCTIONS, _WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"), "AVX512_CORE_BF16"
 
-_KEPT, _MOST_KEPT = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"
-"""Kernels that oneDNN keeps: one for each product and number of rows. Its own limit is 1,024."""
+_KEPT, _MOST_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "256"
+"""Kernels that oneDNN keeps, and torch too: one for each product and number of rows, of about 0.3 MB. Their own limits
+are 1,024, which a server takes an hour to reach."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
@@ -105,25 +106,25 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def limit_instructions() -> str | None:
-    """Make oneDNN leave AMX out and keep fewer kernels. Return its maximum instruction set, or None for all.
+    """Make oneDNN leave AMX out, and it and torch keep fewer kernels. Return its maximum instruction set, or None for all.
 
     With AMX, the bits of a row in bfloat16 depend on the number of rows and threads: in 8 of 19 runs on a Xeon, drafts
     changed the output, without AMX in none. Without it, 2 rows of 2,048 x 8,192 take 0.6 of the time, 32 rows 3.3 times
     as long.
 
-    oneDNN reads the variables at its first product in a process. They are set until then, so that processes started
+    Both read the variables at their first product in a process. They are set until then, so that processes started
     later do not see them. An operator's own values stand. Where torch has multiplied before, AMX stays: see
     `keeps_amx`.
     """
     own = [value for name in _INSTRUCTIONS if (value := os.environ.get(name))]
-    limits = {} if _KEPT in os.environ else {_KEPT: _MOST_KEPT}
+    limits = {name: _MOST_KEPT for name in _KEPT if name not in os.environ}
     has_amx = torch.cpu._is_amx_tile_supported()
     if has_amx and not own:
         limits[_INSTRUCTIONS[0]] = _WITHOUT_AMX
     if limits and torch.backends.mkldnn.is_available():
         os.environ.update(limits)
         try:
-            pack(torch.zeros(1, 1))
+            PackedLinear(pack(torch.zeros(1, 1)))(torch.zeros(1, 1))
         finally:
             for name in limits:
                 del os.environ[name]
