@@ -106,7 +106,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def limit_instructions() -> str | None:
-    """Make oneDNN leave AMX out, and it and torch keep fewer kernels. Return its maximum instruction set, or None for all.
+    """Make oneDNN leave AMX out, and keep fewer kernels. Return its maximum instruction set, or None for all.
 
     With AMX, the bits of a row in bfloat16 depend on the number of rows and threads: in 8 of 19 runs on a Xeon, drafts
     changed the output, without AMX in none. Without it, 2 rows of 2,048 x 8,192 take 0.6 of the time, 32 rows 3.3 times
