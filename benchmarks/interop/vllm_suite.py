@@ -28,6 +28,7 @@ from typing import Any
 _HERE = Path(__file__).parent
 _CLAIMS = json.loads((_HERE / "vllm_suite.json").read_text(encoding="utf-8"))
 _SERVER_FIXTURES = {"server", "client"}
+_CONTEXT = 2048  # most tokens: a test without max_tokens writes to the end, for minutes on a CPU
 _FLAGS = {"--max-num-seqs": 1, "--tool-call-parser": 1, "--enable-auto-tool-choice": 0}
 """Flags of vLLM that are handed on, with the number of their values; the others are about vLLM's own engine."""
 
@@ -44,7 +45,7 @@ class RemoteServer:
         longest = json.loads(Path(os.environ["SUITE_MODEL"], "config.json").read_text())["max_position_embeddings"]
         for i, flag in enumerate(vllm_serve_args):
             if flag == "--max-model-len":
-                command += [flag, str(min(int(vllm_serve_args[i + 1]), longest))]
+                command += [flag, str(min(int(vllm_serve_args[i + 1]), longest, _CONTEXT))]
             elif flag in _FLAGS:
                 command += vllm_serve_args[i : i + 1 + _FLAGS[flag]]
         self._process = subprocess.Popen(
@@ -123,11 +124,8 @@ def _reason_against(name: str) -> str | None:
 def pytest_runtest_logreport(report: Any) -> None:
     """Write down each outcome."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
-        told = (
-            [each for each in report.longreprtext.splitlines() if each.startswith(("E", ">"))][:6]
-            if report.failed
-            else []
-        )
+        lines = report.longreprtext.splitlines() if report.failed else []
+        told = [each for each in lines if each.startswith(("E", ">"))][:6]
         line = {"test": report.nodeid.split("entrypoints/", 1)[1], "outcome": report.outcome, "told": told}
         with Path(os.environ["SUITE_REPORT"]).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -16,6 +16,8 @@ def test_round_trip_keeps_unknown_options() -> None:
     ("text", "code"),
     [
         ("{method: ngram}", "not-json"),
+        pytest.param("[" * 10**5, "not-json", id="deep"),
+        pytest.param(f'{{"num_speculative_tokens": {"9" * 5000}}}', "not-json", id="digits"),
         ("[1]", "not-an-object"),
         ('{"method": 3}', "wrong-type"),
         ('{"num_speculative_tokens": true}', "wrong-type"),

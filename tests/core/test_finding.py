@@ -43,6 +43,9 @@ def test_a_cause_has_neither_number_nor_path(number):
         (TimeoutError(), "TimeoutError"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is not UTF-8 text"),
         (KeyError("model_type"), "it lacks 'model_type'"),
+        (TypeError("'int' object is not iterable"), "a value has another type"),
+        (RecursionError("maximum recursion depth exceeded"), "it is nested too deeply"),
+        (ValueError("Exceeds the limit (4300 digits) for integer"), "it has a number of too many digits"),
         (ValueError("line 3 is no number"), "line 3 is no number"),
     ],
 )

@@ -104,3 +104,9 @@ def test_it_is_refused(code: str, tiny_target: Path, tmp_path: Path, monkeypatch
     with pytest.raises(InvalidSetup) as caught:
         REFUSED[code](tiny_target, monkeypatch)
     assert [each.code for each in caught.value.findings] == [code]
+
+
+def test_a_file_in_the_place_of_the_folder_of_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "training").touch()
+    with pytest.raises(InvalidSetup, match="training is not a folder"):
+        RunFolder(tmp_path).check_free()

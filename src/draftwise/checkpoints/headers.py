@@ -329,7 +329,7 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"has a header that is not valid JSON ({str(error)[:120]})") from None
+        raise _damaged(file, f"has a header that is not valid JSON ({cause_of(error)[:120]})") from None
     if not isinstance(header, dict):
         raise _damaged(file, "has a header that is no JSON object")
     return header

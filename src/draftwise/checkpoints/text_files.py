@@ -69,9 +69,11 @@ def parse_json(text: str | bytes, *, where: str, fix: str = "") -> dict[str, Any
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise refusal("not-json", case="bare", error=str(error)[:120], where=where, fix=fix) from None
+        raise refusal("not-json", case="bare", error=cause_of(error)[:120], where=where, fix=fix) from None
     if not isinstance(value, dict):
-        raise refusal("not-an-object", case="text", name=type(value).__name__, where=where, fix=fix)
+        raise refusal(
+            "not-an-object", case="text", name="null" if value is None else type(value).__name__, where=where, fix=fix
+        )
     return value
 
 

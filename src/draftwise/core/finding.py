@@ -97,6 +97,12 @@ def cause_of(error: BaseException) -> str:
     """Return why a file, program or address cannot be used, without its name, which the message already has."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
+    if isinstance(error, AttributeError | TypeError):
+        return "a value has another type"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if str(error).startswith("Exceeds the limit"):  # json's words for an integer of thousands of digits
+        return "it has a number of too many digits"
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

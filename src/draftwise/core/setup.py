@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core.finding import InvalidSetup
+from draftwise.core.finding import InvalidSetup, cause_of
 
 
 def _freeze(given: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -58,10 +58,13 @@ class SpecConfig:
         if isinstance(given, str):
             try:
                 given = json.loads(given)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
+                told = cause_of(error)
+                if isinstance(error, json.JSONDecodeError):
+                    told = f"{error.msg} at character {error.pos + 1}"
                 raise InvalidSetup.because(
                     "not-json",
-                    f"The speculative config is not valid JSON ({error.msg} at character {error.pos + 1}).",
+                    f"The speculative config is not valid JSON ({told}).",
                     where=where,
                     fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
                 ) from None

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.checkpoints.text_files import quote
 from draftwise.knowledge.messages import refusal
 
 _GELU = "gelu_pytorch_tanh"
+_OF_OTHER_GEMMAS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +92,14 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     """Return the family of a target's config.json, by `architectures` or else by `model_type`.
 
     Raises:
-        InvalidSetup: the family is unknown, or the weights are quantized.
+        InvalidSetup: the family is unknown, the weights are quantized, or layers are of another kind.
     """
     named = config.get("architectures") or []
     for model_type, family in FAMILIES.items():
         if family.architecture in named or (not named and config.get("model_type") == model_type):
             if names_quantization(config):
                 raise refusal("quantized", where=where)
-            _check_gemma(config, family, where)
+            check_layers(config, family, where=where)
             return family
     raise refusal(
         "unsupported-architecture",
@@ -108,21 +110,17 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
     )
 
 
-def _check_gemma(config: Mapping[str, Any], family: Family, where: str) -> None:
-    """Raise InvalidSetup where a config.json asks of Gemma's layers what later and earlier ones of them have."""
-    if not family.is_gemma:
-        return
-    unknown = [
-        *(key for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-          if config.get(key)),
-        *(["hidden_activation"] if config.get("hidden_activation", _GELU) != _GELU else []),
-    ]  # fmt: skip
+def check_layers(config: Mapping[str, Any], family: Family, *, where: str) -> None:
+    """Raise InvalidSetup where a config.json asks for layers that the engine does not have."""
+    key, known = ("hidden_activation", (_GELU,)) if family.is_gemma else ("hidden_act", ("silu", "swish"))
+    unknown = [name for name in _OF_OTHER_GEMMAS if family.is_gemma and config.get(name)]
+    unknown += [key] if config.get(key, known[0]) not in known else []
     if unknown:
         raise refusal(
             "unsupported-architecture",
-            case="gemma",
+            case="layers",
             architecture=family.architecture,
             key=unknown[0],
-            value=config[unknown[0]],
+            value=quote(config[unknown[0]]),
             where=where,
         )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from draftwise.core import cause_of
 from draftwise.serve.errors import RequestError
 from draftwise.version import __version__
 
@@ -175,7 +176,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except UnicodeEncodeError:
         raise RequestError(400, "The body has text with half a surrogate pair, which is not a character.") from None
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"The body is not valid JSON: {error}.") from None
+        raise RequestError(400, f"The body is not valid JSON: {cause_of(error)}.") from None
     if not isinstance(body, dict):
         raise RequestError(400, f"The body must be a JSON object, got {type(body).__name__}.")
     return body

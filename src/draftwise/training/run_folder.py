@@ -45,8 +45,9 @@ class RunFolder:
         """
         if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
             raise refusal("already-there", out=self.out)
-        if self.out.exists() and not self.out.is_dir():
-            raise refusal("no-folder", out=self.out)
+        for folder in (self.out, self.path):
+            if folder.exists() and not folder.is_dir():
+                raise refusal("no-folder", out=folder)
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start a run, or resume the existing one.
@@ -96,6 +97,8 @@ class RunFolder:
                     raise ValueError(f"{name} has changed")
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
             kept = [row for row in self.rows() if row["step"] <= state["step"]]
+        except InvalidSetup:  # of the log
+            raise
         except Exception as error:  # torch raises whatever its readers of archives and pickles do
             raise self.refuse(error) from None
         try:

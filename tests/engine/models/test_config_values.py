@@ -57,6 +57,20 @@ def test_a_rate_is_a_positive_number(value):
         check_config(GOOD | {"rope_parameters": {"factor": [value]}}, where="config.json")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("model_type", {"a": 1}, "a name"),
+        ("tie_word_embeddings", "false", "true or false"),
+        ("attention_bias", 0.5, "true or false"),
+        ("use_sliding_window", [[]], "true or false"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(key, value, kind):
+    with pytest.raises(InvalidSetup, match=f"{key} must be {kind}"):
+        check_config(GOOD | {key: value}, where="config.json")
+
+
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), JSON))
 @settings(max_examples=200, deadline=None)
 def test_any_value_passes_or_is_named(values):
@@ -91,6 +105,7 @@ def test_a_damaged_state_of_training_is_named(tmp_path, cut):
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(InvalidSetup, match="cannot be read"):
         RunFolder(tmp_path).load()
-    (tmp_path / "training" / "settings.json").write_text("{")
-    with pytest.raises(InvalidSetup, match=r"settings\.json"):
-        RunFolder(tmp_path).open({"lr": 1})
+    for text, told in {"{": "Expecting property", "5": "a value has another type"}.items():
+        (tmp_path / "training" / "settings.json").write_text(text)
+        with pytest.raises(InvalidSetup, match=rf"settings\.json .*{told}"):
+            RunFolder(tmp_path).open({"lr": 1})

@@ -174,11 +174,20 @@ def test_unknown_kinds_of_layers_are_refused(types, save_tiny, edit_config):
     assert "layer_types" in refusal(path)
 
 
-@pytest.mark.parametrize("setting", [{"final_logit_softcapping": 30.0}, {"hidden_activation": "silu"}])
-def test_what_other_generations_of_gemma_have_is_refused(setting, save_tiny, edit_config):
-    path, _ = save_tiny("gemma3_text")
-    edit_config(path, **setting)
-    assert next(iter(setting)) in refusal(path)
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("gemma3_text", "final_logit_softcapping", 30.0),
+        ("gemma3_text", "hidden_activation", "silu"),
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "hidden_act", ["silu"]),
+        ("qwen3_moe", "hidden_act", "relu"),
+    ],
+)
+def test_layers_of_another_kind_are_refused(family, name, value, save_tiny, edit_config):
+    path, _ = save_tiny(family)
+    edit_config(path, **{name: value})
+    assert f"{name} {value} is not supported" in refusal(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

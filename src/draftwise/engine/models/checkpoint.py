@@ -196,6 +196,11 @@ _SIZES = (
     *("num_heads", "medusa_num_heads", "medusa_num_layers", "num_layers", "truncated_vocab_size"),
     *("emb_dim", "inner_dim", "n_predict", "num_nextn_predict_layers", "block_size"),
 )
+_SWITCHES = (
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob"),
+    *("tie_weights", "scale_input", "original_lm_head", "medusa_fc_bias", "is_neox_style", "is_causal"),
+    *("norm_output", "norm_before_residual", "norm_before_fc"),
+)
 _NUMBERS = (
     *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale"),
@@ -226,6 +231,8 @@ _CHECKED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (_SIZES, f"a whole number below {_LARGEST_SIZE}", _is_size),
     (_NUMBERS, "a positive number", _is_positive),
     (("architectures", "layer_types"), "a list of names", _are(lambda each: isinstance(each, str))),
+    (_SWITCHES, "true or false", lambda value: isinstance(value, bool)),
+    (("model_type",), "a name", lambda value: isinstance(value, str)),
     (("mlp_only_layers",), "a list of whole numbers", _are(_is_size)),
     (("eagle_config", "dflash_config"), "an object", lambda value: isinstance(value, Mapping)),
 )

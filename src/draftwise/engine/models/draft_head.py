@@ -20,7 +20,7 @@ from draftwise.checkpoints.head_fit import find_vocabulary_fault, find_width_fau
 from draftwise.checkpoints.recognize import to_plain
 from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.attention.pass_rows import AttentionPlan
-from draftwise.engine.families import FAMILIES, Family, names_quantization
+from draftwise.engine.families import FAMILIES, Family, check_layers, names_quantization
 from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.kernels.cpu_layouts import QuantizedTable, Table
 from draftwise.engine.memory.kv import PagedKV
@@ -364,6 +364,7 @@ class LayeredHead(HeadCheckpoint):
         named = self.config.get("architectures") or list(families)[:1]
         for architecture, family in families.items():
             if architecture in named:
+                check_layers(self.config, family, where=self.where)
                 return family
         raise refusal(
             "unsupported-architecture",

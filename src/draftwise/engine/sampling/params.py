@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, cause_of
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _ELSEWHERE = ("disable_additional_properties", "structural_tag")
@@ -55,7 +55,7 @@ class StructuredOutputsParams:
             try:
                 object.__setattr__(self, "json", json.dumps(self.json, default=dict))
             except (TypeError, ValueError, RecursionError) as error:
-                raise _invalid(f"structured_outputs.json is not JSON: {error}.") from None
+                raise _invalid(f"structured_outputs.json is not JSON: {cause_of(error)}.") from None
         if type(self.disable_any_whitespace) is not bool:
             raise _invalid("structured_outputs.disable_any_whitespace must be true or false.")
         if not isinstance(self.whitespace_pattern, str | None):

@@ -67,14 +67,15 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise refusal("no-tokenizer", directory=directory)
-        settings, content = _read_settings(directory / "tokenizer_config.json"), read_bytes(path)
+        named = directory / "tokenizer_config.json"
+        settings, content = _read_settings(named), read_bytes(path)
         with failing_as("bad-tokenizer", f"{path} cannot be read", str(path), "Download or export it again."):
             backend = tokenizers.Tokenizer.from_buffer(content)
             _check_ids(backend, json.loads(content), path)
             read = cls(
                 backend,
                 end_ids=_end_ids(directory),
-                named_tokens={name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)},
+                named_tokens={name: _content(settings, name, named) for name in _NAMED_TOKENS if settings.get(name)},
                 chat_template=find_chat_template(directory, settings),
             )
         if read.vocab_size > _MOST_IDS:
@@ -262,8 +263,13 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
 
 
-def _content(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _content(settings: Mapping[str, Any], name: str, file: Path) -> str:
+    """Return the text of a token that tokenizer_config.json names, or describes."""
+    token = settings[name]
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise refusal("bad-tokenizer", what=f"gives {name} no text", file=file)
+    return text
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

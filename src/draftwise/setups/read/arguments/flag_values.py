@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.core import Finding, Ruling
+from draftwise.core import Finding, Ruling, cause_of
 from draftwise.knowledge.flag_types import HUMAN_READABLE, read_human_int, takes_none, takes_text
 from draftwise.knowledge.rules import Rulebook, get_rule
 from draftwise.knowledge.vllm import Release
@@ -44,7 +44,7 @@ def read_json(text: str) -> JsonText:
     try:
         return _load(text)
     except (ValueError, RecursionError) as error:
-        return _explain(text, str(error))
+        return _explain(text, cause_of(error))
 
 
 def _load(text: str) -> JsonText:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, cause_of
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 
@@ -75,7 +75,9 @@ def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[YamlDocument
     except yaml.YAMLError as error:
         raise _explain(error, text, name) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-yaml", f"The text cannot be read as YAML ({error}).", where=name) from None
+        raise InvalidSetup.because(
+            "not-yaml", f"The text cannot be read as YAML ({cause_of(error)}).", where=name
+        ) from None
 
 
 def _move(document: YamlDocument, lines: int) -> YamlDocument:
