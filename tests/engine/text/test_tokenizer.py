@@ -223,11 +223,13 @@ def test_chat_template_renders_as_transformers_does(tmp_path):
     [
         (None, "no-chat-template"),
         ("{% for %}", "bad-chat-template"),
+        (["a"], "bad-chat-template"),
+        ([{"name": "default", "template": 5}], "bad-chat-template"),
         (CHATML, "chat-template-refused"),
         ("{{ messages.append(1) }}", "chat-template-refused"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat-template-refused"),
     ],
-    ids=["none", "syntax", "raises", "mutates", "escapes-the-sandbox"],
+    ids=["none", "syntax", "names", "number", "raises", "mutates", "escapes-the-sandbox"],
 )
 def test_chat_template_faults_are_findings(tmp_path, template, code):
     directory = save(byte_level(), tmp_path / "m", tokenizer_config={"chat_template": template})

@@ -148,9 +148,11 @@ def find_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> 
     if path.is_file():
         return ChatTemplate(read_bytes(path).decode("utf-8", "replace"))
     given = tokenizer_config.get("chat_template")
-    if isinstance(given, list):  # several templates by name
-        with failing_as("bad-chat-template", "The chat templates in tokenizer_config.json lack", "chat_template"):
-            given = {each["name"]: each["template"] for each in given}.get("default")
+    if isinstance(given, list) and all(isinstance(each, dict) for each in given):  # several templates by name
+        given = next((each.get("template") for each in given if each.get("name") == "default"), None)
+    if not isinstance(given, str | None):
+        message = "chat_template in tokenizer_config.json must be a text, or a list of templates with names."
+        raise InvalidSetup.because("bad-chat-template", message, where="chat_template")
     return ChatTemplate(given) if given else None
 
 
