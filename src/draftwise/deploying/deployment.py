@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from draftwise.core import Effect, Expected, Finding, InvalidSetup, Ruling, Setup, Severity
+from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
 from draftwise.deploying.api_server import validate_text
 from draftwise.deploying.carry import carry, find_secret_commands, find_uncarried
 from draftwise.deploying.deployment_folder import (
@@ -42,6 +42,7 @@ from draftwise.deploying.weights_layout import name_leftovers
 from draftwise.knowledge.messages import refusal, warning
 from draftwise.knowledge.vllm import get_release
 from draftwise.plan.check import check
+from draftwise.plan.release_changes import is_defect
 from draftwise.reporting.conditions import describe_rule
 from draftwise.reporting.units import describe_load
 from draftwise.setups.write import write_json, write_shell
@@ -140,7 +141,7 @@ def _write_memo(
             _list_files(files),
             _list_points("Location of the weights", weights),
             _list_memo_commands(apply),
-            _list_points("Limits", (str(each) for each in limits if not _is_defect(each))),
+            _list_points("Limits", (str(each) for each in limits if not is_defect(each))),
             _list_points("Known defects of the release", defects),
             _list_points("Where to leave speculation off", leave_off),
             _list_points("What to expect", _tell_expected(order.evidence.expected)),
@@ -315,15 +316,11 @@ def _find_limits(setup: Setup, *, brings_weights: bool) -> Iterator[Finding]:
             yield warning("weights-not-brought", name=name, bringing=bringing)
 
 
-def _is_defect(finding: Finding) -> bool:
-    return isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
-
-
 def _tell_defects(setup: Setup) -> Iterator[str]:
     """Yield the known defects that a setup meets, those that only a service's counters tell among them."""
     report = check(setup)
     release = get_release(report.version)
-    for finding in filter(_is_defect, report.findings):
+    for finding in filter(is_defect, report.findings):
         yield f"`{finding.code}`: {finding} Source: {finding.source}."
     for row in report.defects:
         if row.told_by == "watch" and row.state_in(release.version) == "present":

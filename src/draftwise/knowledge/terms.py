@@ -35,7 +35,7 @@ def read_terms() -> tuple[Term, ...]:
 
 def find_term(name: str) -> Term | None:
     """Return the term of a name; capitals, hyphens and spaces do not matter."""
-    return _by_spelling().get(_normalize(name))
+    return _by_spelling().get(squeeze(name))
 
 
 def find_said_terms(text: str) -> tuple[Term, ...]:
@@ -46,8 +46,9 @@ def find_said_terms(text: str) -> tuple[Term, ...]:
 
 @cache
 def _by_spelling() -> Mapping[str, Term]:
-    return {_normalize(name): term for term in read_terms() for name in term.names}
+    return {squeeze(name): term for term in read_terms() for name in term.names}
 
 
-def _normalize(name: str) -> str:
+def squeeze(name: str) -> str:
+    """Return a name without case and separators."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -24,7 +24,7 @@ from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.knowledge.stored import read_rows
-from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms
+from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms, squeeze
 from draftwise.knowledge.validators import is_read
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
 from draftwise.knowledge.vllm_messages import KnownMessage, find_messages, find_nearest
@@ -68,11 +68,6 @@ def find_phrases(text: str, names: Mapping[str, str]) -> tuple[list[str], bool]:
             taken |= places
             found.append(known)
     return found, all(place in taken or word in _common() for place, word in enumerate(words))
-
-
-def squeeze(name: str) -> str:
-    """Return a name without case and separators."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find_titles(text: str, *, least: float = _LEAST) -> list[str]:

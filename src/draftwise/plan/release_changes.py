@@ -112,8 +112,8 @@ def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool
         breaks=breaks,
         still=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect in _HARD and f not in appeared),
         unknown=unknown,
-        other=tuple(f for f in appeared if f not in breaks and f not in unknown and not _is_defect(f)),
-        gone=tuple(f for f in _missing(left.findings, right.findings) if goes_on and not _is_defect(f)),
+        other=tuple(f for f in appeared if f not in breaks and f not in unknown and not is_defect(f)),
+        gone=tuple(f for f in _missing(left.findings, right.findings) if goes_on and not is_defect(f)),
         appearing=tuple(_find_defects(right, but=left)),
         disappearing=tuple(_find_defects(left, but=right)),
         changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),
@@ -122,7 +122,8 @@ def compare_releases(before: SetupReading, after: SetupReading, *, nearest: bool
     )
 
 
-def _is_defect(finding: Finding) -> bool:
+def is_defect(finding: Finding) -> bool:
+    """Whether a finding is a known defect."""
     return isinstance(finding, Ruling) and finding.effect is Effect.DEFECT
 
 
@@ -138,7 +139,7 @@ def _find_defects(report: Report, *, but: Report) -> Iterator[Ruling]:
     for row in report.defects:
         if row not in but.defects and said.isdisjoint(row.rules):
             ruling = row.ruling(release)
-            if _is_defect(ruling):
+            if is_defect(ruling):
                 yield ruling
 
 

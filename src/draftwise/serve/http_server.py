@@ -43,28 +43,20 @@ Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The server's address, model name and access rules."""
+    """The server's address, model name and access rules, as `verbs.serve.ServeRequest` explains them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0: any free port."""
     served_model_name: str | None = None
-    """None: the model as given on the command line."""
     api_key: str | None = None
     tool_call_parser: str | None = None
     """Parser for optional tool calls, a key of `tools.TOOL_CALL_PARSERS`. None: such requests are rejected."""
     allow_remote: bool = False
     allowed_hosts: Sequence[str] = ()
-    """Host names of the server, in addition to loopback names; `*`: any. If empty, a server reachable from other
-    machines accepts any name."""
     allowed_origins: Sequence[str] = ()
-    """Origins of web pages that may use the server, such as `https://example.com`; `*`: all."""
     drain_seconds: float = 10
-    """Seconds for running requests to end after SIGTERM or SIGINT. After that, they fail."""
     max_waiting: int = 1024
-    """Maximum number of waiting sequences."""
     kernel_cache: str | None = None
-    """Folder of compiled kernels. None: the default folders of Triton and numba."""
 
 
 def serve(

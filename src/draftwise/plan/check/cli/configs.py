@@ -103,7 +103,7 @@ class _Judge:
             try:
                 value = json.loads(value)
             except ValueError:
-                self._refuse("flag-json-value", name, f"{_spell(name)} must be an object, got {_show(value)}.")
+                self._refuse("flag-json-value", name, f"{spell(name)} must be an object, got {_show(value)}.")
                 value = UNKNOWN
         self.names[name] = UNKNOWN
         if value is not UNKNOWN:
@@ -112,7 +112,7 @@ class _Judge:
     def _read_config(self, config: str, value: Any, flag: str, inside: str) -> Any:
         """Return a config's values by field, before its own checks change them. UNKNOWN for a refused one."""
         if not isinstance(value, Mapping):
-            self._refuse("flag-json-value", flag, f"{inside or _spell(flag)} must be an object, got {_show(value)}.")
+            self._refuse("flag-json-value", flag, f"{inside or spell(flag)} must be an object, got {_show(value)}.")
             return UNKNOWN
         fields = _fields_of(self.release, config)
         before = len(self.found)
@@ -121,12 +121,12 @@ class _Judge:
             place = f"{inside}.{key}" if inside else key
             if key not in fields:
                 if self.rules.holds("unknown-key"):
-                    self._refuse("flag-json-value", flag, f"{place} is not a key of {_spell(flag)}.")
+                    self._refuse("flag-json-value", flag, f"{place} is not a key of {spell(flag)}.")
                 continue
             values[key] = self._read_field(fields[key], each, flag, place)
         for key, row in fields.items():
             if row.get("required") and key not in value:
-                self._refuse("flag-json-value", flag, f"{_spell(flag)} needs the key {key}.")
+                self._refuse("flag-json-value", flag, f"{spell(flag)} needs the key {key}.")
         if len(self.found) > before:
             return UNKNOWN
         self._check_config(config, values, {key: [flag] for key in value}, code="flag-json-refused")
@@ -139,7 +139,7 @@ class _Judge:
         try:
             return _read(row, value)
         except _ValueRefusal as refused:
-            subject = f"{place} of {_spell(flag)}" if place else _spell(flag)
+            subject = f"{place} of {spell(flag)}" if place else spell(flag)
             code = "flag-json-value" if place else "config-value"
             self._refuse(code, flag, f"{subject} must be {refused}, got {_show(value)}.")
             return UNKNOWN
@@ -214,12 +214,12 @@ class _Judge:
         """Refuse where a condition holds: unknown is not enough."""
         holds = decide(condition, names)
         if holds is not UNKNOWN and holds:
-            about = dict.fromkeys(_spell(flag) for flag in flags)
+            about = dict.fromkeys(spell(flag) for flag in flags)
             says = _fill(row["says"], names) or condition
             self._refuse(code, flags[0], f"{', '.join(about)}: {says}", source=self.release.source(topic, key))
 
     def _refuse(self, code: str, flag: str, message: str, *, source: str = "") -> None:
-        rulings = self.rules.ruling(code, message=message, where=_spell(flag))
+        rulings = self.rules.ruling(code, message=message, where=spell(flag))
         self.found += [replace(ruling, source=source or ruling.source) for ruling in rulings]
 
 
@@ -369,5 +369,6 @@ def _show(value: Any) -> str:
     return json.dumps(value, default=str)[:80]
 
 
-def _spell(flag: str) -> str:
+def spell(flag: str) -> str:
+    """Return a flag as it is typed."""
     return "--" + flag.replace("_", "-")

@@ -21,7 +21,7 @@ from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.models import is_hub_name
 from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release, all_keys, get_release, history
-from draftwise.plan.check.cli.configs import ServerSettings, find_refused
+from draftwise.plan.check.cli.configs import ServerSettings, find_refused, spell
 from draftwise.plan.check.model.hf_config import Config, find_faults, find_incomplete
 from draftwise.plan.check.stages import Context, Platform, Step, collect
 
@@ -160,21 +160,17 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
             try:
                 read[name] = _read_flag(name, row, value, takes_auto=rules.holds("max-model-len-auto"))
             except ValueError as fault:
-                yield from rules.ruling("flag-value", flag=_spell(name), fault=fault, name=name)
+                yield from rules.ruling("flag-value", flag=spell(name), fault=fault, name=name)
     return read
 
 
-def _spell(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _find_unknown_flag(rules: Rulebook, name: str, known: Mapping[str, Any]) -> Iterator[Ruling]:
-    flag = _spell(name)
+    flag = spell(name)
     spans = history("flags", flag)
     if (old := read_old_flags().get(flag)) is not None:
         fix = f'Write it into --speculative-config as "{old.key}".' if not old.note else f"Remove it: {old.note}."
     elif near := get_close_matches(name, known, n=1, cutoff=0.8):
-        fix = f"Did you mean {_spell(near[0])}?"
+        fix = f"Did you mean {spell(near[0])}?"
     else:
         fix = "Remove it."
     told = f"; it exists from {spans[0].since} to {spans[-1].until or 'now'}" if spans else ""
@@ -215,8 +211,8 @@ def _find_successor(release: Release, variable: str) -> str:
     name = variable.removeprefix("VLLM_").removeprefix("V1_").lower()
     flags = release.table("flags")
     fields = (field.split(".") for field in release.table("config_fields") if field.endswith(f".{name}"))
-    of_configs = (f"{_spell(re.sub('(?<=[a-z])(?=[A-Z])', '_', cls).lower())}.{field}" for cls, field in fields)
-    able = (flag for flag in (_spell(name), *of_configs) if flag.partition(".")[0] in flags)
+    of_configs = (f"{spell(re.sub('(?<=[a-z])(?=[A-Z])', '_', cls).lower())}.{field}" for cls, field in fields)
+    able = (flag for flag in (spell(name), *of_configs) if flag.partition(".")[0] in flags)
     return next((f"Pass {flag}." for flag in able), "")
 
 

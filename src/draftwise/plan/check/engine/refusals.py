@@ -10,7 +10,7 @@ from draftwise.core import Effect, Ruling, Stage
 from draftwise.knowledge.validators import ReadRefusal, find_refusal, list_conditions
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, reads_in
-from draftwise.plan.check.cli.configs import ServerSettings, describe_surroundings
+from draftwise.plan.check.cli.configs import ServerSettings, describe_surroundings, spell
 from draftwise.plan.check.engine.model_runner import choose_runner
 from draftwise.plan.check.engine.step_budget import find_gpu
 from draftwise.plan.check.model.model_config import HfConfig, Model, has_interface
@@ -59,23 +59,19 @@ def _find_given(context: Context, read: tuple[str, ...]) -> str:
             None,
             context.release.table("engine_defaults").get(name),
         ):
-            return _spell(name)
+            return spell(name)
         case ("objects", name, *path):
             value: Any = context.objects.get(name, {})
             for key in path:
                 value = value.get(key) if isinstance(value, Mapping) else None
-            return _spell(name) if value is not None and value is not False else ""
+            return spell(name) if value is not None and value is not False else ""
         case (name,) if name in _DERIVED:
-            return next((_spell(flag) for flag in _DERIVED[name] if context.given.get(flag) is not None), "")
+            return next((spell(flag) for flag in _DERIVED[name] if context.given.get(flag) is not None), "")
         case ("spec", key) if context.keys.get(key) is not None:
             return SPEC
         case ("env" | "envs", name) if name in context.env:
             return name
     return ""
-
-
-def _spell(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 class _Open(dict[str, Any]):
