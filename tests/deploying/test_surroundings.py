@@ -256,6 +256,23 @@ applications:
       engine_kwargs: {max_num_seqs: 64}
       runtime_env: {env_vars: {NCCL_DEBUG: INFO}}
 """
+JOB = """job "llm" {
+  config {
+    image = "vllm/vllm-openai:v0.26.0"
+    args  = ["--model", "meta-llama/Llama-3.1-8B-Instruct"]
+  }
+  env { NCCL_DEBUG = "INFO" }
+}
+"""
+PROGRAM = """[program:llm]
+command=vllm serve meta-llama/Llama-3.1-8B-Instruct
+environment=NCCL_DEBUG="INFO"
+"""
+IMAGE = """FROM vllm/vllm-openai:v0.26.0
+ENV NCCL_DEBUG=INFO
+COPY template.jinja /
+CMD ["--model", "meta-llama/Llama-3.1-8B-Instruct"]
+"""
 CONFIGURED = """
 apiVersion: v1
 kind: Pod
@@ -277,6 +294,9 @@ spec:
         (GROUP, "leaderworkerset", ("spec.leaderWorkerTemplate.workerTemplate", "spec.leaderWorkerTemplate.size")),
         (PROJECT, "compose", ("The files do not include name of the source",)),
         (RAY, "kubernetes", ("The files do not include everything but engine_kwargs of the source",)),
+        (JOB, "compose", ("The files do not include everything but image, command and args of the source",)),
+        (PROGRAM, "kubernetes", ("The files do not include everything but command of the source",)),
+        (IMAGE, "compose", ("NCCL_DEBUG", "The files do not include everything but FROM, ENV")),
         (CONFIGURED, "compose", ("configMap map-of-settings",)),
         (CONFIGURED, "systemd", ("configMap map-of-settings",)),
     ],
@@ -286,14 +306,17 @@ spec:
         "group",
         "project",
         "Ray",
+        "Nomad",
+        "supervisor",
+        "Dockerfile",
         "config map to compose",
         "config map to systemd",
     ],
 )
 def test_what_a_platform_cannot_hold_is_named(source: str, to: str, said: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "source.yaml").write_text(source)
+    (tmp_path / "source").write_text(source)
     request = DeployRequest(
-        str(tmp_path / "source.yaml"),
+        str(tmp_path / "source"),
         to=to,
         out=tmp_path / "out",
         speculative_config=SPEC,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -52,6 +52,8 @@ LAYOUTS: Mapping[str, re.Pattern[str]] = {
     ),
 }
 """Kind of a text -> its beginning after comments, or a line that it has."""
+_OTHER_INSTRUCTION = re.compile(r"(?im)^[ \t]*(?:copy|add|run|user|workdir|expose|volume|healthcheck|label)\b")
+"""Instruction of a Dockerfile that is not read."""
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
 _PROMPT = re.compile(r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+:[^\s$#]*)?\$ (?=\S)")
@@ -238,6 +240,14 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     return _read_commands(source, asked)
 
 
+def _add_rest(launches: Iterable[Launch], read: str) -> Iterator[Launch]:
+    """Yield servers of a text of which only a part is read, with an option that stands for the rest."""
+    for each in launches:
+        env = [("-e", f"{name}={text}") for name, text in each.env.values.items()]
+        options = [*env, *(("-e", name) for name in each.env.unknown)] if each.place is None else each.place.value
+        yield replace(each, place=Place(form="command", value=(*options, (f"everything but {read}", ""))))
+
+
 def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
@@ -247,16 +257,19 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
     if LAYOUTS["dockerfile"].search(text):
         from draftwise.setups.read.dockerfile import find_image
 
-        return _read_launches(find_image(text, asked.given, source.folder), asked, source.folder)
+        images = find_image(text, asked.given, source.folder)
+        if _OTHER_INSTRUCTION.search(text):
+            images = _add_rest(images, "FROM, ENV, ENTRYPOINT and CMD")
+        return _read_launches(images, asked, source.folder)
     env = Environment(values=asked.given)
     if _PROGRAM.search(text):
         commands = (re.sub(r"\n\s+", " ", each) for each in _PROGRAM_COMMAND.findall(text))
         script = _EXPANSION.sub(r"${\1}", "\n".join(commands))
-        return _read_launches(find_launches(script, env=env), asked, source.folder)
+        return _read_launches(_add_rest(find_launches(script, env=env), "command"), asked, source.folder)
     if _HCL.search(text):
         from draftwise.setups.read.manifests.tasks import find_blocks
 
-        return _read_launches(find_blocks(text), asked, source.folder)
+        return _read_launches(_add_rest(find_blocks(text), "image, command and args"), asked, source.folder)
     if bare.startswith("-") and not asked.depth:
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
