@@ -375,7 +375,7 @@ def _check_tensor(file: Path, name: str, entry: Any, data_start: int) -> Tensor:
     if not (_are_counts(offsets) and len(offsets) == 2):
         raise _damaged(file, f"gives tensor {quote(name)} no valid data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        shown = dtype if isinstance(dtype, str) else type(dtype).__name__
+        shown = dtype if isinstance(dtype, str) else json.dumps(dtype)
         raise _damaged(file, f"gives tensor {quote(name)} the unknown type {quote(shown)}")
     num_bits = math.prod(shape) * DTYPE_BITS[dtype]
     start, end = offsets
