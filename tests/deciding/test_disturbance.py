@@ -255,7 +255,46 @@ def test_a_verdict_that_stands_only_without_what_its_pace_set_aside_is_none(fact
     assert found.num_prompts == 29
     assert found.verdict is Verdict.INCONCLUSIVE
     assert (found.reason.code, found.reason.values["prompt"]) == (ReasonCode.LOST_BY_PACE, "code-7")
-    assert found.reason.values["once"] is bool(remembering)
+
+
+def test_a_server_slow_from_some_turn_on_was_not_disturbed_turn_by_turn() -> None:
+    """What its pace sets aside of a server that is slow in the end is its pace from then on."""
+    truths = {"plain": Truth(), "ngram k=3": gains(1.3)}
+    run = make_run(truths, workloads=[workload(num_prompts=30)], repeats=1)
+    late = sorted(turn.turn for turn in run.turns if turn.arm == "ngram k=3")[22:]
+    run = slow(run, 1.6, lambda each: each.turn in late)
+    found = conclude_run(run)
+    assert len(found.run.set_aside) == 2 * len(late)
+    assert found.decision.comparisons[0].verdict is Verdict.INCONCLUSIVE
+
+
+def remembering_run() -> tuple[Run, list[TurnRecord]]:
+    """Return a run in which a candidate that may remember was asked one prompt again, and its turns there."""
+    run = take_again(make_run(ARMS | {"ngram k=3": gains(1.12)}, workloads=[workload(num_prompts=30)], repeats=2), {7})
+    turns = tuple(turn for turn in run.turns if turn.repeat == 1)
+    answers = tuple(each for each in run.answers if each.turn in {turn.turn for turn in turns})
+    plan = replace(run.plan, repeats=1, remembering={"ngram k=3": "it may"})
+    mine = [turn for turn in turns if turn.block == 7 and turn.arm != "plain"]
+    return replace(run, plan=plan, turns=turns, answers=answers), mine
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+def test_a_second_answer_of_what_may_remember_tells_whether_a_prompt_is_slow_by_itself(factor: float) -> None:
+    run, (first, second) = remembering_run()
+    run = slow(slow(run, 4, lambda each: each.turn == first.turn), factor, lambda each: each.turn == second.turn)
+    (found,) = conclude_run(run).decision.comparisons
+    assert found.num_prompts == (29 if factor == 1 else 30)
+    assert found.verdict is (Verdict.ADOPT if factor == 1 else Verdict.INCONCLUSIVE)
+
+
+def test_a_second_answer_that_nothing_is_like_does_not_clear_the_first() -> None:
+    run, (first, second) = remembering_run()
+    run = slow(run, 4, lambda each: each.turn == first.turn)
+    drafts = replace(second.counters.spec, num_draft_tokens=9 * second.counters.spec.num_draft_tokens)
+    other = replace(second, counters=replace(second.counters, spec=drafts))
+    run = replace(run, turns=tuple(other if each is second else each for each in run.turns))
+    (found,) = conclude_run(run).decision.comparisons
+    assert (found.verdict, found.reason.code) == (Verdict.INCONCLUSIVE, ReasonCode.LOST_BY_PACE)
 
 
 def test_what_the_machine_set_aside_does_not_count_for_a_verdict() -> None:

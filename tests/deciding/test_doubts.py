@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.made_comparisons import SLOWER, compared
-from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run, workload
 from tests.support.validity import bend_turns, codes, findings, run_of
 
 from draftwise.core import Comparison, Counters, Disturbance, Finding, ReasonCode, Run, Severity, Verdict
@@ -258,6 +258,28 @@ def test_a_server_that_is_slow_in_all_it_does_is_not_judged_by_it(truths: dict[s
     assert found.verdict is Verdict.INCONCLUSIVE
     words = describe_reason(found.reason)
     assert re.match(rf"a decoding step on the server of {loser} takes 2\.[56]x as long as on the other one", words)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize(("truth", "verdict"), [(1.0, Verdict.INCONCLUSIVE), (2.0, Verdict.ADOPT)])
+def test_a_gain_that_first_tokens_have_as_well_is_a_slow_baseline(truth: float, verdict: Verdict, streams: int) -> None:
+    """Its steps are no longer than the candidate's, which verify drafts: only first tokens tell."""
+    baseline = Truth(step_s=lambda prompt, load: 0.010 * 1.4, ttft_s=lambda prompt, load: 0.050 * 1.4)
+    found = only(make_run({"plain": baseline, CANDIDATE: gains(truth)}, repeats=4, conditions=closed(streams)))
+    assert found.verdict is verdict
+    if truth == 1.0:
+        assert describe_reason(found.reason).startswith("the first token of plain takes 1.4x as long as well")
+
+
+def test_a_gain_of_the_typical_request_that_long_answers_lose_is_none() -> None:
+    prompts = workload(num_prompts=30).prompts
+    long = tuple(replace(each, max_tokens=600 if n % 10 == 0 else 50) for n, each in enumerate(prompts))
+    lost = {each.id for each in long if each.max_tokens > 50}
+    mine = replace(gains(1.4), step_s=lambda prompt, load: 0.020 / 1.4 * (3.0 if prompt in lost else 1.0))
+    kinds = [replace(workload(num_prompts=30), prompts=long)]
+    found = only(make_run({CANDIDATE: mine}, workloads=kinds, repeats=1))
+    assert found.deciding.low > 1.03
+    assert (found.verdict, found.reason.code) == (Verdict.INCONCLUSIVE, ReasonCode.LONG_ANSWERS)
 
 
 def test_steps_that_verify_much_and_do_not_pay_are_rejected() -> None:

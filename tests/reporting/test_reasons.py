@@ -48,6 +48,7 @@ GIVEN = {
     ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token takes 3.00x as long"),
     ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
     ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server outputs more, but the time per token"),
+    ReasonCode.LONG_ANSWERS: ({"ratio": 0.78}, "all of them together, whose tokens per second are 0.78x: long answers"),
     ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference of practical size"),
     ReasonCode.OPEN: (
         {"margin": 0.03, "detectable": 1.2, "prompts": 0, "repetitions": 9, "done": 3, "can_repeat": True},
@@ -72,14 +73,10 @@ def test_damage_losers_and_prompts_follow_in_this_order() -> None:
     )
 
 
-def test_a_server_that_may_remember_is_not_said_to_be_asked_again() -> None:
-    values = {"verdict": "adopt", "count": 2, "prompt": "p7", "why": "a late first token"}
-    once, again = (
-        describe_reason(Reason(code=ReasonCode.LOST_BY_PACE, values={**values, "once": each})) for each in (True, False)
-    )
-    assert "--resume" in again
-    assert "--resume" not in once
-    assert "pass its config with --candidate" in once
+def test_a_server_slow_in_all_it_does_is_not_said_to_begin_late() -> None:
+    values = {"arm": "plain", "step": None, "first": 1.5, "alike": True}
+    words = describe_reason(Reason(code=ReasonCode.SLOW_SERVER, values=values))
+    assert words.startswith("the first token of plain takes 1.5x as long as well")
 
 
 def test_what_was_not_judged_has_no_reason() -> None:

@@ -191,6 +191,9 @@ def test_a_drift_began_before_the_run() -> None:
     drift_T = np.linspace(0, 0.08, 50) + noise(1, 50, 0.02)
     assert find_drift_apart(drift_T, noise(2, 50, 0.02), np.arange(50.0), claimed=-0.13)
     assert find_drift_apart(drift_T, noise(2, 50, 0.02), np.arange(50.0), claimed=-0.3) is None
+    apart_T = np.linspace(0, 0.08, 20) + 0.035 * (-1.0) ** np.arange(20)
+    assert find_drift_apart(apart_T, 0 * apart_T, np.arange(20.0), claimed=-0.13), "a loss needs less proof: |t| is 2.5"
+    assert find_drift_apart(apart_T, 0 * apart_T, np.arange(20.0), claimed=0.13) is None
 
 
 def test_few_turns_tell_of_what_is_not_chance() -> None:

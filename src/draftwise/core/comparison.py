@@ -21,12 +21,12 @@ class ReasonCode(StrEnum):
     """Too many pairs of turns were disturbed: `count` of `of`, the first by `why`; a share `left` must stay."""
     LOST_BY_PACE = "lost-by-pace"
     """The `verdict` does not hold with `count` requests that only their pace set aside, the first for `prompt`. `why`:
-    what disturbed the first lost pair. `once`: whether the candidate gets no prompt again."""
+    what disturbed the first lost pair."""
     UNSETTLED = "unsettled"
     """A finding makes the numbers wrong either way: its `message` and `code`."""
     SLOW_SERVER = "slow-server"
     """The losing `arm` is slow where drafting plays no part: `step` and `first` times as long, seen for `seen_s` of the
-    `wanted_s` seconds needed."""
+    `wanted_s` seconds needed, or its gain is no more than that of the first token (`alike`)."""
     PACE_CHANGED = "pace-changed"
     """A decoding step of `arm`, and not of the other arm, took `ratio` times as long after a `share` of the paired
     blocks (None: at the end of a drift), or in `spells`; `relative`: compared with the other arm's."""
@@ -62,6 +62,8 @@ class ReasonCode(StrEnum):
     ANSWERS_NOT_FASTER = "answers-not-faster"
     """The server's throughput rises, but the time per token of a request does not fall; or it falls (`slower`), and
     requests take no longer."""
+    LONG_ANSWERS = "long-answers"
+    """The typical request gains or loses, but over all of them together tokens per second are `ratio` times as many."""
     EQUAL = "equal"
     """Equal within `margin`."""
     OPEN = "open"

@@ -24,6 +24,7 @@ from draftwise.core import Answer, Disturbance, Run, TurnRecord
 from draftwise.core.grouping import group_by
 from draftwise.deciding.thresholds import Thresholds
 
+FIRST_TOKEN = "the time to the first token"
 LONGEST_GAP_S = 60.0
 """Longest gap between two turns of one session."""
 _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")
@@ -101,14 +102,17 @@ def find_disturbances(
 
 
 def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> dict[tuple[object, str], tuple[int, int]]:
-    """Return the turns of the last undisturbed pair of every block and candidate."""
+    """Return the turns of the last undisturbed pair of every block and candidate; of the first, if it may remember."""
     undisturbed = [turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed]
     name = run.plan.arms[0].name
     baseline = {turn.attempt_key: turn.turn for turn in undisturbed if turn.arm == name}
     last: dict[tuple[object, str], tuple[int, int]] = {}
     for turn in sorted(undisturbed, key=lambda each: each.attempt):
-        if turn.arm != name and (partner := baseline.get(turn.attempt_key)) is not None:
-            last[turn.block_key, turn.arm] = (turn.turn, partner)
+        key = (turn.block_key, turn.arm)
+        if turn.arm == name or (partner := baseline.get(turn.attempt_key)) is None:
+            continue
+        if turn.arm not in run.plan.remembering or key not in last:
+            last[key] = (turn.turn, partner)
     return last
 
 
@@ -284,7 +288,7 @@ def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Readi
     clocks = ((turn, turn.device.get("cpu", {}).get("mhz")) for turn in ordered)
     clock = [_Reading(turn=turn, log=math.log(mhz)) for turn, mhz in clocks if mhz]
     yield clock, thresholds.turn_pace, f"the CPU's clock was {around}"
-    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
+    yield from ((each, thresholds.turn_first, f"{FIRST_TOKEN} was {around}") for each in firsts.values())
     yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
 
 
@@ -334,9 +338,13 @@ def _find_far(series: Sequence[_Reading], least: float) -> Iterator[tuple[_Readi
     from_usual = [_compare(series, place) for place in range(len(series))]
     takes: dict[tuple[str, ...], list[float]] = {}
     for reading, ratio in zip(series, from_usual, strict=True):
-        takes.setdefault(reading.prompts, []).append(ratio)
+        if ratio is not None:
+            takes.setdefault(reading.prompts, []).append(ratio)
     for reading, ratio in zip(series, from_usual, strict=True):
-        if abs(ratio) > far and not (reading.prompts and _is_their_own(takes[reading.prompts], far)):
+        mine = takes.get(reading.prompts, [])
+        if ratio is None and reading.turn.attempt:
+            ratio = max(mine, key=abs, default=None)
+        if ratio is not None and abs(ratio) > far and not (reading.prompts and _is_their_own(mine, far)):
             yield reading, math.exp(ratio)
 
 
@@ -346,10 +354,10 @@ def _is_their_own(ratios: Sequence[float], far: float) -> bool:
     return len(ratios) > 1 and (least > far or most < -far) and most - least <= far
 
 
-def _compare(series: Sequence[_Reading], place: int) -> float:
-    """Return the logarithm of a reading over the usual one around it; 0 where too few did like work."""
+def _compare(series: Sequence[_Reading], place: int) -> float | None:
+    """Return the logarithm of a reading over the usual one around it; None where too few did like work."""
     near = sorted(each.log for each in _nearest(series, place))
-    return series[place].log - near[len(near) // 4] if len(near) >= _FEWEST_NEIGHBOURS else 0.0
+    return series[place].log - near[len(near) // 4] if len(near) >= _FEWEST_NEIGHBOURS else None
 
 
 def _nearest(series: Sequence[_Reading], place: int) -> list[_Reading]:

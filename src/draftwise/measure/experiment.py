@@ -88,8 +88,8 @@ class Experiment:
         return True
 
     def may_ask(self, turn: Turn) -> bool:
-        """Return whether the turn repeats no prompt to a server that may remember its answers."""
-        return self._list_once(turn).isdisjoint(self._asked)
+        """Return whether the turn repeats no prompt to a server that may remember its answers, except for its pace."""
+        return bool(turn.attempt) or self._list_once(turn).isdisjoint(self._asked)
 
     def _list_once(self, turn: Turn) -> set[tuple[str, str, str]]:
         """Return what is asked in a turn of a server that could remember it, as arm, workload and id of each prompt."""

@@ -15,7 +15,7 @@ from draftwise.deciding.bands import gather_load_points
 from draftwise.deciding.comparison.cell import Cell, make_cells
 from draftwise.deciding.comparison.comparisons import estimate_cells, estimate_ratios
 from draftwise.deciding.conclusions import gather_evidence
-from draftwise.deciding.disturbance import find_lost_pairs, set_aside_disturbed
+from draftwise.deciding.disturbance import FIRST_TOKEN, find_lost_pairs, set_aside_disturbed
 from draftwise.deciding.thresholds import get_thresholds
 from draftwise.deciding.token_unit import count_soundly
 from draftwise.runs.turn_order import Turn
@@ -205,8 +205,10 @@ class LostBlock:
 def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
     """Return the blocks to repeat, those with the fewest attempts first.
 
-    Leaves out candidates that may remember their answers, which lose the block, and candidates whose verdict is
-    settled. An interrupted attempt is not completed, because turns of two sessions are not a pair.
+    Leaves out candidates whose verdict is settled. One that may remember its answers is asked again for its pace: the
+    second answer is no reading, but its steps tell whether the prompts are slow by themselves. Its first token does
+    not, since a prefix cache may have helped. An interrupted attempt is not completed, because turns of two sessions
+    are not a pair.
 
     Args:
         run: the run on disk, with every attempt.
@@ -217,7 +219,8 @@ def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
     for pair in find_lost_pairs(set_aside_disturbed(run, get_thresholds(run))):
         workload, label, *_ = pair.block
         is_needed = label in labels and (workload, label, pair.candidate) not in settled
-        if is_needed and pair.candidate not in run.plan.remembering and pair.attempts < _MOST_ATTEMPTS:
+        is_needed &= pair.candidate not in run.plan.remembering or not pair.reason.startswith(FIRST_TOKEN)
+        if is_needed and pair.attempts < _MOST_ATTEMPTS:
             again.setdefault(pair.block, {run.plan.arms[0].name}).add(pair.candidate)
     attempts = dict.fromkeys(again, 0)
     for turn in run.turns:

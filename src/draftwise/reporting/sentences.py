@@ -315,6 +315,12 @@ def _describe(reason: Reason) -> str:
 
 
 def _say_slow_server(found: _Values) -> str:
+    if found.get("alike"):
+        return (
+            f"the first token of {found['arm']} takes {found['first']:.1f}x as long as well, and drafting shortens no "
+            "first token. So that server may be slow in all it does, and the gain may be no more than that. Check it, "
+            "or measure again at another time"
+        )
     if found["step"] is None:
         return (
             f"{found['arm']} only begins later: its first token takes {found['first']:.1f}x as long, but its decoding "
@@ -325,19 +331,6 @@ def _say_slow_server(found: _Values) -> str:
         f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the other one, "
         f"and the first token {found['first']:.1f}x. Drafting affects neither, so the server itself may be slow. "
         f"Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes instead of {found['seen_s'] / 60:.1f}"
-    )
-
-
-def _say_lost(found: _Values) -> str:
-    fix = "To ask them again, continue with --resume and more --minutes"
-    if found.get("once"):
-        fix = (
-            "The candidate may remember prompts, so none is asked again. Measure again on a quieter machine. If it "
-            "remembers nothing, pass its config with --candidate"
-        )
-    return (
-        f"{found['verdict']} so far, but not if the requests set aside for their pace count ({found['count']}, the "
-        f"first for {found['prompt']}; {found['why']}). Their prompts may be slow by themselves. {fix}"
     )
 
 
@@ -394,7 +387,6 @@ _SAYERS: Mapping[ReasonCode, Callable[[_Values], str]] = {
         lambda found: f"rests on {count_prompts(found['count'])}; at least {found['fewest']} are needed"
     ),
     ReasonCode.SLOW_SERVER: _say_slow_server,
-    ReasonCode.LOST_BY_PACE: _say_lost,
     ReasonCode.PACE_CHANGED: _say_pace,
     ReasonCode.NO_GAIN: lambda found: (
         f"{('slower' if found.get('slower') else 'not faster')}: the interval rules out a gain of "

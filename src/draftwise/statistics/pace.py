@@ -14,9 +14,10 @@ from draftwise.statistics.ratios import Array
 
 _LEAST_SIDE, _LEAST_OF_FEW, _FEWEST = 4, 2, 5
 """Minimum number of readings on each side of a split, the same where there are too few for it, and in all."""
-_SPLIT_ALPHA, _SLOPE_ALPHA, _CLAIMED_SPLIT_ALPHA, _CLAIMED_SLOPE_ALPHA = 0.01, 0.001, 0.02, 0.01
-"""Two-sided errors of calling chance a split (the largest of all: Bonferroni) or a slope, and the same for a change
-that leaves less than half of the claimed gain."""
+_SPLIT_ALPHA, _CLAIMED_SPLIT_ALPHA = 0.01, 0.02
+_SLOPE_ALPHA, _CLAIMED_SLOPE_ALPHA, _LOSS_SLOPE_ALPHA = 0.001, 0.01, 0.05
+"""Two-sided errors of calling chance a split (the largest of all: Bonferroni) or a slope, the same for a change that
+leaves less than half of the claimed gain, and for such a slope of a claimed loss."""
 _SLOWED_T, _CLAIMED_T, _MOST_CLAIMED = 3.0, 2.5, 2.0
 """The same for warm-up prompts, as values of t, and the multiple of a claim beyond which a change does not explain it.
 """
@@ -139,7 +140,8 @@ def find_drift_apart(own_T: Array, other_T: Array, seconds_T: Array, *, claimed:
     rest_T = apart_T - apart_T.mean() - slope * along_T
     error = math.sqrt(max(float((rest_T**2).sum()), _ROUNDING) / (count - 2) / total)
     least = max(_LEAST_DRIFT, min(_LEAST_CHANGE, abs(claimed) / 2))
-    alpha = _CLAIMED_SLOPE_ALPHA if abs(slope) >= abs(claimed) / 2 else _SLOPE_ALPHA
+    explaining = _CLAIMED_SLOPE_ALPHA if claimed > 0 else _LOSS_SLOPE_ALPHA
+    alpha = explaining if abs(slope) >= abs(claimed) / 2 else _SLOPE_ALPHA
     if abs(slope) <= max(least, student_quantile(1 - alpha / 2, count - 2) * error):
         return None
     return PaceChange(place=count // 2, ratio=math.exp(slope))

@@ -142,8 +142,6 @@ class PairLoss:
     """Total number of pairs."""
     reason: str
     """Cause of the first disturbance."""
-    asks_once: bool
-    """Whether the candidate may remember, so that it gets no prompt again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -632,8 +630,7 @@ def _sum_up(of_run: Sequence[LostPair], run: Run, cell: Cell) -> PairLoss | None
     place = (cell.candidate, cell.condition.label)
     mine = (turn for turn in run.turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
     left = {turn.block_key for turn in mine}
-    asks_once = cell.candidate in run.plan.remembering
-    return PairLoss(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason, asks_once=asks_once)
+    return PairLoss(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason)
 
 
 def _find_interval(estimate: RatioEstimate | None, confidence: float) -> Interval | None:
