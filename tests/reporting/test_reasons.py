@@ -48,7 +48,7 @@ GIVEN = {
     ReasonCode.LATE_FIRST_TOKEN: ({"ratio": 3.0}, "the first token takes 3.00x as long"),
     ReasonCode.LATE_FIRST_TOKENS_TAIL: ({"ratio": 2.0}, "P99 of the time to the first token is 2.00x the baseline's"),
     ReasonCode.ANSWERS_NOT_FASTER: ({}, "the server outputs more, but the time per token"),
-    ReasonCode.LONG_ANSWERS: ({"ratio": 0.78}, "all of them together, whose tokens per second are 0.78x: long and short answers"),
+    ReasonCode.LONG_ANSWERS: ({"ratio": 0.78}, "whose tokens per second are 0.78x: long and short answers"),
     ReasonCode.EQUAL: ({"margin": 0.03}, "equal within 3%: no difference of practical size"),
     ReasonCode.OPEN: (
         {"margin": 0.03, "detectable": 1.2, "prompts": 0, "repetitions": 9, "done": 3, "can_repeat": True},
