@@ -59,7 +59,7 @@ def _find_sightings(module: Module) -> Iterator[tuple[str, int, int]]:
             match = re.search(rule.probe.pattern, module.text, re.DOTALL | re.MULTILINE)
             if match:
                 begin, end = (module.text.count("\n", 0, at) + 1 for at in match.span())
-                yield rule.code, begin, end
+                yield rule.code, begin if match.start() else end, end  # from the file's begin it says what comes before
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     """Return the number of validators of a release, and each of their rejections with what judges it.
 
     A rejection is `Class.function: text`. It counts as read if a condition of the topics `config_checks` and
-    `engine_checks` has the same text, and as covered by a rule if the rule's `answers`, its probe's place or a row of
-    `refusals.json` names it.
+    `engine_checks` has the same text and can be decided, and as covered by a rule if the rule's `answers`, its probe's
+    place or a row of `refusals.json` names it.
     """
     known = release.table("validators")
     read = _list_read(release)
@@ -103,7 +104,25 @@ def is_read(text: str) -> bool:
 @cache
 def _list_read(release: Release) -> frozenset[str]:
     topics = (release.table(topic) for topic in ("config_checks", "engine_checks"))
-    return frozenset(_bare(row["says"]) for table in topics for row in table.values())
+    return frozenset(_bare(row["says"]) for table in topics for key, row in table.items() if _can_hold(key))
+
+
+def _can_hold(key: str) -> bool:
+    """Say whether anybody can see that a condition holds: what stands for `_` and private fields is unknown."""
+    condition = ast.parse(re.sub(r"^\w+: ", "", key), mode="eval").body
+    names = {node.id for node in ast.walk(condition) if isinstance(node, ast.Name)}
+    return bool(names - {"envs", "current_platform"}) and _is_decidable(condition)
+
+
+def _is_decidable(node: ast.AST) -> bool:
+    match node:
+        case ast.Name(id=name):
+            return not name.startswith("_")
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            return any(_is_decidable(part) for part in parts)
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return _is_decidable(test) and (_is_decidable(body) or _is_decidable(other))
+    return all(_is_decidable(part) for part in ast.iter_child_nodes(node))
 
 
 def _bare(text: str) -> str:

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
 from draftwise.setups.read.input_texts import read_text
-from draftwise.setups.read.shell.script_runner import find_installed, is_project, settle_release
+from draftwise.setups.read.shell.script_runner import REQUIREMENTS, find_installed, is_project, settle_release
 
 _RELEASE = r"v?(?P<release>\d+\.\d[\w.]*)"
 _PACKAGE = r"(?<![\w./-])vllm(?:\[[\w,\s-]*\])?"
@@ -39,7 +39,7 @@ _END = r"(?=[\s\"',\])]|$)"
 _BARE = (
     re.compile(
         r"(?:\bpip[\d.]*|\b(?:uv|conda|mamba|micromamba|pixi))[ \t][^\n;&|]*?\b(?:install|add|--with)\b"
-        rf"(?:[^\n;&|]|\\\n)*?[\s\"']{_PACKAGE}{_END}"
+        rf"(?:[^\n;&|]|\\\n)*?(?:[ \t\"']|\\\n){_PACKAGE}{_END}"
     ),
     re.compile(r"git\s+clone[^\n;&|]*vllm-project/vllm(?=[\s\S]*\binstall\b)"),
     re.compile(rf"pip_install\([^)]*?[\"']{_PACKAGE}[\"']"),
@@ -50,6 +50,11 @@ _SET = re.compile(
     rf"^\s*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
 )
 _USED = re.compile(r"\$?\{(\w+)\}|\$(\w+)")
+_INSTALLS_NOTHING = re.compile(
+    r"\b(?:pip[\d.]*|conda|mamba)[ \t]+(?:download|uninstall|remove|wheel|show|index|search|cache|list|freeze)\b"
+    r"(?:[^\n;&|\\]|\\\n?)*"
+)
+"""Commands of an installer that leave no package behind."""
 _STEPS = re.compile(r"&&|\|\||;|\n")
 _COMMENT = re.compile(r"^\s*#(?!\s*(?:dependencies|[\"'])).*$", re.MULTILINE)
 """Lines of comments, but not those of a Python script that declare its packages."""
@@ -71,7 +76,7 @@ def install(before: str, text: str, folder: Path) -> str:
 
 def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     """Return the different releases that a text installs, as written; several or a range leave the release open."""
-    own = _COMMENT.sub("", text)
+    own = _INSTALLS_NOTHING.sub("", _COMMENT.sub("", text))
     named = (_read_beside(folder, name) for name in dict.fromkeys(_FILES.findall(own)))
     whole = "\n".join([own, *(_COMMENT.sub("", each) for each in named)])
     once = Counter(each["name"] for each in _SET.finditer(whole))
@@ -82,6 +87,14 @@ def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     found = (*pins, *(text for text, release in least.items() if len(pins) != 1 or not _reaches(pins[0], release)))
     bare = [" ".join(each[0].split())[-80:] for pattern in _BARE for each in pattern.finditer(filled)]
     return found or tuple(bare[:1])
+
+
+def read_requirements(installed: str, folder: Path) -> str:
+    """Return the release that listed files install; empty if they list no vLLM, the command if one is missing."""
+    texts = [_read_beside(folder, name) for name in installed.removeprefix(REQUIREMENTS).split(" -r ")]
+    found = find_pinned("\n".join(texts), folder)
+    listed = "vllm" if re.search(rf"^{_PACKAGE}\s*(?:[#;].*)?$", "\n".join(texts), re.MULTILINE) else ""
+    return " and ".join(found) or listed if all(texts) else installed
 
 
 def _reaches(pin: str, least: str) -> bool:

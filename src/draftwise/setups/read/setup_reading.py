@@ -272,6 +272,8 @@ def get_gaps(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
         code = "image-tag-no-release" if has_half_a_release(launch.image) else "image-release-unknown"
         image = launch.image or "An image that is not named here"
         yield "engine_version", get_rule(code).ruling(image=image, where=launch.where)
+    if launch.env.elsewhere:
+        yield "env", get_rule("variables-elsewhere").ruling(names=launch.env.elsewhere, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
         described = (describe_unknown(name, launch.env.unknown[name]),)
         yield name, explain_unknown("The server", described, where=launch.where)

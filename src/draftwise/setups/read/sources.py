@@ -34,7 +34,7 @@ from draftwise.setups.read.setup_reading import (
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image
 from draftwise.setups.read.shell.script import evaluate_words, run_script
-from draftwise.setups.read.shell.script_runner import is_project
+from draftwise.setups.read.shell.script_runner import REQUIREMENTS, is_project
 from draftwise.setups.read.shell.words import MAX_CHARS
 
 if TYPE_CHECKING:
@@ -320,6 +320,10 @@ def _read_launches(
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
+        if launch.version.startswith(REQUIREMENTS) and not launch.image:
+            from draftwise.setups.read.pinned_release import read_requirements
+
+            launch = replace(launch, version=read_requirements(launch.version, folder))
         within = None if _makes_config(script, launch, folder) else folder
         readings.append(read_launch(launch, engine_version=asked.engine_version, folder=within, left=asked.left))
     return readings

@@ -25,6 +25,8 @@ _QUANTIZED = ("fp8", "nvfp4", "int4", "int8")
 _CHOSEN = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
 _CHOSEN_FOR_MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "TRITON_MLA")
 """Backends among which vLLM chooses, by kind of attention."""
+_GEFORCE = 120
+"""Compute capability from which few kernels of data-center GPUs run."""
 _HEADS = (64, 128, 256)
 """Head sizes that FlashInfer takes in every release."""
 
@@ -50,6 +52,9 @@ def find_gpu_limits(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from context.rules.ruling("gpu-without-bfloat16", gpu=gpu.name)
     for role, method, config in weights:
         yield from _judge_weights(context, gpu.name, has, role, method, config)
+    text = {} if target is None else target.config.text.values
+    if has >= _GEFORCE and "kv_lora_rank" in text and "index_topk" in text:
+        yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu.name, what="sparse attention", where="target")
     if kind is not None:
         yield from _judge_cache(context, gpu.name, has, kind, target, is_asked=not is_stored)
 

@@ -85,8 +85,11 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
     text = target.config.text
     layers, first = text.get("num_hidden_layers"), text.get("max_window_layers", 28)
     has_one_window = text.model_type in ("qwen2", "qwen3") and isinstance(layers, int) and first != layers
+    has_window = text.get("use_sliding_window") and text.get("sliding_window") is not None
     if has_one_window and len(set(read_layer_kinds(text.values))) > 1:
         yield from context.rules.ruling("windows-on-some-layers", first=first)
+    if has_one_window and has_window and "disable_sliding_window" not in context.on:
+        yield from context.rules.ruling("window-without-its-layers", first=first, layers=layers)
     has_engram = context.given.get("engram_config") is not None
     if has_engram and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
         yield from context.rules.ruling("engram-without-layers")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from posixpath import normpath
 
 from draftwise.knowledge.stored import read_data
@@ -78,6 +79,8 @@ _VALUED = frozenset(
     ]
 )  # fmt: skip
 """Options of pip whose next word is no package."""
+REQUIREMENTS = "pip install -r "
+"""How an installation begins of what a file lists."""
 _UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
 _INPUT_OPTIONS = {
     "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
@@ -542,7 +545,7 @@ class Shell(Conditions):
         texts = tuple(state.get(text) for text in words)
         if len(found) < 4 * _MAX_TURNS:
             found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
-        version = find_installed(texts)
+        version = find_installed(texts) or ("" if state.version else _find_requirements(texts))
         state.version = settle_release(state.version, version)
 
     def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
@@ -688,6 +691,15 @@ def _find_project(texts: Sequence[str]) -> str | None:
     named = (word.strip("\"'") for before, word in pairs if before not in _VALUED)
     found = next((each for each in named if _LOCAL.fullmatch(each) and not _OF_OTHERS.fullmatch(each)), None)
     return found and f"pip install {found}"
+
+
+def _find_requirements(texts: Sequence[str]) -> str:
+    """Return the command that installs what files list, which may be vLLM; empty for any other command."""
+    if "install" not in texts or not any(map(_INSTALLERS.fullmatch, texts)):
+        return ""
+    files = [after for before, after in pairwise(texts) if before in ("-r", "--requirement")]
+    files += [found[1] for each in texts if (found := re.fullmatch(r"(?:-r|--requirement=)(.+)", each))]
+    return REQUIREMENTS + " -r ".join(files) if files else ""
 
 
 def is_project(installed: str) -> bool:
