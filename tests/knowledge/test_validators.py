@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from draftwise.knowledge.rules import all_rules
-from draftwise.knowledge.validators import Coverage, list_refusals
+from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.validators import Coverage, ReadRefusal, find_refusal, list_refusals
 from draftwise.knowledge.vllm import all_keys, get_release, releases
 from draftwise.verbs.facts import KnownValidators, facts
 
@@ -16,6 +21,8 @@ KNOWN = [
     ("0.33.0", "VllmConfig._verify_trace_replay_config: trace replay requires", Coverage.BY_RULE),
     ("0.33.0", "MultiModalConfig._validate_multimodal_config: FP8 scale file", Coverage.WAITS),
     ("0.33.0", "IrOpPriorityConfig.compute_hash: ", Coverage.UNREACHED),
+    ("0.33.0", "ProfilerConfig._validate_profiler_config: proton_graph_attribution is incompat", Coverage.BY_RULE),
+    ("0.33.0", "ParallelConfig._validate_parallel_config: Fault tolerance requires", Coverage.BY_RULE),
 ]
 
 
@@ -45,3 +52,30 @@ def test_every_refusal_of_every_release_is_counted_once() -> None:
         assert row.known + row.refusals == len(table)
         assert row.read + row.by_rules + row.waiting + row.unreached + len(row.unread) == row.refusals
         assert row.known == sum(": " not in key for key in table) > 40
+
+
+def test_a_condition_that_nobody_can_decide_is_not_read() -> None:
+    for release in releases("validators"):
+        table = release.table("config_checks")
+        unknown = {row["says"] for key, row in table.items() if re.search(r"(?<!\w)_\w*[.( ]", key.partition(": ")[2])}
+        sure = {row["says"] for key, row in table.items() if not re.search(r"(?<!\w)_\w*", key.partition(": ")[2])}
+        only = {re.sub(r"\{[^{}]*\}", "{}", text) for text in unknown - sure}
+        found = list_refusals(release)[1]
+        for key, coverage in found.items():
+            text = key.partition(": ")[2]
+            assert text not in only or coverage is not Coverage.READ or " if " in key_of(table, text), key
+
+
+def key_of(table: Mapping[str, Mapping[str, str]], text: str) -> str:
+    return next(key for key, row in table.items() if re.sub(r"\{[^{}]*\}", "{}", row["says"]) == text)
+
+
+@pytest.mark.parametrize("row", [row for row in read_rows("refusals") if "told" in row], ids=lambda row: row["refusal"])
+def test_what_judges_a_refusal_elsewhere_exists_in_each_release(row: Mapping[str, Any]) -> None:
+    rules = re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", row["told"]) if row["told"].startswith("the rule") else []
+    tables = re.findall(r"the table (\w+)", row["told"])
+    assert {*rules} <= {*all_rules()}
+    for release in releases("validators"):
+        if find_refusal(release, ReadRefusal(**row)):
+            assert not rules or any(all_rules()[code].holds(release.version) for code in rules), str(release)
+            assert all(release.table(table) for table in tables)

@@ -22,6 +22,7 @@ LINES = list(read_lines(Path(__file__).with_name("oracle_outcomes") / "refusal_l
 NAMES = {
     "flags", "objects", "env", "envs", "packages", "spec", "speculates", "drafter", "target", "connectors",
     "target_name", "runner", "gpu", "captures_graphs", "caches_prefixes", "mamba_mode", "current_platform",
+    "reasoning_parsers",
     "any", "len", "max", "int", "str", "bool", "list", "set", "sorted", "isinstance", "matches", "is_pattern",
     "item", "bound", "part",
 }  # fmt: skip

@@ -154,6 +154,7 @@ def test_the_drafter_is_on_the_last_stage() -> None:
         ("target-heads-not-divisible", {}, {"tensor_parallel_size": 3}),
         ("windows-on-some-layers", {"max_window_layers": 18}, {}),
         ("windows-on-some-layers", {"max_window_layers": None}, {}),
+        ("window-without-its-layers", {"max_window_layers": 0}, {"version": "0.10.0"}),
     ],
 )
 def test_what_does_not_start_has_no_size(tmp_path: Path, code: str, changes: dict[str, Any], flags: Any) -> None:

@@ -300,3 +300,17 @@ def test_what_the_caller_of_compose_may_set_is_named(drawn: tuple[str, str]):
         and word.text != COMPOSE.fill_in(Word(text), Environment(values={**VALUES, "N": "set", "M": "set"})).text
     ):
         assert word.assumed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "services: {v: {image: 'vllm/vllm-openai:v0.33.0', env_file: gone.env, command: '--model gpt2'}}",
+        "docker run --env-file gone.env vllm/vllm-openai:v0.33.0 --model gpt2",
+        "[Service]\nEnvironmentFile=/no/such/file\nExecStart=vllm serve gpt2\n",
+    ],
+)
+def test_variables_that_nobody_sees_leave_the_server_unjudged(text: str) -> None:
+    reading = read_one(text)
+    assert [each.code for each in reading.findings] == ["variables-elsewhere"]
+    assert {*reading.unknown} == {"env"}

@@ -33,6 +33,8 @@ ONE = {
     "serve.sh": [
         "pip install vllm==0.19.1\n" + SERVE,
         "pip install vllm==0.19.1\npip install vllm\n" + SERVE,
+        "pip install vllm==0.19.1\npip install -r requirements.txt\n" + SERVE,
+        "pip download vllm==0.20.0 -d /wheels\npip uninstall -y vllm==0.18.0; pip install vllm==0.19.1\n" + SERVE,
         "pip install vllm==0.19.1\nhelm install vllm vllm/stack\n" + SERVE,
         "uvx --from vllm==0.19.1 " + SERVE,
         "pip install 'vllm>=0.15'\npip install vllm==0.19.1\n" + SERVE,
@@ -87,6 +89,8 @@ OPEN = {
         "pip install 'vllm >= 0.19.0'  # or newer\n" + SERVE,
         "pip install 'vllm>0.18'\n" + SERVE,
         "pip install vllm==0.19.1\npip install -U 'vllm>=0.20'\n" + SERVE,
+        "pip install -r requirements.txt\n" + SERVE,
+        "pip install \\\nvllm\n" + SERVE,
         "uv pip install -U vllm --extra-index-url https://wheels.vllm.ai/nightly\n" + SERVE,
     ],
     "Dockerfile": [
@@ -117,6 +121,8 @@ OPEN = {
         COMPOSE.format('pip install "vllm>=0.20"'),
         COMPOSE.format("pip install -e /workspace/vllm"),
         COMPOSE.format("cd /app && uv sync"),
+        COMPOSE.format("pip install -r requirements.txt"),
+        COMPOSE.format("pip install --requirement=/app/requirements.txt torch"),
     ],
     "task.yaml": [SKY.format("uv pip install vllm"), SKY.format("pip install vllm==0.19.1 || pip install vllm==0.2")],
 }
@@ -188,4 +194,26 @@ def test_a_file_that_an_image_installs_counts(tmp_path: Path) -> None:
 def test_a_range_in_a_file_that_the_text_names_counts(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "serve.sh").write_text(f"install-all pyproject.toml\n{SERVE}")
+    assert {*read_setups(tmp_path / "serve.sh")[0].unknown} == {"engine_version"}
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("pip install torch\n", ""),
+        ("pip download vllm==0.19.1 -d /wheels\n", ""),
+        ("pip uninstall -y vllm==0.19.1\npip show vllm\n", ""),
+        ("pip install -r requirements.txt\n", "torch\n"),
+    ],
+)
+def test_a_script_that_installs_no_vllm_leaves_the_release(tmp_path: Path, text: str, listed: str) -> None:
+    (tmp_path / "requirements.txt").write_text(listed)
+    (tmp_path / "serve.sh").write_text(text + SERVE)
+    (reading,) = read_setups(tmp_path / "serve.sh")
+    assert (reading.setup.engine_version, reading.unknown) == ("", {})
+
+
+def test_a_package_that_a_listed_file_names_without_a_release_is_open(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch\nvllm  # newest\n")
+    (tmp_path / "serve.sh").write_text("pip install -r requirements.txt\n" + SERVE)
     assert {*read_setups(tmp_path / "serve.sh")[0].unknown} == {"engine_version"}

@@ -121,6 +121,7 @@ def _describe(context: Context, model: Model | None, resolved: Resolved | None) 
         "captures_graphs": captures if context.platform == "cuda" and not context.runs_eagerly else False,
         "caches_prefixes": caches,
         "mamba_mode": _find_mamba_mode(context, caches),
+        "reasoning_parsers": ["", *context.release.table("reasoning_parsers")],
     }
 
 
