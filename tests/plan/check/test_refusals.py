@@ -109,3 +109,25 @@ def test_what_was_said_of_the_server_decides(models: Path, monkeypatch: pytest.M
     assert judge(reading, installed=frozenset({"vllm", "nixl"})).outcome is CheckOutcome.ACCEPTED
     ours = replace(reading, setup=replace(reading.setup, args={}))
     assert judge(ours).outcome is CheckOutcome.ACCEPTED
+
+
+OLD = [
+    ("0.12.0", "llama --reasoning-parser foo", "llama --reasoning-parser qwen3", {}),
+    ("0.18.1", "llama --async-scheduling --distributed-executor-backend ray", "llama --async-scheduling", {}),
+    ("0.14.0", "mixtral --enable-dbo", "mixtral --enable-dbo --all2all-backend deepep_low_latency", {}),
+    ("0.19.1", "llama --max-num-partial-prefills 2 --long-prefill-token-threshold 100000",
+     "llama --long-prefill-token-threshold 100000", {}),
+    ("0.10.2", "llama --kv-sharing-fast-prefill", "llama", {"VLLM_USE_V1": "0"}),
+    ("0.10.0", "llama --prefix-caching-hash-algo sha256", "llama", {"VLLM_USE_V1": "0"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "meets", "misses", "env"), OLD)
+def test_refusals_of_older_releases_are_judged(
+    version: str, meets: str, misses: str, env: dict[str, str], models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(models)
+    for line, is_refused in ((meets, True), (misses, False)):
+        reading = read_words(["vllm", "serve", *line.split()], engine_version=version)
+        found = judge(replace(reading, setup=replace(reading.setup, env=env))).findings
+        assert ("settings-refused" in {each.code for each in found}) is is_refused
