@@ -188,6 +188,7 @@ SHAPES: dict[str, Any] = {
     "vercel": otlp({"ai.prompt.messages": json.dumps(MESSAGES), "ai.response.text": SAID, **PLAIN}),
     "elasticsearch": {"took": 1, "hits": {"total": {"value": 1}, "hits": [
         {"_index": "x", "_id": "1", "_source": {"request": BODY, "response": ANSWER}}]}},
+    "openpipe": {"input": BODY, "output": ANSWER, "tags": {"route": "chat"}},
     "cloudwatch": {"events": [
         {"timestamp": 1, "eventId": "1", "message": json.dumps({"request": BODY, "response": ANSWER})}]},
 }  # fmt: skip
@@ -205,6 +206,23 @@ def read(row: Any, **how: Any) -> tuple[Any, ...]:
     said = prompt.recorded
     messages = [{key: each[key] for key in ("role", "content")} for each in prompt.messages]
     return messages, prompt.max_tokens, said.temperature, said.answer, said.num_tokens, said.reasoned, said.called_tools
+
+
+def test_requests_of_a_gateway_and_of_a_batch_are_read_without_what_their_logs_leave_out() -> None:
+    said = {"role": "assistant", "content": SAID}
+    entry = {"CorrelationId": "c", "RequestMessages": json.dumps(MESSAGES), "ResponseMessages": json.dumps([said])}
+    found = read({**entry, "CompletionTokens": 17})
+    assert (found[0], *found[3:5]) == (MESSAGES, SAID, 17)
+    with pytest.raises(InvalidSetup, match="sequence number"):
+        load(json.dumps({**entry, "RequestMessages": entry["RequestMessages"][:40]}))
+    assert read({"custom_id": "a", "params": BODY})[:4] == (MESSAGES, 50, 0.5, None)
+
+
+def test_a_part_of_a_message_that_is_no_text_is_no_question() -> None:
+    key = "attributes.llm.input_messages.1.message.contents.0.message_content.text"
+    rest = {"attributes.openinference.span.kind": "LLM", "attributes.llm.input_messages.1.message.role": "user"}
+    with pytest.raises(InvalidSetup):
+        load(json.dumps({**rest, key: {}}))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

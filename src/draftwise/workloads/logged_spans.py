@@ -313,7 +313,8 @@ def _openinference_message(value: Any) -> Iterator[Row]:
     content = value.get("content")
     if content is None and contents:
         texts = [each.get("text") if isinstance(each, Mapping) else None for each in contents]
-        content = contents if any(text is None for text in texts) else "".join(map(str, texts))
+        is_text = all(isinstance(text, str) for text in texts)
+        content = contents if None in texts else "".join(map(str, texts)) if is_text else None
     calls = [_first(each, "tool_call") for each in _list(value.get("tool_calls"))]
     message = {key: value[key] for key in ("role", "name", "tool_call_id") if key in value} | {"content": content}
     yield message | ({"tool_calls": [{"type": "function", **each} for each in calls if each]} if any(calls) else {})
