@@ -13,6 +13,8 @@ import pytest
 
 MODULES = Path(os.environ.get("DRAFTWISE_TOOLS") or Path.home() / ".cache/draftwise/tools") / "browser" / "node_modules"
 WIDTHS = (1280, 400)
+_HANGS_MS = 600_000
+"""Milliseconds after which a wait hangs; Playwright's 30 s pass on a busy machine."""
 
 
 def npm_folder(name: str) -> Path:
@@ -30,7 +32,9 @@ def browser() -> Iterator:
     if path is None:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-quic"])
+        started = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-quic"], timeout=_HANGS_MS
+        )
         yield started
         started.close()
 
@@ -61,6 +65,7 @@ class Visit:
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
         )
+        self.context.set_default_timeout(_HANGS_MS)
         self.page = self.context.new_page()
         self.troubles: list[str] = []
         self.requests: list[str] = []
