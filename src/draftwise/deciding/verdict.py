@@ -268,7 +268,8 @@ def _find_late_start(found: ComparisonNumbers, loser: str | None, thresholds: Th
     is_alike = loser == cell.baseline and side is Conclusion.FASTER
     if loser == cell.baseline:
         least, rest = (_FAR_EARLIER, first.low * found.comparison.deciding.low) if is_alike else (_EARLIER, 0.0)
-        is_late, first = first.value < least and first.high < 1 and rest <= 1 + thresholds.margin, _inverse(first)
+        is_late = first.value < least and first.high < 1 and rest <= 1 + thresholds.margin
+        is_late, first = is_late and not (is_alike and found.pace), _inverse(first)
     else:
         is_open = side is Conclusion.FASTER if loser is None else side is not Conclusion.SLOWER
         is_late = first.value > _TWICE and first.low > 1 and is_open
