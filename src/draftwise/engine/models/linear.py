@@ -218,10 +218,12 @@ class CudaLinear:
         return y_RO if y_RO.shape[-1] == self._num_out else y_RO[..., : self._num_out]
 
     def last(self, x_RK: Tensor, num_out: int) -> Tensor:
-        """Return the last outputs of the product, [R, num_out]."""
-        outputs = slice(self._num_out - num_out, self._num_out)
-        bias_O, scale_O = (each if each is None else each[outputs] for each in (self.bias, self.scale))
-        return self._code.matmul(x_RK, self.weight[outputs], bias_O, scale_O=scale_O)
+        """Return the last outputs of the product, [R, num_out], computed in aligned ones."""
+        begin = self._num_out - num_out
+        first = begin // ALIGNMENT * ALIGNMENT
+        bias_O, scale_O = (each if each is None else each[first:] for each in (self.bias, self.scale))
+        y_RO = self._code.matmul(x_RK, self.weight[first:], bias_O, scale_O=scale_O)
+        return y_RO[:, begin - first : self._num_out - first]
 
     def gated(self, x_RK: Tensor) -> Tensor:
         """Return silu(gate) * up of the two halves of the product, [R, out / 2]; `WeightReader` aligns each half."""
