@@ -67,7 +67,7 @@ def find_on_some_gpus(context: Context, resolved: Resolved, possible: Iterable[D
     rows = [row for row in possible if row.told_by == "check" and "sm" in names_in(row.when)]
     facts = read_facts(context, resolved) if rows else {}
     for row in rows if facts.get("sm") is UNKNOWN else ():
-        met = [sm for sm in (75, 80, 89, 90, 100, 120) if decide(row.when, {**facts, "sm": sm}) is True]
+        met = [sm for sm in (75, 80, 89, 90, 100, 120, 121) if decide(row.when, {**facts, "sm": sm}) is True]
         if met:
             told = row.ruling(context.release)
             where = " or ".join(f"{sm / 10}" for sm in met)
