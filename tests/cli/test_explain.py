@@ -160,6 +160,8 @@ def test_a_pasted_error_leads_to_the_rule_and_its_fix(pasted: str, code: str, sa
 def test_a_pasted_log_line_leads_to_known_defects() -> None:
     found = explained("ERROR 11-23 [backend.py:1] Failed to advance FSM for request chatcmpl-1 for tokens 12, 13")
     assert {"message", "defect"} <= {each["kind"] for each in found}
+    found = explained("ERROR [scheduler.py:9] Unexpected: grammar rejected tokens [1, 2] for request r. Terminating request.")
+    assert "structured-output-at-reasoning-end" in {each["name"] for each in found}
     found = explained("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
     assert {each["kind"] for each in found} == {"defect"}
 
@@ -325,9 +327,12 @@ def test_every_term_of_the_glossary_and_every_alert_can_be_explained() -> None:
     ("does speculation change the output", "answers differ"),
     ("how can I train my own eagle3 head", "train a drafter"),
     ("how do I run this on Windows", "windows"),
+    ("why is decode slower with mtp and 4 tokens than with 2 at 8 concurrent requests", "how many tokens to draft"),
 ])  # fmt: skip
 def test_a_question_leads_to_a_finding_or_a_name(question: str, meant: str) -> None:
-    assert meant in {each.name for each in draftwise.explain(question).explanations}
+    found = draftwise.explain(question).explanations
+    assert meant in {each.name for each in found}
+    assert not [name for each in found for name in (each.name, *each.see) if name.isdigit()]  # no exit code
 
 
 def test_every_wording_of_a_task_leads_to_it_and_names_what_explain_and_the_verbs_know() -> None:
@@ -374,6 +379,7 @@ def test_an_unknown_question_says_what_was_nearest() -> None:
             "requests-refused",
         ),
         ("as sampling parameters are not yet supported with specul", "requests-refused"),
+        ("Model Runner V2 does not yet support: ngram/ngram_gpu speculative decoding", "runner-v2-rejected"),
         ("ValueError: Sequence parallelism requires num_tokens to be a multiple of tensor parallel size", None),
     ],
 )

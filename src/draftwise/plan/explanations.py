@@ -41,6 +41,8 @@ _LOGGED = re.compile(
 )
 """Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
+_DRAFTED = re.compile(r"\b1?\d (?:draft |speculative )?tokens\b")
+"""A number of tokens that is small enough to be k."""
 _ENDINGS = re.compile(r"(?:ing|ed|es|er|s|ly|ance|ation|ion)$")
 
 
@@ -109,7 +111,7 @@ def _titles() -> tuple[Mapping[str, frozenset[str]], Mapping[str, float]]:
 
 
 def _stems(text: str) -> frozenset[str]:
-    words = set(_WORD.findall(text.lower())) - _common()
+    words = set(_WORD.findall(_DRAFTED.sub("k tokens", text.lower()))) - _common()
     return frozenset(_same().get(stem, stem) for stem in map(_stem, words))
 
 
@@ -347,8 +349,9 @@ def _find_messages(text: str) -> Iterator[Explanation]:
 
 def _find_answering(message: KnownMessage) -> Iterator[VllmRule]:
     """Yield the rules that name a part of a message."""
+    text = f"{message.history[-1].source.rpartition('.')[2]}: {message.template}"
     parts = ((rule, (*rule.answers, *rule.says)) for rule in all_rules().values())
-    return (rule for rule, names in parts if any(part in message.template for part in names))
+    return (rule for rule, names in parts if any(part in text for part in names))
 
 
 def _find_read_in(message: KnownMessage) -> Iterator[VllmRule]:
@@ -393,7 +396,8 @@ def _share_words(message: KnownMessage, rule: VllmRule) -> bool:
 
 def _answer(question: str, own: Mapping[str, Explanation]) -> Iterator[Explanation]:
     """Yield the findings and tasks that fit a question that says more than a name, then the names that it mentions."""
-    names, is_all = find_phrases(question, _spellings() | {squeeze(each): each for each in own})
+    spellings = _spellings() | {squeeze(each): each for each in own if not each.isdigit()}
+    names, is_all = find_phrases(question, spellings)
     for code in find_titles(question) if not is_all else ():
         yield from _find_codes(code)
     tasks = find_tasks(question)

@@ -47,6 +47,13 @@ def test_the_targets_quantization(
     assert rejections(judge(write(tmp_path, "model", config), None, version, **flags)) == codes
 
 
+def test_a_copy_by_its_name_may_be_quantized_in_any_way() -> None:
+    args = {"model": "/models/MiniMax-M2.7-AWQ", "quantization": "awq_marlin"}
+    report = check(Setup(target=args["model"], args=args, engine_version="0.24.0"))
+    codes = {each.code for each in report.findings}
+    assert "judged-as-base" in codes and "target-not-quantized" not in codes
+
+
 def test_a_deprecated_method_can_be_allowed(tmp_path: Path) -> None:
     flags = {"quantization": "experts_int8", "allow_deprecated_quantization": True}
     assert judge(write(tmp_path, "model", BF16), None, "0.19.1", **flags).accepted

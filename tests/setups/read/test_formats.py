@@ -385,12 +385,13 @@ DYNAMO = (
     "      extraPodSpec: {mainContainer: {args: [python3 -m dynamo.vllm --model gpt2]}}\n"
 )
 RUNPOD = "MODEL_NAME=Qwen/Qwen3-8B\nSPECULATIVE_CONFIG={}\n"
+LMI = "docker run -e HF_MODEL_ID=gpt2 -e OPTION_SPECULATIVE_CONFIG='{}' djl-inference:0.36.0-lmi21.0.0-cu129\n"
 WORKER = "services:\n  w:\n    image: runpod/worker-v1-vllm:v2.7.0\n    environment: {MODEL_NAME: gpt2}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [(KAITO, "KAITO"), (DYNAMO, "NVIDIA Dynamo"), (RUNPOD, "RunPod"), (WORKER, "RunPod")],
+    [(KAITO, "KAITO"), (DYNAMO, "NVIDIA Dynamo"), (RUNPOD, "RunPod"), (WORKER, "RunPod"), (LMI, "AWS")],
 )
 def test_a_form_that_is_not_read_is_named_alone_and_next_to_a_server(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "text.yaml").write_text(text)

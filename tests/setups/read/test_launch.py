@@ -126,3 +126,13 @@ def test_a_name_in_braces_is_filled_in_later(text: str) -> None:
     (reading,) = read_setups(f"vllm serve org/model {text}")
     assert {finding.code for finding in reading.findings} <= {"unresolved-variable", "template-left"}
     assert reading.findings
+
+
+@pytest.mark.parametrize(("text", "target"), [
+    ("$MODEL --max-seq_len-to-capture 16384", ""),
+    ("--max-seq-len-to-capture 16384 org/model", "org/model"),
+    ("$EXTRA --max-seq-len-to-capture 16384 org/model", "org/model"),
+])  # fmt: skip
+def test_the_value_of_a_flag_that_a_release_lacks_is_no_model(text: str, target: str) -> None:
+    (reading,) = read_setups(f"vllm serve {text}", engine_version="0.33.0")
+    assert (reading.setup.target or "") == target

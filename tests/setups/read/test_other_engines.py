@@ -35,7 +35,7 @@ TRTLLM = "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 3\n  sp
          ("SGLang", "mtp", 1, None, "")),
         ("llama-server -m a.gguf --model-draft b --draft-max 16", ("llama.cpp", "draft_model", 16, None, "b")),
         ("llama-server -m a.gguf --spec-type draft-mtp --spec-draft-n-max 2", ("llama.cpp", "mtp", 2, None, "")),
-        ("llama-server -m a.gguf --spec-type ngram-mod,draft-mtp", ("llama.cpp", "ngram", None, None, "")),
+        ("llama-server -m a.gguf --spec-type ngram-mod,draft-mtp", ("llama.cpp", "mtp", None, None, "")),
         ("llama serve -hf a/b --spec-type draft-mtp --spec-draft-n-max 2", ("llama.cpp", "mtp", 2, None, "")),
         ("llama-server -m a.gguf --spec-type none", ("llama.cpp", "", None, None, "")),
         ("services:\n  a:\n    image: lmsysorg/sglang:v0.5.9\n    command: [python3, -m, sglang.launch_server, "
@@ -56,6 +56,7 @@ def test_speculation_in_terms_of_vllm(text: str, expected: tuple[str, str, int |
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("llama-server -m a.gguf --spec-type ngram-mod,draft-mtp --spec-draft-n-max 3", "method mtp and k 3"),
         ("S='--spec-type draft-mtp --spec-draft-n-max 9'\nllama-server -m a.gguf $S > log &",
          "Depending on S, it drafts"),
         ("A=()\nA+=(--speculative-algorithm NEXTN --speculative-num-steps 3)\nsglang serve --model m \"${A[@]}\" -x",

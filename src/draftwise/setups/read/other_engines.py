@@ -15,7 +15,7 @@ from typing import Any
 from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_data
 
-_WORD = re.compile(r"""[^\s"',\[\]{}()=\\;&|]+""")
+_WORD = re.compile(r"""(?:[^\s"',\[\]{}()=\\;&|]|(?<=\w),(?=\w))+""")
 _VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?["']?""")
 _FOR_FLAGS = re.compile(r"ARG|OPT|EXTRA|FLAG|SPEC", re.IGNORECASE)
@@ -36,7 +36,7 @@ class OtherEngine:
     method: str = ""
     """Method in vLLM's spelling; empty without speculation, or for an algorithm that vLLM lacks."""
     algorithm: str = ""
-    """Algorithm as named in the text."""
+    """Algorithm as named in the text; several with commas."""
     num_drafts: int | None = None
     """Draft tokens per step, along one path."""
     num_verified: int | None = None
@@ -68,8 +68,10 @@ class OtherEngine:
             return ""
         spec = {"method": self.method, "model": self.drafter, "num_speculative_tokens": self.num_drafts}
         text = json.dumps({key: value for key, value in spec.items() if value})
-        tree = " vLLM drafts a single path, not a tree." if self.num_verified is not None else ""
-        return f"For vLLM: vllm serve {self.target or 'MODEL'} --speculative-config {shlex.quote(text)}.{tree}"
+        less = " vLLM drafts a single path, not a tree." if self.num_verified is not None else ""
+        if "," in self.algorithm:
+            less += f" vLLM runs one method, not {join_names(self.algorithm.split(','))} in turn."
+        return f"For vLLM: vllm serve {self.target or 'MODEL'} --speculative-config {shlex.quote(text)}.{less}"
 
 
 def find_other_engine(text: str) -> OtherEngine | None:
@@ -128,7 +130,8 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[
     drafter = "" if drafter == target else drafter  # modules of the target's own
     algorithm = "" if algorithm == "none" else algorithm
     implied = next((method for meaning, method in row.get("implied", {}).items() if meaning in found), "")
-    method = row["methods"].get(algorithm.upper(), implied)
+    methods = [row["methods"].get(each.upper(), implied) for each in algorithm.split(",")]
+    method = next((each for each in methods if each not in ("ngram", "")), methods[0])  # of a chain, k is the network's
     if not drafter:
         method = row.get("own_modules", {}).get(method, method)
     steps, verified, width = (_to_int(found.get(name)) for name in ("steps", "verified", "width"))

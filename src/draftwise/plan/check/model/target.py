@@ -267,7 +267,10 @@ def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
     method = context.given.get("quantization")
     if not isinstance(method, str) or config.quantization is not None or not needs_checkpoint(method.lower()):
         return
-    directory = None if context.target is None else context.target.directory
+    target = context.target
+    if target is not None and target.copy is not None and not target.copy.has_known_weights:
+        return
+    directory = None if target is None else target.directory
     if directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES):
         yield from context.rules.ruling("target-not-quantized", method=method)
 

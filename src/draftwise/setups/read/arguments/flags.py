@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Ruling
@@ -113,13 +114,16 @@ def _choose_model(
 
     argparse takes the value of an unknown flag for the model if it comes first; a later one, or --model, is meant.
     """
-    before = next((words[index - 1] for index, word in enumerate(words) if index and word is model), None)
+    free = [word for word in unknown if not word.text.startswith("-")]
+    flags_of_none = [word for word in unknown if word.text.startswith("-") and "=" not in word.text]
+    values = [after for before, after in pairwise(words) if any(before is word for word in flags_of_none)]
     if model is not None and model.unknown:
-        other = next((word for word in unknown if not word.text.startswith("-") and not word.unknown), None)
+        known = (word for word in free if not word.unknown and not any(word is each for each in values))
+        other = next(known, None)
         return (model, unknown) if other is None else (other, [model, *(word for word in unknown if word is not other)])
-    if model is None or not any(word is before for word in unknown) or (before is not None and "=" in before.text):
+    if model is None or not any(model is each for each in values):
         return model, unknown
-    later = next((word for word in unknown if not word.text.startswith("-")), None)
+    later = next(iter(free), None)
     if later is not None:
         return later, [word for word in unknown if word is not later]
     return (None if any(given.field == "model" for given in flags) else model), unknown
