@@ -160,7 +160,7 @@ def test_a_pasted_error_leads_to_the_rule_and_its_fix(pasted: str, code: str, sa
 def test_a_pasted_log_line_leads_to_known_defects() -> None:
     found = explained("ERROR 11-23 [backend.py:1] Failed to advance FSM for request chatcmpl-1 for tokens 12, 13")
     assert {"message", "defect"} <= {each["kind"] for each in found}
-    found = explained("ERROR [scheduler.py:9] Unexpected: grammar rejected tokens [1, 2] for request r. Terminating request.")
+    found = explained("ERROR Unexpected: grammar rejected tokens [1, 2] for request r. Terminating request.")
     assert "structured-output-at-reasoning-end" in {each["name"] for each in found}
     found = explained("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
     assert {each["kind"] for each in found} == {"defect"}
