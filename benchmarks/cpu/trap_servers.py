@@ -191,7 +191,7 @@ def make_pair(name: str, *, http: bool) -> tuple[Pair, RunPlan]:
     for arm, script in enumerate(pair.scripts):
         gain, tokens = (pair.truth, PER_STEP * TOKENS / (TOKENS + SPILLED)) if arm else (1.0, 1.0)
         script |= {"seed": rng.randrange(2**30), "jitter": 0.03, "step_jitter": 0.04}
-        script |= {"first_token_s": FIRST_S * scale / gain, "step_s": STEP_S * scale * tokens / gain}
+        script |= {"first_token_s": FIRST_S * scale, "step_s": STEP_S * scale * tokens / gain}
     pair.scripts[1] |= {"k": 1, "rates": (0.9,)}
     pair.num_prompts = rng.randint(30, 80)
     for trap in traps.split("+"):

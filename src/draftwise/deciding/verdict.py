@@ -192,7 +192,7 @@ def _find_doubt(found: ComparisonNumbers, findings: Sequence[Finding], threshold
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         left = thresholds.blocks_left
         return _reason(ReasonCode.DISTURBED, count=lost.count, of=lost.of, why=lost.reason, left=left)
-    if doubt := _find_contradiction(found, thresholds):
+    if doubt := _find_contradiction(found, findings, thresholds):
         return doubt
     for each in findings:
         unsettles = each.code in UNSETTLING and each.severity is Severity.WARNING
@@ -201,7 +201,7 @@ def _find_doubt(found: ComparisonNumbers, findings: Sequence[Finding], threshold
     return None
 
 
-def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Reason | None:
+def _find_contradiction(found: ComparisonNumbers, findings: Sequence[Finding], thresholds: Thresholds) -> Reason | None:
     """Return what in a run contradicts the ratio of the whole, None where nothing does.
 
     One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
@@ -210,7 +210,7 @@ def _find_contradiction(found: ComparisonNumbers, thresholds: Thresholds) -> Rea
     side = conclude(found.comparison.deciding, margin)
     loser = {Conclusion.FASTER: cell.baseline, Conclusion.SLOWER: cell.candidate}.get(side or Conclusion.EQUAL)
     slow = None if loser is None else _find_slow_server(found, loser, thresholds)
-    if doubt := slow or _find_late_start(found, loser, thresholds):
+    if doubt := slow or _find_late_start(found, loser, findings, thresholds):
         return doubt
     if (pace := found.pace) is None:
         return None
@@ -254,12 +254,15 @@ def _find_slow_server(found: ComparisonNumbers, loser: str, thresholds: Threshol
     )
 
 
-def _find_late_start(found: ComparisonNumbers, loser: str | None, thresholds: Thresholds) -> Reason | None:
+def _find_late_start(
+    found: ComparisonNumbers, loser: str | None, findings: Sequence[Finding], thresholds: Thresholds
+) -> Reason | None:
     """Return that the slower arm begins later, None where it decodes slower by more than that. Where no arm is slower,
     that may hide a candidate's gain.
 
     That is no work of drafting: it shortens no first token, and a drafter that reads the prompt takes no longer for it
-    than the target. A baseline slow in both, from the start to the last look, is slow next to no turn of its own.
+    than the target. A baseline slow in both, from the start to the last look, is slow next to no turn of its own. Only
+    where requests wait for slots does faster decoding shorten their wait.
     """
     first, step, cell = found.comparison.ttft, found.comparison.tpot, found.estimates.cell
     if cell.condition.concurrency is None or first is None or step is None:
@@ -269,7 +272,8 @@ def _find_late_start(found: ComparisonNumbers, loser: str | None, thresholds: Th
     if loser == cell.baseline:
         least, rest = (_FAR_EARLIER, first.low * found.comparison.deciding.low) if is_alike else (_EARLIER, 0.0)
         is_late = first.value < least and first.high < 1 and rest <= 1 + thresholds.margin
-        is_late, first = is_late and not (is_alike and found.pace), _inverse(first)
+        excused = found.pace is not None or any(each.code == "server-queues" for each in findings)
+        is_late, first = is_late and not (is_alike and excused), _inverse(first)
     else:
         is_open = side is Conclusion.FASTER if loser is None else side is not Conclusion.SLOWER
         is_late = first.value > _TWICE and first.low > 1 and is_open

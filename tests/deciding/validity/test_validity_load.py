@@ -74,6 +74,22 @@ def test_streams_that_wait_in_the_server(tmp_path: Path) -> None:
     assert found.where == "c=8"
 
 
+def test_a_shorter_queue_is_a_gain(tmp_path: Path) -> None:
+    """Drafting shortens no first token, but the wait for a slot."""
+    run = run_of(
+        tmp_path / "run",
+        replace(QUICKER, max_running=2),
+        plain=replace(ENDING, max_running=2),
+        conditions=(closed(8),),
+        workloads=(make_workload(num_prompts=80, max_tokens=120),),
+        repeats=1,
+    )
+    (found,) = conclude_run(run).decision.comparisons
+    assert found.ttft is not None
+    assert found.ttft.high < 0.8
+    assert found.verdict is Verdict.ADOPT
+
+
 @pytest.mark.parametrize(("plain", "candidate"), [(2, None), (None, 2), (4, 2)])
 def test_servers_that_queue_unlike_give_no_verdict(tmp_path: Path, plain: int | None, candidate: int | None) -> None:
     """What is measured is how many slots each of them has."""
