@@ -4,8 +4,8 @@
     python benchmarks/cpu/service_soak.py MODEL --ends 50 --out benchmarks/cpu/results/service_ends.json
 
 One server gets random requests all the time: streams, chats, log-probabilities, structured output, long prompts, bodies
-that are refused, clients that leave. Its processes' memory is read every ten seconds. The first half is the warm-up; it
-begins with prompts that touch every page of the default pool, as pages take memory when something is stored there.
+that are refused, clients that leave. Its processes' memory is read every second; a minute's mean counts. The first half
+is the warm-up; it begins with prompts that touch every page of the default pool, which takes memory only then.
 Over the second half the engine's memory must not grow: the slope's interval must reach down to `_FLAT_MIB_PER_HOUR`.
 Meanwhile one server after another is started, loaded, and ended in one of four ways.
 Each of its requests must end with a whole answer, a JSON error or an error event. The exit code is 1 otherwise.
@@ -227,8 +227,7 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     engine, readers = server.child("engine_process"), server.child("reader_process")
     filled = await fill_pool(server.url, engine)
     working = asyncio.ensure_future(load(server.url, chance, ends, counts))
-    memory: list[dict[str, float]] = []
-    rows: list[dict[str, Any]] = []
+    memory, rows = list[dict[str, float]](), list[dict[str, Any]]()
     began = time.monotonic()
 
     async def end_others() -> None:
@@ -237,10 +236,13 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
 
     ending = asyncio.ensure_future(end_others())
     while time.monotonic() - began < 60 * minutes:
-        await asyncio.sleep(10)
-        sizes = {"engine": read_memory(engine), "front": read_memory(server.process.pid)}
-        sizes["readers"] = read_memory(*list_children(readers))
-        memory.append({"s": round(time.monotonic() - began), **sizes, "load": round(os.getloadavg()[0], 1)})
+        sizes = list[dict[str, float]]()
+        for _ in range(60):
+            await asyncio.sleep(1)
+            own = {"engine": [engine], "front": [server.process.pid], "readers": list_children(readers)}
+            sizes.append({name: read_memory(*pids) for name, pids in own.items()})
+        means = {name: round(statistics.mean(each[name] for each in sizes), 1) for name in sizes[0]}
+        memory.append({"s": round(time.monotonic() - began), **means, "load": round(os.getloadavg()[0], 1)})
     await ending
     ends.set()
     await working
@@ -253,7 +255,7 @@ async def soak(model: str, minutes: float, seed: int) -> dict[str, Any]:
     }
     return {
         "minutes": minutes, "status": status, "answers": dict(sorted(counts.items())), "tokens_to_fill_pool": filled,
-        "slope_of_second_half": slopes, "memory_mib": memory[::6], "ends": rows,
+        "slope_of_second_half": slopes, "memory_mib": memory, "ends": rows,
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ _ENTER_S = 0.005
 _LEAST_ROWS = 10
 """Minimum prompt rows of a step if prompts wait: half as many would take a quarter longer in total."""
 
-_TRIM_S = 30.0
+_TRIM_S = 10.0
 """Seconds between returns of the allocator's free memory to the system: prompts of varied lengths fragment it."""
 
 Build = Callable[[Startup], "Engine"]
