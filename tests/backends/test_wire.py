@@ -376,6 +376,26 @@ def test_a_busy_event_loop_does_not_make_arrivals_late() -> None:
     assert began - 0.1 < arrived < released - 0.1
 
 
+@pytest.mark.parametrize("set_by_s", [-5.0, 0.5, 5.0])
+def test_a_wall_clock_that_is_set_changes_no_times(set_by_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = time.time
+
+    async def handler(visit: Visit) -> None:
+        await visit.request()
+        await visit.say(STREAM + b"2\r\nab\r\n")
+        await asyncio.sleep(0.02)
+        await visit.say(b"2\r\ncd\r\n0\r\n\r\n")
+
+    async def talk(wire: Wire, visits: list[Visit]) -> None:
+        monkeypatch.setattr(time, "time", lambda: wall() + set_by_s)
+        exchange = await wire.post("/p", b"{}")
+        times = [exchange.sent, *(at for at, _ in exchange.received), exchange.finished]
+        assert times == sorted(times)
+        assert times[-1] <= time.perf_counter()
+
+    converse(handler, talk)
+
+
 def test_nobody_there_is_said_with_the_backends_name() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -25,8 +25,6 @@ _STAMP_SPACE = socket.CMSG_SPACE(_STAMP.size)
 _UNDISTURBED_S = 2e-5
 """Maximum seconds between readings of two clocks. A longer gap means that the process was not running in between."""
 _TRIES = 5
-_OLDEST_STAMP_S = 60.0
-"""Maximum age of a timestamp in seconds. An older one predates a change of the wall clock."""
 _RECORD_BYTES = 1 << 14
 """Maximum bytes of a TLS record."""
 
@@ -166,13 +164,16 @@ class Connection:
             self._take_encrypted(at, data, self._tls)
 
     def _arrival(self, seconds: int, nanoseconds: int) -> float:
-        """Return on our clock what the kernel has noted on the wall clock."""
+        """Return on our clock what the kernel has noted on the wall clock.
+
+        A time before the request or an earlier arrival tells that the wall clock was set: it is now.
+        """
         for _ in range(_TRIES):
             now, wall = self._now(), time.time()
             if self._now() - now < _UNDISTURBED_S:
                 break
-        age = wall - seconds - nanoseconds * 1e-9
-        return now - age if 0 < age < _OLDEST_STAMP_S else now
+        at = now - (wall - seconds - nanoseconds * 1e-9)
+        return at if self._heard <= at < now else now
 
     def _take_encrypted(self, at: float, data: bytes, tls: Tls) -> None:
         try:
