@@ -392,6 +392,48 @@ def test_a_fall_that_ended_is_told_with_its_time_and_a_slow_start_is_none() -> N
     assert see_log(write_hour((range(10), slow)), name="pod.log", now=NOW).findings == ()
 
 
+def write_busy(running: int = 8, pace: float = 1.0, k: int = 3, rates: tuple[float, ...] = (0.5, 0.25, 0.12)) -> str:
+    """Return a pair of lines of 10 s with 1,000 steps, times a pace, each of which has a draft."""
+    accepted, drafted = 1000 * pace * sum(rates), 1000 * pace * k
+    return (
+        NEW.replace("187.0", f"{100 * pace + accepted / 10:.1f}")
+        .replace("Running: 8", f"Running: {running}")
+        .replace("1.87", f"{1 + sum(rates):.2f}")
+        .replace("87.00", f"{accepted / 10:.2f}")
+        .replace("300.00", f"{drafted / 10:.2f}")
+        .replace("870", f"{accepted:.0f}")
+        .replace("3000", f"{drafted:.0f}")
+        .replace("0.500, 0.250, 0.120", ", ".join(f"{rate:.3f}" for rate in rates))
+    )
+
+
+@pytest.mark.parametrize(
+    ("later", "codes"),
+    [
+        (write_busy(8, 0.45), ["slower-in-log"]),
+        (write_busy(18), ["slower-in-log"]),
+        (write_busy(16, 1.8), []),
+        (write_busy(rates=(0.1, 0.0, 0.0)), ["fell-in-log"]),
+        (write_busy(8, 0.6, k=5), []),
+    ],
+    ids=["the same running", "the same throughput", "more load", "less acceptance", "longer drafts"],
+)
+def test_slower_steps_are_told_from_another_load_and_from_less_acceptance(later: str, codes: list[str]) -> None:
+    texts = [write_busy()] * 120 + [later] * 120
+    stamps = [(minute, second) for minute in range(40) for second in range(0, 60, 10)]
+    lines = [text.replace("10:00:{0:02}", f"09:{a:02}:{b:02}") for (a, b), text in zip(stamps, texts, strict=True)]
+    found = see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings
+    assert [each.code for each in found] == codes
+    told = [each.message for each in found if each.code == "slower-in-log"]
+    assert all(re.search(r"From .* 09:(19|20):\d\d on, a step took 2\.\d times", message) for message in told)
+
+
+def test_the_luck_of_few_requests_is_no_fall() -> None:
+    lucky = [write_busy(1, 0.1, rates=(rate, 0.3, 0.1)) for rate in (0.9,) * 5 + (0.45,) * 5]
+    lines = [text.replace("10:00:{0:02}", f"09:{i:02}:00") for i, text in enumerate(lucky)]
+    assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()
+
+
 def test_lines_without_positions_tell_of_a_drafter_of_which_nearly_nothing_is_accepted() -> None:
     engine = OLD.splitlines(keepends=True)[0]
     few = EARLY[1].replace("29.0%, Accepted: 870", "0.4%, Accepted: 12")

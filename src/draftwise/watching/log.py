@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, combinations, groupby, pairwise
+from itertools import accumulate, combinations, groupby, pairwise, product
 from math import inf, log, sqrt
+from operator import attrgetter
 
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
@@ -30,6 +31,16 @@ _SURE = 19.0
 """3.5 standard errors of requests with 180 drafts each and a spread of 40 %, times the root of the drafts."""
 _PARTS = 60
 """Parts of a log between which a fall that ended is looked for."""
+_ALIKE = log(1.1)
+"""Span of the loads, and of the tokens per step, under which steps are compared."""
+_REQUEST_S = 2000.0
+"""Seconds of requests over which the number of those that run is averaged: 200 readings of vLLM of one request."""
+_SLOWED = 0.75
+"""Slower steps are at most this share of those before. Contexts and prompts of steady traffic change fewer."""
+_SLOW_S = 300.0
+"""Least seconds on each side of a slowdown."""
+_SURE_PACE, _MOST_RUNNING = 22.0, 8.0
+"""7 standard errors of a number read every 10 s with a spread of its root, times that root, up to a number."""
 _STOOD_S = 60.0
 """Seconds without a token that are no long prompt."""
 _DEATHS = 2
@@ -54,6 +65,16 @@ class _Entry:
     """Seconds since the engine's previous line, at most the interval of lines; None for the first one."""
     readings: dict[str, str] = field(default_factory=dict)
     is_about_drafts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    sure: float
+    """How sure it is."""
+    values: tuple[float, float]
+    """What fell: before, and in it."""
+    parts: tuple[Sequence[Window], Sequence[Window], Sequence[Window]]
+    """An engine's windows before it, in it, and after it."""
 
 
 def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Snapshot:
@@ -91,7 +112,7 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     recent.forget(end_s)
     seen = tuple(recent.read())
     mute = warning("no-statistics", case="drafts", name=name) if any(map(_is_mute, seen)) else None
-    found = filter(None, (_find_stall(past, name), _find_fall(past, name), mute))
+    found = filter(None, (_find_stall(past, name), *_find_falls(past, name), mute))
     waits = [int(hit[1]) for line in tail if not told and (hit := read_stats_log().hangs.search(line))]
     hung = list(stalls.find())
     if waits and not hung:
@@ -145,17 +166,30 @@ def _find_stall(windows: Sequence[Window], name: str) -> Finding | None:
     return fault("engine-hung", text=text, where=name)
 
 
-def _find_fall(windows: Sequence[Window], name: str) -> Finding | None:
-    """Return when the acceptance length fell the most in the whole log, as far as it is more than noise."""
-    falls = (_split(each) for each in group_by(lambda window: window.engine, windows).values())
-    surest = max(filter(None, falls), key=lambda fall: fall[0], default=None)
-    if surest is None:
-        return None
-    _, before, after, at_s, until_s, engine = surest
-    of = f" of engine {engine}" if engine and len({each.engine for each in windows}) > 1 else ""
-    at, until = (datetime.fromtimestamp(each or 0.0, tz=UTC) for each in (at_s, until_s))
-    ended = "" if until_s is None else f", until {until:%Y-%m-%d %H:%M:%S}"
-    return warning("fell-in-log", of=of, before=before, after=after, at=at, until=ended, name=name)
+def _find_falls(windows: Sequence[Window], name: str) -> Iterator[Finding]:
+    """Yield when acceptance, and when the pace of steps, fell the most in the whole log, if by more than noise."""
+    engines = list(group_by(lambda window: window.engine, windows).values())
+    for split in (_split_lengths, _split_paces):
+        surest = max(filter(None, map(split, engines)), key=lambda fall: fall.sure, default=None)
+        if surest is None:
+            continue
+        before, within, after = surest.parts
+        of = f" of engine {within[0].engine}" if within[0].engine and len(engines) > 1 else ""
+        at, until = (datetime.fromtimestamp(part[0].start_s if part else 0.0, tz=UTC) for part in (within, after))
+        ended = f", until {until:%Y-%m-%d %H:%M:%S}" if after else ""
+        then, now = surest.values
+        if split is _split_lengths:
+            yield warning("fell-in-log", of=of, before=then, after=now, at=at, until=ended, name=name)
+        else:
+            held = [_read_cache_per_request(part) for part in (before, within)]
+            cache = f" The KV cache per request is {held[1] / held[0]:.1f} times what it was." if all(held) else ""
+            yield warning("slower-in-log", of=of, ratio=then / now, at=at, until=ended, cache=cache, name=name)
+
+
+def _read_cache_per_request(windows: Sequence[Window]) -> float:
+    """Return the share of the cache that a running request holds; 0 if it is not told."""
+    running = sum(each.load.running or 0.0 for each in windows)
+    return sum(each.load.kv_usage or 0.0 for each in windows) / running if running else 0.0
 
 
 def _count_steps(window: Window) -> int:
@@ -164,25 +198,85 @@ def _count_steps(window: Window) -> int:
     return stats.num_drafts or (window.sequence_steps or 0 if stats.num_draft_tokens else 0)
 
 
-def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, float | None, str] | None:
-    """Return an engine's surest fall: how sure, lengths before and in it, start, end if any, and the engine."""
+def _split_lengths(windows: Sequence[Window]) -> _Fall | None:
+    """Return the surest fall of an engine's acceptance length."""
     known = [each for each in windows if _count_steps(each)]
-    drafts = [0, *accumulate(map(_count_steps, known))]
-    accepted = [0, *accumulate(each.counters.spec.num_accepted_tokens for each in known)]
+    drafts = list(map(_count_steps, known))
+    given = [count + each.counters.spec.num_accepted_tokens for count, each in zip(drafts, known, strict=True)]
+    return _split(known, given, drafts, least=_LEAST_DRAFTS, share=_FALLEN, sure=_SURE)
+
+
+def _split_paces(windows: Sequence[Window]) -> _Fall | None:
+    """Return the surest fall of an engine's steps per request and second, under the same load and acceptance.
+
+    A closed loop keeps the running requests, and an open one the throughput.
+    """
+    told = [each for each in windows if each.load.running is not None and each.sequence_steps]
+    known = _join(each for each in told if _count_steps(each)) or _join(told)
+    if not known:
+        return None
+    steps = [each.sequence_steps or 0 for each in known]
+    request_s = [(each.batch or 0.0) * each.duration_s for each in known]
+    unit = sum(each.duration_s for each in known) / sum(steps)
+    sure = _SURE_PACE / sqrt(min(_MOST_RUNNING, sum(request_s) / unit / sum(steps)))
+    falls = []
+    read = attrgetter("tokens_per_step", "mean_k")
+    for load, shift in product((attrgetter("batch"), attrgetter("output_tokens_per_s")), (0.0, 0.5)):
+        spans = [(load(each), *read(each)) for each in known]
+        kinds = [tuple(round(log(value or 1.0) / _ALIKE + shift) for value in span) for span in spans]
+        of_kind = group_by(lambda row: row[0], zip(kinds, steps, request_s, strict=True))
+        pace = {kind: sum(row[1] for row in rows) / sum(row[2] for row in rows) for kind, rows in of_kind.items()}
+        expected = [unit * pace[kind] * seconds for kind, seconds in zip(kinds, request_s, strict=True)]
+        made = [unit * count for count in steps]
+        falls.append(_split(known, made, expected, least=_SLOW_S, share=_SLOWED, sure=sure))
+    return max(filter(None, falls), key=lambda fall: fall.sure, default=None)
+
+
+def _join(windows: Iterable[Window]) -> list[Window]:
+    """Return an engine's windows joined to such whose number of running requests is known well enough."""
+    joined, last = list[Window](), None
+    for window in windows:
+        last = window if last is None else last.followed_by(window)
+        if (last.batch or 0.0) * last.duration_s >= _REQUEST_S:
+            joined.append(last)
+            last = None
+    return joined
+
+
+def _split(
+    known: Sequence[Window],
+    tops: Sequence[float],
+    bottoms: Sequence[float],
+    *,
+    least: float,
+    share: float,
+    sure: float,
+) -> _Fall | None:
+    """Return the surest fall of a ratio of sums.
+
+    Args:
+        known: windows of an engine.
+        tops: what is summed, of each window.
+        bottoms: what it is divided by, which is also its weight.
+        least: smallest sum of `bottoms` on each side.
+        share: largest share that a fall leaves.
+        sure: least certainty.
+    """
+    above, below = [0, *accumulate(tops)], [0, *accumulate(bottoms)]
     end = len(known)
 
     def measure(first: int, last: int) -> float:
-        return 1 + (accepted[last] - accepted[first]) / (drafts[last] - drafts[first])
+        return (above[last] - above[first]) / (below[last] - below[first])
 
     def weigh(fall: tuple[int, int]) -> float:
         """Return the certainty of a fall: a part that is near an end compares few drafts with many."""
         others = [(0, fall[0]), *([] if fall[1] == end else [(fall[1], end)])]
-        fewest = min(drafts[last] - drafts[first] for first, last in (*others, fall))
-        if fewest < _LEAST_DRAFTS:
+        fewest = min(below[last] - below[first] for first, last in (*others, fall))
+        if fewest < least:
             return -inf
         change = log(min(measure(*each) for each in others) / measure(*fall))
-        sure = change * sqrt(fewest)
-        return sure if change > -log(_FALLEN) and (fall[1] == end or sure > _SURE) else -inf
+        found = change * sqrt(fewest)
+        return found if change > -log(share) and found > sure else -inf
 
     step = max(1, end // _PARTS)
     falls = [(first, end) for first in range(1, end)] + [*combinations(range(step, end, step), 2)]
@@ -192,8 +286,8 @@ def _split(windows: Sequence[Window]) -> tuple[float, float, float, float, float
     if best[1] < end:
         best = max(((first, best[1]) for first in range(best[0] - step + 1, best[0] + step)), key=weigh)
         best = max(((best[0], min(last, end - 1)) for last in range(best[1] - step + 1, best[1] + step)), key=weigh)
-    until_s = None if best[1] == end else known[best[1]].start_s
-    return weigh(best), measure(0, best[0]), measure(*best), known[best[0]].start_s, until_s, known[0].engine
+    parts = known[: best[0]], known[best[0] : best[1]], known[best[1] :]
+    return _Fall(weigh(best), (measure(0, best[0]), measure(*best)), parts)
 
 
 def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[Window]:

@@ -155,6 +155,14 @@ def test_a_plain_pool_that_is_preempted_spoils_what_is_held_against_it() -> None
     assert (found.code, found.where) == ("kv-squeeze", "p")
 
 
+@pytest.mark.parametrize(("share", "codes"), [(0.02, ["kv-squeeze"]), (0.005, [])])
+def test_the_cache_is_full_between_two_reads_where_the_99th_percentile_is_preempted(
+    share: float, codes: list[str]
+) -> None:
+    peaks = make_window(replace(SPEC, kv=0.6, preemptions=share * SPEC.finished))
+    assert [each.code for each in judge([peaks])] == codes
+
+
 def test_without_the_number_of_requests_no_share_is_told() -> None:
     window = ending({"aborted": 0.5, "refused": 0.5, "failed": 0.5})
     assert judge([replace(window, sums=replace(window.sums, finished=None))], earlier=ending({})) == ()

@@ -28,8 +28,8 @@ from draftwise.watching.stalls import HUNG_S, describe_stall, stands_still
 _ALL = 5.0
 """Loss if a request gets nothing: larger than any other, but finite."""
 _PREEMPTIONS_PER_S = 0.05
-_MANY_PREEMPTED = 0.05
-"""Share of the requests."""
+_MANY_PREEMPTED = 0.01
+"""Share of the requests from which on a preempted one is their 99th percentile: it waits and is computed again."""
 _NEARLY_ALL = 0.9
 """Share of a pool's preemptions, or of its waiting requests, above which the shortage is one replica's."""
 _FULL, _NEARLY_FULL = 0.9, 0.85
@@ -93,10 +93,10 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
     window = case.parts.get(where, case.window)
     rate, usage = window.preemptions_per_s, window.load.kv_usage
     preempted = window.sums.preemptions or 0.0
-    if rate is None or rate <= _PREEMPTIONS_PER_S or preempted < MIN_REQUESTS:
-        return None
     # The gauge may have been read between two peaks: vLLM preempts only where no block is free.
-    if (usage or 0.0) <= _FULL and preempted < _MANY_PREEMPTED * (window.sums.finished or inf):
+    is_full = (rate or 0.0) > _PREEMPTIONS_PER_S and (usage or 0.0) > _FULL
+    is_often = preempted >= _MANY_PREEMPTED * (window.sums.finished or inf)
+    if rate is None or preempted < MIN_REQUESTS or not (is_full or is_often):
         return None
     on = f"On {where}, the" if where else "The"
     full = "at times" if usage is None else f"{usage:.0%}"
