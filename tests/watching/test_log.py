@@ -434,6 +434,20 @@ def test_the_luck_of_few_requests_is_no_fall() -> None:
     assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()
 
 
+@pytest.mark.parametrize("prefix", ["[pod/llm-{}/vllm] ", "llm-{}  | "])
+def test_servers_whose_logs_are_in_one_file_are_told_apart(prefix: str) -> None:
+    dead = NEW.replace("870 tokens", "0 tokens").replace("0.500, 0.250, 0.120", "0.000, 0.000, 0.000")
+    pairs = [(NEW.format(s).splitlines(), dead.format(s).splitlines()) for s in range(0, 60, 10)]
+    lines = [f"{prefix.format(n)}{pair[n][i]}" for pair in pairs for i in (0, 1) for n in (0, 1)]
+    lines += ["[pod/proxy-0/envoy] ready", f"{prefix.format(0)}INFO 11-22 no statistics"]
+    snapshot = see_log(lines, name="pod.log", now=NOW)
+    assert {window.instance: window.counters.spec.num_accepted_tokens for window in snapshot.recent} == {
+        "llm-0": 6 * 870,
+        "llm-1": 0,
+    }
+    assert snapshot.findings == ()
+
+
 def test_lines_without_positions_tell_of_a_drafter_of_which_nearly_nothing_is_accepted() -> None:
     engine = OLD.splitlines(keepends=True)[0]
     few = EARLY[1].replace("29.0%, Accepted: 870", "0.4%, Accepted: 12")

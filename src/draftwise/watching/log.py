@@ -77,6 +77,31 @@ class _Fall:
     """An engine's windows before it, in it, and after it."""
 
 
+@dataclass(slots=True)
+class _ServerLog:
+    """What is kept of a server's log."""
+
+    head: list[str] = field(default_factory=list)
+    """The last lines before its statistics."""
+    kept: list[str] = field(default_factory=list)
+    """Its statistics."""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
+    """The last lines after them."""
+    deaths: int = 0
+    """Between how many statistics an engine died."""
+
+    def take(self, line: str) -> None:
+        """Sort in the next line."""
+        facts = read_stats_log()
+        if not (facts.begins.search(line) or facts.drafts.search(line)):
+            self.tail.append(line)
+            return
+        self.head = self.head if self.kept else list(self.tail)
+        self.deaths += bool(self.kept) and any(map(facts.dies.search, self.tail))
+        self.kept.append(line)
+        self.tail.clear()
+
+
 def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> Snapshot:
     """Return a snapshot of the last minutes of a log.
 
@@ -85,10 +110,26 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         name: name of the log.
         now: latest possible time of a line, because vLLM writes no year. None: the machine's current time.
     """
-    recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
     now = now or datetime.now(tz=UTC)
     wrapped = (LogLine(number=n, where=name, value=parse_line(text.rstrip())) for n, text in enumerate(lines, 1))
-    head, kept, tail, deaths = _keep_statistics(str(line.value) for line in unwrap(wrapped))
+    logs = dict[str, _ServerLog]()
+    for line in unwrap(wrapped):
+        logs.setdefault(line.source, _ServerLog()).take(str(line.value))
+    each = [_see_server(kept, source if source and len(logs) > 1 else name, now) for source, kept in logs.items()]
+    seen = [one for one in each if one.windows] or each[:1] or [_see_server(_ServerLog(), name, now)]
+    others = [finding for one in each if one not in seen for finding in one.findings if finding.code != "no-statistics"]
+    return Snapshot(
+        at_s=max(one.at_s for one in seen),
+        windows=tuple(window for one in seen for window in one.windows),
+        recent=tuple(window for one in seen for window in one.recent),
+        findings=(*others, *(finding for one in seen for finding in one.findings)),
+    )
+
+
+def _see_server(log: _ServerLog, name: str, now: datetime) -> Snapshot:
+    """Return a snapshot of one server's log."""
+    recent, stalls, past, last = Recent(), Stalls(), list[Window](), None
+    head, kept, tail, deaths = log.head, log.kept, list(log.tail), log.deaths
     if _is_newest_first(kept, now):
         kept, tail = kept[::-1], head[::-1]
     told = next((line for line in tail if read_stats_log().dies.search(line)), None)
@@ -125,21 +166,6 @@ def _is_mute(window: Window) -> bool:
     """Return whether lines about drafts do not tell what these gave."""
     told = (window.acceptance_length, window.tokens_per_step)
     return told == (None, None) and (not window.tells_acceptance or window.counters.spec.num_accepted_tokens > 0)
-
-
-def _keep_statistics(lines: Iterable[str]) -> tuple[list[str], list[str], list[str], int]:
-    """Return the lines before, with, and after statistics, and between how many of them an engine died."""
-    facts, kept, head, tail = read_stats_log(), list[str](), list[str](), deque[str](maxlen=_TAIL)
-    deaths = 0
-    for line in lines:
-        if facts.begins.search(line) or facts.drafts.search(line):
-            head = head if kept else list(tail)
-            deaths += bool(kept) and any(map(facts.dies.search, tail))
-            kept.append(line)
-            tail.clear()
-        else:
-            tail.append(line)
-    return head, kept, list(tail), deaths
 
 
 def _is_newest_first(lines: list[str], now: datetime) -> bool:

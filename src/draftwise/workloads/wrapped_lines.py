@@ -32,7 +32,7 @@ class Wrapper:
     source: str
     """Where it is documented."""
     prefix: str = ""
-    """Pattern of the whole line, with the group `text` and, if present, `time`, `stream` and `tag`."""
+    """Pattern of the whole line, with the group `text` and, if present, `time`, `stream`, `source` and `tag`."""
     known_by: tuple[str, ...] = ()
     """Places that an object must have."""
     text: tuple[str, ...] = ()
@@ -57,6 +57,8 @@ class LogLine:
     value: Any
     time: Any = None
     """Time of the innermost wrapper that has one."""
+    source: str = ""
+    """Pod or service that wrote it, as a wrapper names it."""
 
 
 WRAPPERS: tuple[Wrapper, ...] = tuple(Wrapper(**row) for row in read_rows("log_wrappers"))
@@ -92,8 +94,9 @@ def _take_off(lines: Iterator[LogLine], wrapper: Wrapper) -> Iterator[LogLine]:
         if (opened := _open(line, wrapper)) is None:
             yield line
             continue
-        text, time, stream, goes_on = opened
-        head, pieces = begun.pop(stream, (replace(line, time=line.time if time is None else time), []))
+        text, time, stream, source, goes_on = opened
+        first = replace(line, time=line.time if time is None else time, source=source or line.source)
+        head, pieces = begun.pop(stream, (first, []))
         pieces.append(text if goes_on else text.rstrip("\r\n"))
         if goes_on:
             begun[stream] = head, pieces
@@ -103,8 +106,8 @@ def _take_off(lines: Iterator[LogLine], wrapper: Wrapper) -> Iterator[LogLine]:
         yield replace(head, value="".join(pieces))
 
 
-def _open(line: LogLine, wrapper: Wrapper) -> tuple[str, Any, Any, bool] | None:
-    """Return the text within a line, its time, its stream, and whether it goes on; None in another wrapper."""
+def _open(line: LogLine, wrapper: Wrapper) -> tuple[str, Any, Any, str, bool] | None:
+    """Return a line's text, time, stream and source, and whether it goes on; None in another wrapper."""
     row: Mapping[str, Any]
     if wrapper.prefix:
         found = _pattern(wrapper.prefix).fullmatch(line.value) if isinstance(line.value, str) else None
@@ -123,7 +126,7 @@ def _open(line: LogLine, wrapper: Wrapper) -> tuple[str, Any, Any, bool] | None:
             return None
     is_full = bool(wrapper.full) and not text.endswith("\n") and len(text.encode(errors="replace")) >= wrapper.full - 4
     goes_on = is_full or (_says(row, wrapper.goes_on) and not _says(row, wrapper.ends))
-    return text, time, stream, goes_on
+    return text, time, stream, row.get("source") or "" if wrapper.prefix else "", goes_on
 
 
 @cache
