@@ -291,7 +291,7 @@ def main() -> None:
     false = [row for row in rows if row["false"]]
     result = {
         "what": "verdicts on servers with one trap or two; false: against what is true of them",
-        "command": f"python benchmarks/cpu/trap_servers.py --runs {given.runs} --http {given.http}",
+        "command": f"trap_servers.py --runs {given.runs} --http {given.http} --first-seed {given.first_seed}",
         **provenance(),
         "runs": len(rows),
         "over_http": sum(row["http"] for row in rows),
