@@ -2,6 +2,7 @@ import pytest
 
 from draftwise.knowledge.images import find_release
 from draftwise.setups.read import read_setups
+from draftwise.setups.read.setup_reading import NoServer
 from draftwise.setups.read.shell.launch import find_launches, has_own_entry, is_vllm_image
 
 
@@ -119,6 +120,16 @@ def test_knows_images_by_name():
 def test_an_image_that_is_not_told_may_be_vllms_by_its_arguments(model: str) -> None:
     (reading,) = read_setups(f'docker run --gpus all "$IMAGE" {model} --speculative-config \'{{"method": "ngram"}}\'')
     assert "engine_version" in reading.unknown
+
+
+@pytest.mark.parametrize("built", ["build: .", "shm_size: 8g"])
+def test_a_service_without_an_image_is_vllms_by_its_arguments(built: str) -> None:
+    text = "services:\n  a:\n    {built}\n    command: [--model, m/n, {flag}, '{{}}']\n"
+    (reading,) = read_setups(text.format(built=built, flag="--speculative-config"))
+    assert (reading.setup.target, reading.setup.engine_version) == ("m/n", "")
+    assert "image-release-unknown" in {each.code for each in reading.findings}
+    with pytest.raises(NoServer):
+        read_setups(text.format(built=built, flag="--config"))
 
 
 @pytest.mark.parametrize("text", ["--port {port}", "--port={port}", "--dtype {dtype}", "--speculative-config '{spec}'"])

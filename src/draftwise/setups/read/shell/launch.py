@@ -341,7 +341,8 @@ def run_image(
     name = image.text
     if launch is None and _BY_VARIABLES.search(name):
         return None
-    if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):
+    is_open = image.unknown or not name
+    if launch is None and not entrypoint and (is_vllm_image(name) or (is_open and _is_for_vllm(args))):
         launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
             launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
