@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core.finding import join_names
+from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.stored import read_data
 
 _WORD = re.compile(r"""(?:[^\s"',\[\]{}()=\\;&|]|(?<=\w),(?=\w))+""")
@@ -131,7 +132,8 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[
     algorithm = "" if algorithm == "none" else algorithm
     implied = next((method for meaning, method in row.get("implied", {}).items() if meaning in found), "")
     methods = [row["methods"].get(each.upper(), implied) for each in algorithm.split(",")]
-    method = next((each for each in methods if each not in ("ngram", "")), methods[0])  # of a chain, k is the network's
+    lookups = methods_where(network="none")  # of a chain, k is the network's
+    method = next((each for each in methods if each and each not in lookups), methods[0])
     if not drafter:
         method = row.get("own_modules", {}).get(method, method)
     steps, verified, width = (_to_int(found.get(name)) for name in ("steps", "verified", "width"))
