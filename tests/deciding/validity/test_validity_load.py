@@ -58,16 +58,21 @@ def without_counters(window: TurnRecord) -> TurnRecord:
     return replace(window, counters=replace(window.counters, generation_tokens=None))
 
 
-def test_streams_that_wait_in_the_server(tmp_path: Path) -> None:
-    """Eight streams, places for two: three quarters of each request's time is the queue's."""
-    run = run_of(
-        tmp_path / "run",
-        replace(QUICKER, max_running=2),
-        plain=replace(ENDING, max_running=2),
+def queueing(folder: Path, *, plain: int | None, candidate: int | None, num_prompts: int = 16) -> Run:
+    """Return a run with eight streams, on servers with so many places."""
+    return run_of(
+        folder / "run",
+        replace(QUICKER, max_running=candidate),
+        plain=replace(ENDING, max_running=plain),
         conditions=(closed(8),),
-        workloads=LONG,
+        workloads=(make_workload(num_prompts=num_prompts, max_tokens=120),),
         repeats=1,
     )
+
+
+def test_streams_that_wait_in_the_server(tmp_path: Path) -> None:
+    """Eight streams, places for two: three quarters of each request's time is the queue's."""
+    run = queueing(tmp_path, plain=2, candidate=2)
     assert graded(run) == {"server-queues": Severity.WARNING}
     found = findings(run)["server-queues"]
     assert "never wrote more than 2 of 8 answers at a time" in found.message
@@ -76,14 +81,7 @@ def test_streams_that_wait_in_the_server(tmp_path: Path) -> None:
 
 def test_a_shorter_queue_is_a_gain(tmp_path: Path) -> None:
     """Drafting shortens no first token, but the wait for a slot."""
-    run = run_of(
-        tmp_path / "run",
-        replace(QUICKER, max_running=2),
-        plain=replace(ENDING, max_running=2),
-        conditions=(closed(8),),
-        workloads=(make_workload(num_prompts=80, max_tokens=120),),
-        repeats=1,
-    )
+    run = queueing(tmp_path, plain=2, candidate=2, num_prompts=80)
     (found,) = conclude_run(run).decision.comparisons
     assert found.ttft is not None
     assert found.ttft.high < 0.8
@@ -93,14 +91,7 @@ def test_a_shorter_queue_is_a_gain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("plain", "candidate"), [(2, None), (None, 2), (4, 2)])
 def test_servers_that_queue_unlike_give_no_verdict(tmp_path: Path, plain: int | None, candidate: int | None) -> None:
     """What is measured is how many slots each of them has."""
-    run = run_of(
-        tmp_path / "run",
-        replace(QUICKER, max_running=candidate),
-        plain=replace(ENDING, max_running=plain),
-        conditions=(closed(8),),
-        workloads=LONG,
-        repeats=1,
-    )
+    run = queueing(tmp_path, plain=plain, candidate=candidate)
     (found,) = conclude_run(run).decision.comparisons
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.reason is not None

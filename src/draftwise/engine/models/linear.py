@@ -25,7 +25,7 @@ _INSTRUCTIONS, _WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"), "AVX51
 
 _KEPT, _MOST_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "256"
 """Kernels that oneDNN keeps, and torch too: one for each product and number of rows, of about 0.3 MB. Their own limits
-are 1,024, which a server takes an hour to reach."""
+are 1,024."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
